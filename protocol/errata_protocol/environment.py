@@ -1,0 +1,112 @@
+"""What an environment publishes about itself, and how it is saved and continued (PROTOCOL B4, E1, E2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+MAX_STATE_BYTES = 64 * 1024
+"""Upper bound of `Snapshot.state`; larger things belong in a sandbox layer and are named by a ref."""
+
+
+class Recovery(StrEnum):
+    """What can be done with a session after a crash of its server."""
+
+    SNAPSHOT = "snapshot"
+    """`restore` on a fresh instance continues at the last committed t."""
+    REEXECUTE = "reexecute"
+    """The journaled requests are run again; semantic digests must match."""
+    NONE = "none"
+    """The session ends in SESSION_LOST; its episodes stay readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRef:
+    """Names something durable outside the journal that a snapshot needs.
+
+    Args:
+        kind: ``"layer"`` (a frozen sandbox layer and its ancestors) or ``"base"`` (a read-only base tree).
+        id: The backend's name for it, URL-safe.
+        digest: Chained content digest, ``sha256:<hex>``, where the backend computes one; else empty.
+    """
+
+    kind: str
+    id: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All a recoverable environment needs to continue, as one journal row holds it.
+
+    Args:
+        state: Opaque to the server, at most `MAX_STATE_BYTES`.
+        refs: What must outlive the row; garbage collection reads these and never ``state``.
+
+    Raises:
+        ValueError: ``state`` is too large.
+    """
+
+    state: bytes
+    refs: tuple[SnapshotRef, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.state) > MAX_STATE_BYTES:
+            raise ValueError(
+                f"snapshot state is {len(self.state)} bytes, at most {MAX_STATE_BYTES}: "
+                "keep large content in files of the sandbox"
+            )
+
+
+@runtime_checkable
+class Recoverable(Protocol):
+    """An environment with ``snapshot``/``restore`` (PROTOCOL E1); the sync forms are taken too."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return the state after the last mutating call."""
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Continue from ``snapshot`` on a fresh instance, instead of reset."""
+        ...
+
+
+def default_agent_text(observation: Any) -> str:
+    """Return canonical JSON of an observation without ``metadata``: what an agent reads of a foreign environment.
+
+    Args:
+        observation: A Pydantic model or the decoded ``observation`` mapping of a payload.
+    """
+    data = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else dict(observation)
+    data.pop("metadata", None)
+    return json.dumps(data, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """What an environment package publishes under the entry point group ``errata.environments``.
+
+    Args:
+        name: Mount path, Task API name and the trainer's argument, e.g. ``terminal``.
+        factory: ``"module:attribute"`` of a callable that makes one instance; kept as text so that importing the
+            spec never imports server code.
+        action_cls: The Pydantic action class.
+        observation_cls: The Pydantic observation class.
+        agent_text: Pure function from an observation (model or decoded mapping) to what the agent reads. It never
+            shows a marker or a hint key.
+        agent_text_version: Changes whenever the text of any observation would.
+        tools: JSON-schema tool descriptions an agent may be given, by name.
+        state_cls: ``"module:attribute"`` of the state class, empty for OpenEnv's own.
+    """
+
+    name: str
+    factory: str
+    action_cls: type[Any]
+    observation_cls: type[Any]
+    agent_text: Callable[[Any], str] = default_agent_text
+    agent_text_version: str = "1"
+    tools: tuple[dict[str, Any], ...] = field(default=())
+    state_cls: str = ""

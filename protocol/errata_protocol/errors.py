@@ -1,0 +1,279 @@
+"""One exception tree and the wire codes.
+
+    ErrataError
+    ├── CallerError                 you misused the protocol or named something that is not there
+    │   ├── InvalidRequest          a frame or field that cannot be read          VALIDATION_ERROR
+    │   ├── UnknownEpisode          no such eid, or not yours                     UNKNOWN_EPISODE
+    │   ├── StateOutOfRange         the episode has no delivery t                 T_OUT_OF_RANGE
+    │   ├── StateNotReady           t lies beyond the last commit                 T_NOT_READY
+    │   ├── NoReset                 t=0 was never delivered                       NO_RESET
+    │   ├── SessionUnknown          no such session, or not yours                 SESSION_ERROR
+    │   ├── SessionLost             the session cannot be continued               SESSION_LOST
+    │   ├── Conflict                same id, other content                        CONFLICT
+    │   ├── NotSupported            the peer or environment cannot do this        NOT_SUPPORTED
+    │   └── Unauthorized            no or wrong credentials                       UNAUTHORIZED
+    └── ServiceError                the machine or the environment's code failed: never a reward
+        ├── EnvironmentFailed       reset/step raised                             EXECUTION_ERROR
+        ├── EnvironmentOutputInvalid what it returned has no JSON form            ENV_OUTPUT_INVALID
+        ├── SandboxUnavailable      a namespace, cgroup or tool is missing        SANDBOX_UNAVAILABLE
+        ├── SandboxFailed           the sandbox broke while in use                SANDBOX_FAILED
+        ├── JournalUnavailable      a commit cannot be made durable               JOURNAL_UNAVAILABLE
+        ├── CapacityReached         no room for another session                   CAPACITY_REACHED
+        ├── Overloaded              too much in flight                            OVERLOADED
+        └── StepTimeout             the step deadline passed (infrastructure)     TIMEOUT
+
+A failing *command* is none of these: it is an observation with a marker. Each class has a stable ``code``; `CODES`
+says of every code whose fault it is, whether a retry can help, whether it consumes a mux request id (PROTOCOL D5) and
+whether the session survives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+Fault = Literal["caller", "service"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """What a wire code means to the peer that receives it.
+
+    Args:
+        fault: Who has to change something: the caller, or the service and its machine.
+        retryable: The same request can succeed later without the caller changing it.
+        consumes_id: On mux the request id is used up and the error is the recorded reply (PROTOCOL D5).
+        session_survives: The session can take another request after this error.
+        http_status: Status on the HTTP doors.
+    """
+
+    fault: Fault
+    retryable: bool
+    consumes_id: bool
+    session_survives: bool
+    http_status: int
+
+
+CODES: dict[str, CodeInfo] = {
+    # upstream's, unchanged
+    "INVALID_JSON": CodeInfo("caller", False, False, True, 400),
+    "UNKNOWN_TYPE": CodeInfo("caller", False, False, True, 400),
+    "VALIDATION_ERROR": CodeInfo("caller", False, True, True, 422),
+    "EXECUTION_ERROR": CodeInfo("service", False, True, True, 500),
+    "CAPACITY_REACHED": CodeInfo("service", True, False, False, 503),
+    "FACTORY_ERROR": CodeInfo("service", False, False, False, 500),
+    "SESSION_ERROR": CodeInfo("caller", False, False, False, 404),
+    # ours
+    "UNKNOWN_EPISODE": CodeInfo("caller", False, True, True, 404),
+    "T_OUT_OF_RANGE": CodeInfo("caller", False, True, True, 404),
+    "T_NOT_READY": CodeInfo("caller", True, True, True, 409),
+    "NO_RESET": CodeInfo("caller", False, True, True, 404),
+    "CONFLICT": CodeInfo("caller", False, False, True, 409),
+    "OUT_OF_ORDER": CodeInfo("caller", True, False, True, 409),
+    "PRECONDITION_FAILED": CodeInfo("caller", False, True, True, 412),
+    "NOT_ATTACHED": CodeInfo("caller", False, False, True, 409),
+    "NOT_SUPPORTED": CodeInfo("caller", False, True, True, 501),
+    "UNAUTHORIZED": CodeInfo("caller", False, False, True, 401),
+    "FORBIDDEN": CodeInfo("caller", False, False, True, 403),
+    "FRAME_TOO_LARGE": CodeInfo("caller", False, False, True, 413),
+    "CANCELLED": CodeInfo("caller", False, True, True, 409),
+    "SESSION_LOST": CodeInfo("service", False, False, False, 410),
+    "SESSION_CLOSED": CodeInfo("caller", False, False, False, 410),
+    "SESSION_EXPIRED": CodeInfo("caller", False, False, False, 410),
+    "OVERLOADED": CodeInfo("service", True, False, True, 503),
+    "JOURNAL_UNAVAILABLE": CodeInfo("service", True, False, True, 503),
+    "SANDBOX_UNAVAILABLE": CodeInfo("service", False, True, True, 503),
+    "SANDBOX_FAILED": CodeInfo("service", True, True, True, 500),
+    "TIMEOUT": CodeInfo("service", False, True, True, 504),
+    "ENV_OUTPUT_INVALID": CodeInfo("service", False, True, True, 500),
+}
+
+
+class ErrataError(Exception):
+    """Root of every error Errata raises on purpose.
+
+    Args:
+        message: What happened, to what, and what to do next.
+        details: JSON-able fields for the wire, beside ``message`` and ``code``.
+    """
+
+    code: ClassVar[str] = "EXECUTION_ERROR"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    @property
+    def info(self) -> CodeInfo:
+        """The row of `CODES` for this error."""
+        return CODES[self.code]
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request can succeed later unchanged."""
+        return self.info.retryable
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the ``data`` of upstream's error frame: message, code and details."""
+        return {"message": self.message, "code": self.code, **self.details}
+
+
+class CallerError(ErrataError):
+    """The caller misused the protocol or named something that does not exist."""
+
+    code = "VALIDATION_ERROR"
+
+
+class ServiceError(ErrataError):
+    """The service, its machine or the environment's own code failed. Never an observation, never a reward."""
+
+    code = "EXECUTION_ERROR"
+
+
+class InvalidRequest(CallerError):
+    """A request that cannot be read or lacks a field."""
+
+    code = "VALIDATION_ERROR"
+
+
+class UnknownEpisode(CallerError):
+    """No such episode, or one that belongs to another principal (the two are told alike)."""
+
+    code = "UNKNOWN_EPISODE"
+
+    def __init__(self, eid: str) -> None:
+        super().__init__(f"no episode {eid!r} here: list them with GET /episodes or `errata episodes`", eid=eid)
+
+
+class StateOutOfRange(CallerError):
+    """The episode has no delivery t and cannot get one."""
+
+    code = "T_OUT_OF_RANGE"
+
+    def __init__(self, eid: str, t: int, deliveries: int) -> None:
+        last = deliveries - 1
+        super().__init__(
+            f"episode {eid} has deliveries 0..{last}, not t={t}: ask for t between 0 and {last}",
+            eid=eid,
+            t=t,
+            deliveries=deliveries,
+        )
+
+
+class StateNotReady(CallerError):
+    """t lies beyond the last committed delivery of a running episode."""
+
+    code = "T_NOT_READY"
+
+
+class NoReset(CallerError):
+    """The session or episode has no reset payload."""
+
+    code = "NO_RESET"
+
+
+class SessionUnknown(CallerError):
+    """No such session, or one that belongs to another principal."""
+
+    code = "SESSION_ERROR"
+
+
+class SessionLost(CallerError):
+    """The session cannot be continued; what was committed stays readable by its eid."""
+
+    code = "SESSION_LOST"
+
+
+class Conflict(CallerError):
+    """The same request id was used with other content."""
+
+    code = "CONFLICT"
+
+
+class NotSupported(CallerError):
+    """The peer or the environment cannot do what was asked."""
+
+    code = "NOT_SUPPORTED"
+
+
+class Unauthorized(CallerError):
+    """Credentials are missing or wrong."""
+
+    code = "UNAUTHORIZED"
+
+
+class EnvironmentFailed(ServiceError):
+    """The environment's reset, step or snapshot raised."""
+
+    code = "EXECUTION_ERROR"
+
+
+class EnvironmentOutputInvalid(ServiceError):
+    """What the environment returned has no JSON form."""
+
+    code = "ENV_OUTPUT_INVALID"
+
+
+class SandboxUnavailable(ServiceError):
+    """The machine lacks what the sandbox needs; the message names it and how to get it."""
+
+    code = "SANDBOX_UNAVAILABLE"
+
+
+class SandboxFailed(ServiceError):
+    """The sandbox broke while in use, by no fault of the command in it."""
+
+    code = "SANDBOX_FAILED"
+
+
+class JournalUnavailable(ServiceError):
+    """A commit cannot be made durable now; nothing was acknowledged."""
+
+    code = "JOURNAL_UNAVAILABLE"
+
+
+class CapacityReached(ServiceError):
+    """There is no room for another session."""
+
+    code = "CAPACITY_REACHED"
+
+
+class Overloaded(ServiceError):
+    """Too many requests are in flight."""
+
+    code = "OVERLOADED"
+
+
+class StepTimeout(ServiceError):
+    """The step deadline passed; a command's own timeout is an observation instead."""
+
+    code = "TIMEOUT"
+
+
+def _subclasses(cls: type[ErrataError]) -> list[type[ErrataError]]:
+    return [cls, *(s for c in cls.__subclasses__() for s in _subclasses(c))]
+
+
+def error_from_wire(data: dict[str, Any]) -> ErrataError:
+    """Build the exception for an error frame's ``data``.
+
+    Args:
+        data: ``{"message", "code", ...}`` as received. An unknown code becomes a `ServiceError` that keeps the text.
+
+    Returns:
+        An instance whose ``code`` equals the wire code where this version knows it.
+    """
+    code = str(data.get("code", ""))
+    details = {k: v for k, v in data.items() if k not in ("message", "code")}
+    message = str(data.get("message", "unknown error"))
+    by_code: dict[str, type[ErrataError]] = {}
+    for cls in _subclasses(ErrataError):
+        if "code" in vars(cls):
+            by_code[cls.code] = cls  # leaves come after their parents, so the most specific class wins
+    cls = by_code.get(code, ServiceError if CODES.get(code, CODES["EXECUTION_ERROR"]).fault == "service" else CallerError)
+    error = cls.__new__(cls)
+    ErrataError.__init__(error, message, **details)
+    if code and error.code != code:
+        error.__dict__["code"] = code
+    return error

@@ -1,0 +1,185 @@
+"""Error-site markers: what went wrong in a turn, where, and which hint template fits (PROTOCOL B).
+
+A detector returns a `Detection`; an environment's Observation mixes `ErrorMarkers` in and calls `with_detection`.
+The published names are mirrored in ``metadata`` so that clients that only know stock OpenEnv see them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Severity = Literal["error", "warning"]
+SiteSource = Literal["traceback", "message", "action"]
+
+
+class ErrorKind(StrEnum):
+    """The sixteen kinds, in order of precedence: when several fit one output, the first wins."""
+
+    TOOL_NOT_FOUND = "tool_not_found"
+    POLICY_VIOLATION = "policy_violation"
+    TIMEOUT = "timeout"
+    RESOURCE_LIMIT = "resource_limit"
+    PATCH_FAILED = "patch_failed"
+    SYNTAX_ERROR = "syntax_error"
+    IMPORT_ERROR = "import_error"
+    TEST_FAILURE = "test_failure"
+    BUILD_ERROR = "build_error"
+    COMMAND_NOT_FOUND = "command_not_found"
+    PERMISSION_DENIED = "permission_denied"
+    PATH_NOT_FOUND = "path_not_found"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    RUNTIME_ERROR = "runtime_error"
+    OUTPUT_TRUNCATED = "output_truncated"
+    NONZERO_EXIT = "nonzero_exit"
+
+
+HINT_TEMPLATE_KEYS: dict[ErrorKind, str] = {
+    ErrorKind.TOOL_NOT_FOUND: "tool.unknown",
+    ErrorKind.POLICY_VIOLATION: "policy.network",
+    ErrorKind.TIMEOUT: "exec.timeout",
+    ErrorKind.RESOURCE_LIMIT: "exec.limit",
+    ErrorKind.PATCH_FAILED: "edit.patch",
+    ErrorKind.SYNTAX_ERROR: "code.syntax",
+    ErrorKind.IMPORT_ERROR: "code.import",
+    ErrorKind.TEST_FAILURE: "test.failed",
+    ErrorKind.BUILD_ERROR: "build.failed",
+    ErrorKind.COMMAND_NOT_FOUND: "cmd.missing",
+    ErrorKind.PERMISSION_DENIED: "fs.permission",
+    ErrorKind.PATH_NOT_FOUND: "fs.missing",
+    ErrorKind.INVALID_ARGUMENTS: "args.invalid",
+    ErrorKind.RUNTIME_ERROR: "code.runtime",
+    ErrorKind.OUTPUT_TRUNCATED: "exec.truncated",
+    ErrorKind.NONZERO_EXIT: "exec.nonzero",
+}
+"""Which hint template fits a kind. Keys name templates of the trainer adapter; they carry no text themselves."""
+
+
+class ErrorSite(BaseModel):
+    """Where a turn failed. Every field is optional: a wrong site is worse than none (PROTOCOL B3).
+
+    Attributes:
+        t: Delivery index of the failing turn; None until the server stamps it.
+        action_field: Name of the action field that ``action_span`` counts in (``command``, ``path``, ``tool`` ...).
+        action_span: Half-open ``[start, end)`` in Unicode code points of that field.
+        file: Workspace-relative when inside the workspace, else as printed; ``<string>``/``<stdin>`` for inline code.
+        line: 1-based line in ``file``.
+        column: 1-based column in ``file``.
+        test_id: Id of the first failing test, as the runner prints it.
+        source: What the site was read from: a traceback, a message, or the action text alone.
+        message: The one line of output that fired the rule, at most 300 code points.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    t: int | None = Field(default=None, ge=0)
+    action_field: str | None = None
+    action_span: tuple[int, int] | None = None
+    file: str | None = None
+    line: int | None = Field(default=None, ge=1)
+    column: int | None = Field(default=None, ge=1)
+    test_id: str | None = None
+    source: SiteSource | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What a detector found in one turn.
+
+    Args:
+        error_kind: None when nothing is wrong.
+        severity: ``"error"``, or ``"warning"`` when the detector is unsure; warnings never carry a hint into a loss.
+        error_site: The first site, or None when no place is certain.
+        error_sites: All sites in order of appearance, the first one included.
+        hint_template_key: Key of the hint template that fits, None without a kind.
+    """
+
+    error_kind: ErrorKind | None = None
+    severity: Severity = "error"
+    error_site: ErrorSite | None = None
+    error_sites: tuple[ErrorSite, ...] = ()
+    hint_template_key: str | None = None
+
+    @classmethod
+    def of(cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity = "error", hint_template_key: str | None = None) -> Self:
+        """Build a detection with the kind's own hint key unless another is given."""
+        return cls(
+            error_kind=kind,
+            severity=severity,
+            error_site=sites[0] if sites else None,
+            error_sites=sites,
+            hint_template_key=hint_template_key or HINT_TEMPLATE_KEYS[kind],
+        )
+
+
+NOTHING_WRONG = Detection()
+"""The detection of a turn without an error."""
+
+_MIRRORED = ("error_kind", "hint_template_key", "error_site")
+
+
+class ErrorMarkers(BaseModel):
+    """Mixin that gives an OpenEnv ``Observation`` subclass the marker fields (PROTOCOL B1).
+
+    List it before ``Observation``: ``class MyObservation(ErrorMarkers, Observation)``.
+
+    Attributes:
+        error_kind: One of `ErrorKind`, or None.
+        hint_template_key: Hint template for the failing turn, or None.
+        error_site: First site, or None.
+        error_sites: All sites.
+        severity: ``"error"`` or ``"warning"``; meaningless while ``error_kind`` is None.
+    """
+
+    error_kind: str | None = None
+    hint_template_key: str | None = None
+    error_site: ErrorSite | None = None
+    error_sites: list[ErrorSite] = Field(default_factory=list)
+    severity: Severity = "error"
+
+    def with_detection(self, detection: Detection) -> Self:
+        """Return a copy that carries ``detection``, mirrored into ``metadata`` where the class has one."""
+        update: dict[str, Any] = {
+            "error_kind": detection.error_kind.value if detection.error_kind else None,
+            "hint_template_key": detection.hint_template_key,
+            "error_site": detection.error_site,
+            "error_sites": list(detection.error_sites),
+            "severity": detection.severity,
+        }
+        return self._mirrored(update)
+
+    def with_site_t(self, t: int) -> Self:
+        """Return a copy whose sites say they lie in turn ``t``; the server calls this before the payload is made."""
+        if self.error_kind is None:
+            return self
+
+        def stamp(site: ErrorSite) -> ErrorSite:
+            return site if site.t is not None else site.model_copy(update={"t": t})
+
+        return self._mirrored(
+            {
+                "error_kind": self.error_kind,
+                "hint_template_key": self.hint_template_key,
+                "error_site": stamp(self.error_site) if self.error_site else None,
+                "error_sites": [stamp(s) for s in self.error_sites],
+                "severity": self.severity,
+            }
+        )
+
+    def _mirrored(self, update: dict[str, Any]) -> Self:
+        metadata = getattr(self, "metadata", None)
+        if isinstance(metadata, dict):
+            mirror = {k: v for k, v in metadata.items() if k not in _MIRRORED}
+            if update["error_kind"] is not None:
+                site = update["error_site"]
+                mirror |= {
+                    "error_kind": update["error_kind"],
+                    "hint_template_key": update["hint_template_key"],
+                    "error_site": site.model_dump(mode="json") if site else None,
+                }
+            update = {**update, "metadata": mirror}
+        return self.model_copy(update=update)
