@@ -89,8 +89,11 @@ CODES: dict[str, CodeInfo] = {
 }
 
 
-class ErrataError(Exception):
+class ErrataError(RuntimeError):
     """Root of every error Errata raises on purpose.
+
+    A `RuntimeError`, because that is what OpenEnv's own client raises for an error frame: code that catches it keeps
+    working when the client is exchanged for ours.
 
     Args:
         message: What happened, to what, and what to do next.
