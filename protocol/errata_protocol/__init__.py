@@ -1,0 +1,52 @@
+"""Errata's wire protocol: pure values and functions, no I/O.
+
+Importing or using this package opens no socket or file, reads no clock, starts no thread and draws no random number.
+"""
+
+from .capabilities import Capabilities, ServerLimits, SessionPosition
+from .environment import (
+    EnvironmentSpec,
+    Recoverable,
+    Recovery,
+    Snapshot,
+    SnapshotRef,
+    default_agent_text,
+)
+from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wire
+from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
+from .payload import canonical, digest, encode_payload, semantic_digest, splice
+from .replay import EpisodeDetail, EpisodePage, EpisodeSummary, ForkReply, ForkRequest, StateAt, TurnRecord
+
+__all__ = [
+    "CODES",
+    "HINT_TEMPLATE_KEYS",
+    "CallerError",
+    "Capabilities",
+    "Detection",
+    "EnvironmentSpec",
+    "EpisodeDetail",
+    "EpisodePage",
+    "EpisodeSummary",
+    "ErrataError",
+    "ErrorKind",
+    "ErrorMarkers",
+    "ErrorSite",
+    "ForkReply",
+    "ForkRequest",
+    "Recoverable",
+    "Recovery",
+    "ServerLimits",
+    "ServiceError",
+    "SessionPosition",
+    "Snapshot",
+    "SnapshotRef",
+    "StateAt",
+    "TurnRecord",
+    "canonical",
+    "default_agent_text",
+    "digest",
+    "encode_payload",
+    "error_from_wire",
+    "semantic_digest",
+    "splice",
+]

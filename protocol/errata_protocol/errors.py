@@ -274,7 +274,9 @@ def error_from_wire(data: dict[str, Any]) -> ErrataError:
     for cls in _subclasses(ErrataError):
         if "code" in vars(cls):
             by_code[cls.code] = cls  # leaves come after their parents, so the most specific class wins
-    cls = by_code.get(code, ServiceError if CODES.get(code, CODES["EXECUTION_ERROR"]).fault == "service" else CallerError)
+    cls = by_code.get(
+        code, ServiceError if CODES.get(code, CODES["EXECUTION_ERROR"]).fault == "service" else CallerError
+    )
     error = cls.__new__(cls)
     ErrataError.__init__(error, message, **details)
     if code and error.code != code:

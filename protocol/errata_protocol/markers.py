@@ -105,7 +105,9 @@ class Detection:
     hint_template_key: str | None = None
 
     @classmethod
-    def of(cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity = "error", hint_template_key: str | None = None) -> Self:
+    def of(
+        cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity = "error", hint_template_key: str | None = None
+    ) -> Self:
         """Build a detection with the kind's own hint key unless another is given."""
         return cls(
             error_kind=kind,

@@ -1,0 +1,78 @@
+"""What a server can do beyond stock OpenEnv, and how a client finds out (PROTOCOL A1, G).
+
+A client sends ``{"type": "capabilities"}``. Errata answers with `Capabilities`; a vanilla server answers UNKNOWN_TYPE
+and keeps the session, and the client falls back to its own history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .environment import Recovery
+
+PROTOCOL_NAME = "openenv.mux.v1"
+PROBE: dict[str, Any] = {"type": "capabilities"}
+
+
+class ServerLimits(BaseModel):
+    """Bounds the server holds its peers to.
+
+    Attributes:
+        max_frame: Largest accepted frame, bytes.
+        max_payload: Largest payload an environment may deliver, bytes.
+        max_elements: Elements of one mux frame.
+        in_flight_socket: Requests in flight on one mux socket.
+        in_flight_session: Requests in flight of one mux session.
+        detach_ttl_s: How long a detached session is kept ready before it is hibernated.
+    """
+
+    max_frame: int = 16 * 1024**2
+    max_payload: int = 16 * 1024**2
+    max_elements: int = 256
+    in_flight_socket: int = 1024
+    in_flight_session: int = 16
+    detach_ttl_s: float = 600.0
+
+
+class SessionPosition(BaseModel):
+    """Where the asking session stands; only on a socket, never in ``GET /capabilities``.
+
+    Attributes:
+        session_id: Address of this session for ``?session_id=`` once it was given out.
+        eid: Current episode, None before the first reset.
+        t: Last committed delivery, None before the first reset.
+    """
+
+    session_id: str | None = None
+    eid: str | None = None
+    t: int | None = None
+
+
+class Capabilities(BaseModel):
+    """``data`` of the capabilities reply.
+
+    Attributes:
+        protocol: Name of the mux subprotocol.
+        environment: Name of the environment behind this door.
+        extensions: Extension name to version; an absent name is not offered.
+        recovery: What becomes of a session when the server crashes.
+        agent_text_version: Version of the environment's ``agent_text``.
+        limits: Bounds.
+        session: Position of the asking session.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    protocol: str = PROTOCOL_NAME
+    environment: str
+    extensions: dict[str, int] = Field(default_factory=dict)
+    recovery: Recovery = Recovery.NONE
+    agent_text_version: str | None = None
+    limits: ServerLimits = Field(default_factory=ServerLimits)
+    session: SessionPosition | None = None
+
+    def offers(self, extension: str, version: int = 1) -> bool:
+        """Return whether the peer offers ``extension`` in at least ``version``."""
+        return self.extensions.get(extension, 0) >= version

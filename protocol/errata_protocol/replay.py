@@ -1,0 +1,128 @@
+"""Shapes of state(t), fork and the episode lists (PROTOCOL A2, A5, G)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["reset", "step", "mcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """The exact bytes the agent saw at one delivery.
+
+    Args:
+        eid: Episode key minted by the server; the client's own key where the server has none.
+        t: Delivery index: 0 is reset's, k the k-th after it.
+        kind: What was delivered.
+        payload: P_t, the UTF-8 bytes of the ``data`` value as first sent.
+        digest: ``sha256:<hex>`` of ``payload``.
+        source: ``"server"`` when read from its journal, ``"history"`` when this client recorded it itself.
+    """
+
+    eid: str
+    t: int
+    kind: Kind
+    payload: bytes
+    digest: str
+    source: Literal["server", "history"] = "server"
+
+
+class StateAtRequest(BaseModel):
+    """``data`` of a state(t) request on ``/ws``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    t: int = Field(ge=0)
+    eid: str | None = Field(default=None, min_length=1, max_length=128)
+
+
+class ForkRequest(BaseModel):
+    """Body of ``POST /episodes/{eid}/fork``. The same ``request_id`` always names the same child."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    t: int = Field(ge=0)
+    request_id: str = Field(min_length=1, max_length=255)
+
+
+class Origin(BaseModel):
+    """Where a forked episode comes from."""
+
+    eid: str
+    t: int
+
+
+class ForkReply(BaseModel):
+    """Answer to a fork: a given-out session that stands at the parent's t as its own t=0."""
+
+    session_id: str
+    eid: str
+    t: int = 0
+    origin: Origin
+
+
+class TurnRecord(BaseModel):
+    """One delivery in an episode's listing; its payload is fetched by state(t)."""
+
+    t: int
+    kind: Kind
+    reward: float | None = None
+    done: bool = False
+    error_kind: str | None = None
+    hint_template_key: str | None = None
+    digest: str
+    semantic_digest: str | None = None
+
+
+class EpisodeSummary(BaseModel):
+    """One episode in ``GET /episodes``.
+
+    Attributes:
+        eid: Key minted by the server.
+        episode_id: The client's own alias, may repeat or be None.
+        environment: Name of the environment.
+        session: sha256 of the session id, first 12 hex digits: ids themselves are capabilities.
+        created: Seconds since the epoch.
+        done: The last delivery ended the episode.
+        deliveries: Number of deliveries; t runs from 0 to deliveries - 1.
+        reward: Sum of the finite rewards.
+        error_kinds: Marked turns by kind.
+        origin: Parent and t of a fork.
+    """
+
+    eid: str
+    episode_id: str | None = None
+    environment: str
+    session: str
+    created: float
+    done: bool = False
+    deliveries: int = 0
+    reward: float = 0.0
+    error_kinds: dict[str, int] = Field(default_factory=dict)
+    origin: Origin | None = None
+
+
+class EpisodeDetail(EpisodeSummary):
+    """``GET /episodes/{eid}``: the summary and its turns."""
+
+    turns: list[TurnRecord] = Field(default_factory=list)
+    agent_text_version: str | None = None
+
+
+class EpisodePage(BaseModel):
+    """``GET /episodes``; ``next`` is the cursor of the following page, None on the last."""
+
+    episodes: list[EpisodeSummary]
+    next: str | None = None
+
+
+def observation_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the observation mapping of a decoded payload, with ``reward`` and ``done`` folded back in."""
+    observation = dict(payload.get("observation") or {})
+    observation.setdefault("reward", payload.get("reward"))
+    observation.setdefault("done", payload.get("done", False))
+    return observation
