@@ -1,0 +1,245 @@
+"""The journal seam: what is kept of every session, and when it counts as kept.
+
+A *commit* is a group of records that becomes durable together or not at all; a reply leaves the server only after its
+commit did. `Journal.commit` hands the group to the store and waits. A store that cannot write (disk full, I/O error)
+keeps the group and tries again: the caller stays suspended, `failing` says why, nothing is run twice (PROTOCOL E4).
+
+No primitive here is bound to one event loop: a commit is answered on the loop it was asked from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.replay import Kind
+
+SessionStatus = Literal["open", "closed", "lost"]
+RecordKind = Literal["reset", "step", "mcp", "fork"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as the journal knows it.
+
+    Args:
+        sid: Session id.
+        environment: Environment name.
+        recovery: Recovery class told to the client.
+        seed: Drawn by the server when the session was opened.
+        created: Seconds since the epoch.
+        given_out: Its id was told to a client, so it outlives its socket (PROTOCOL A3).
+        principal: Hash of the token that opened it, None with auth off.
+        status: ``open`` until closed by its owner or lost.
+        fork_of: eid of the parent for a fork, else None.
+        fork_request: ``request_id`` of the fork request, else None.
+    """
+
+    sid: str
+    environment: str
+    recovery: str
+    seed: int
+    created: float
+    given_out: bool = False
+    principal: str | None = None
+    status: SessionStatus = "open"
+    fork_of: str | None = None
+    fork_request: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """An episode: reset to done.
+
+    Args:
+        eid: Key minted by the server.
+        sid: Session it ran in.
+        environment: Environment name.
+        created: Seconds since the epoch.
+        episode_id: Upstream's alias, chosen by the client.
+        principal: Owner, as in `SessionRow`.
+        origin_eid: Parent episode of a fork.
+        origin_t: Parent delivery of a fork.
+        agent_text_version: Version of the environment's ``agent_text`` when it was delivered.
+    """
+
+    eid: str
+    sid: str
+    environment: str
+    created: float
+    episode_id: str | None = None
+    principal: str | None = None
+    origin_eid: str | None = None
+    origin_t: int | None = None
+    agent_text_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """One mutating request and its outcome; the unit of exactly-once.
+
+    Args:
+        eid: Episode.
+        t: Delivery index; None for a recorded error, which has no payload either.
+        sid: Session.
+        id: Request id on mux, None on plain sockets.
+        kind: reset, step, mcp; ``fork`` marks the t=0 that was copied from a parent.
+        request: Request bytes as received.
+        request_sha: sha256 of ``request``, 32 bytes.
+        status: ``ok`` or the wire code of a recorded error.
+        payload: P_t, or the error's ``data`` as JSON.
+        digest: sha256 of ``payload``, 32 bytes.
+        semantic_digest: 32 bytes, None where there is none.
+        state: `errata_protocol.environment.Snapshot.state` after the delivery, None when not recoverable.
+        refs: `errata_protocol.environment.Snapshot.refs`; garbage collection reads only these.
+        created: Seconds since the epoch.
+        reward: Finite reward, else None.
+        done: The delivery ended the episode.
+        error_kind: Marker, if any, so that listings never parse payloads.
+        hint_template_key: Likewise.
+    """
+
+    eid: str
+    t: int | None
+    sid: str
+    id: int | None
+    kind: RecordKind
+    request: bytes
+    request_sha: bytes
+    status: str
+    payload: bytes
+    digest: bytes
+    semantic_digest: bytes | None
+    state: bytes | None
+    refs: tuple[SnapshotRef, ...]
+    created: float
+    reward: float | None = None
+    done: bool = False
+    error_kind: str | None = None
+    hint_template_key: str | None = None
+
+    @property
+    def wire_kind(self) -> Kind:
+        """The kind a client sees: a fork's first delivery is its reset."""
+        return "reset" if self.kind == "fork" else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """A later change to a session row; None leaves a column as it is."""
+
+    sid: str
+    status: SessionStatus | None = None
+    given_out: bool | None = None
+
+
+Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """A delivery without its payload, request and state: what listings need."""
+
+    t: int
+    kind: RecordKind
+    digest: bytes
+    semantic_digest: bytes | None
+    reward: float | None
+    done: bool
+    error_kind: str | None
+    hint_template_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStats:
+    """An episode with what its deliveries add up to."""
+
+    row: EpisodeRow
+    deliveries: int
+    reward: float
+    done: bool
+    error_kinds: dict[str, int]
+
+
+class Journal(ABC):
+    """Durable deliveries. Reads see everything committed; they may block on disk and belong on a worker thread."""
+
+    durable: bool
+    """A commit survives the death of the process."""
+
+    @property
+    @abstractmethod
+    def failing(self) -> str | None:
+        """Why commits cannot be made durable right now; None while all is well."""
+
+    @abstractmethod
+    async def commit(self, *records: Record) -> None:
+        """Make ``records`` durable together, in order, and return. Waits as long as the store cannot write.
+
+        Raises:
+            errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
+                and id); nothing of the group was written.
+            errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
+        """
+
+    @abstractmethod
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        """Return the delivery with its payload, or None."""
+
+    @abstractmethod
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        """Return the newest delivery of a session that has a t, or None before its first reset."""
+
+    @abstractmethod
+    def episode(self, eid: str) -> EpisodeRow | None:
+        """Return an episode, or None."""
+
+    @abstractmethod
+    def turns(self, eid: str) -> list[TurnRow]:
+        """Return all deliveries of an episode in order of t, without payloads."""
+
+    @abstractmethod
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        principal: str | None = None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        """Return episodes, newest first, and the cursor of the next page or None.
+
+        Args:
+            limit: At most this many.
+            before: Cursor of an earlier answer.
+            environment: Only of this environment.
+            error_kind: Only with at least one turn marked so.
+            principal: Only of this owner; None means no filter.
+        """
+
+    @abstractmethod
+    def session(self, sid: str) -> SessionRow | None:
+        """Return a session, or None."""
+
+    @abstractmethod
+    def open_sessions(self) -> list[SessionRow]:
+        """Return all sessions with status ``open``."""
+
+    @abstractmethod
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        """Return the session that an earlier fork request made, or None."""
+
+    @abstractmethod
+    def refs(self) -> set[SnapshotRef]:
+        """Return every ref that a committed row names."""
+
+    @abstractmethod
+    def delete_episode(self, eid: str) -> int:
+        """Delete an episode and its deliveries; return how many deliveries went. Durable on return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is pending, stop threads, release files. Idempotent."""

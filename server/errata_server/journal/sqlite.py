@@ -1,0 +1,365 @@
+"""The durable journal: SQLite in WAL mode, ``synchronous=FULL``, group commit (PROTOCOL E1).
+
+apsw rather than the standard library's module: it brings one SQLite version to every machine, reports which failure
+happened (disk full or constraint), and its VFS lets tests take away what was written after the last sync.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import Conflict, ErrataError, JournalUnavailable
+
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    Journal,
+    Record,
+    SessionChange,
+    SessionRow,
+    TurnRow,
+)
+from .writer import GroupWriter, StoreFailed
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE sessions(
+  sid TEXT PRIMARY KEY, environment TEXT NOT NULL, recovery TEXT NOT NULL, seed INTEGER NOT NULL, created REAL NOT NULL,
+  given_out INTEGER NOT NULL, principal TEXT, status TEXT NOT NULL, fork_of TEXT, fork_request TEXT
+) WITHOUT ROWID;
+CREATE INDEX sessions_open ON sessions(status) WHERE status = 'open';
+CREATE UNIQUE INDEX sessions_fork ON sessions(fork_of, fork_request) WHERE fork_request IS NOT NULL;
+
+CREATE TABLE episodes(
+  n INTEGER PRIMARY KEY, eid TEXT NOT NULL UNIQUE, sid TEXT NOT NULL, environment TEXT NOT NULL, created REAL NOT NULL,
+  episode_id TEXT, principal TEXT, origin_eid TEXT, origin_t INTEGER, agent_text_version TEXT
+);
+CREATE INDEX episodes_sid ON episodes(sid);
+
+CREATE TABLE deliveries(
+  n INTEGER PRIMARY KEY, eid TEXT NOT NULL, t INTEGER, sid TEXT NOT NULL, id INTEGER, kind TEXT NOT NULL,
+  request BLOB NOT NULL, request_sha BLOB NOT NULL, status TEXT NOT NULL, payload BLOB NOT NULL, digest BLOB NOT NULL,
+  semantic_digest BLOB, state BLOB, refs TEXT, created REAL NOT NULL, reward REAL, done INTEGER NOT NULL,
+  error_kind TEXT, hint_template_key TEXT
+);
+CREATE UNIQUE INDEX deliveries_t ON deliveries(eid, t) WHERE t IS NOT NULL;
+CREATE UNIQUE INDEX deliveries_id ON deliveries(sid, id) WHERE id IS NOT NULL;
+CREATE INDEX deliveries_sid ON deliveries(sid, n) WHERE t IS NOT NULL;
+"""
+
+_SESSION = "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request"
+_EPISODE = "eid, sid, environment, created, episode_id, principal, origin_eid, origin_t, agent_text_version"
+_DELIVERY = (
+    "eid, t, sid, id, kind, request, request_sha, status, payload, digest, semantic_digest, state, refs, created, "
+    "reward, done, error_kind, hint_template_key"
+)
+
+FULL = 2
+"""``PRAGMA synchronous`` value under which a commit is on disk when it returns."""
+NORMAL = 1
+"""Value without that promise: a process crash loses nothing, a power loss may lose the last commits."""
+
+
+def _placeholders(columns: str) -> str:
+    return ", ".join("?" for _ in columns.split(","))
+
+
+_INSERT_SESSION = f"INSERT INTO sessions({_SESSION}) VALUES ({_placeholders(_SESSION)})"
+_INSERT_EPISODE = f"INSERT INTO episodes({_EPISODE}) VALUES ({_placeholders(_EPISODE)})"
+_INSERT_DELIVERY = f"INSERT INTO deliveries({_DELIVERY}) VALUES ({_placeholders(_DELIVERY)})"
+
+_RETRYABLE = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.NoMemError,
+)
+
+
+class SqliteJournal(Journal):
+    """Journal in one SQLite file.
+
+    Args:
+        path: Database file; its directory must exist.
+        fsync: False trades the promise of E3 under power loss for speed; a process crash still loses nothing.
+        vfs: Name of a registered apsw VFS, for tests with a fake disk.
+
+    Raises:
+        JournalUnavailable: The file cannot be opened or belongs to another schema version.
+    """
+
+    durable = True
+
+    def __init__(self, path: Path, *, fsync: bool = True, vfs: str | None = None) -> None:
+        self._path = path
+        self._vfs = vfs
+        self._local = threading.local()
+        self._readers: list[apsw.Connection] = []
+        self._readers_lock = threading.Lock()
+        self._closed = False
+        try:
+            self._db = self._connect()
+            self._db.execute("PRAGMA journal_mode=WAL").fetchall()
+            self._db.execute(f"PRAGMA synchronous={FULL if fsync else NORMAL}").fetchall()
+            self._migrate()
+        except apsw.Error as error:
+            raise JournalUnavailable(
+                f"cannot open the journal {path}: {error}; check the directory's permissions and free space, "
+                "or give another --data-dir"
+            ) from error
+        self._write_lock = threading.Lock()
+        self._checkpoint_wanted = threading.Event()
+        self._db.set_wal_hook(self._on_wal)
+        self._checkpointer = threading.Thread(target=self._checkpoint, name="errata-checkpoint", daemon=True)
+        self._checkpointer.start()
+        self._writer = GroupWriter(self._write, "errata-journal")
+
+    @property
+    def failing(self) -> str | None:
+        return self._writer.failing
+
+    async def commit(self, *records: Record) -> None:
+        await self._writer.commit(records)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def _write(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
+        with self._write_lock:
+            try:
+                return self._write_together(groups)
+            except apsw.ConstraintError:
+                return [self._write_alone(group) for group in groups]
+
+    def _write_together(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
+        try:
+            with self._transaction():
+                for group in groups:
+                    self._insert(group)
+        except _RETRYABLE as error:
+            raise StoreFailed(f"{self._path}: {error}") from error
+        return [None] * len(groups)
+
+    def _write_alone(self, group: Sequence[Record]) -> ErrataError | None:
+        try:
+            self._write_together([group])
+        except apsw.ConstraintError as error:
+            return Conflict(f"the journal already holds another record under this key: {error}")
+        return None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _insert(self, records: Sequence[Record]) -> None:
+        for record in records:
+            match record:
+                case DeliveryRow() as d:
+                    refs = json.dumps([[r.kind, r.id, r.digest] for r in d.refs]) if d.refs else None
+                    values: tuple[Any, ...] = (
+                        d.eid, d.t, d.sid, d.id, d.kind, d.request, d.request_sha, d.status, d.payload, d.digest,
+                        d.semantic_digest, d.state, refs, d.created, d.reward, d.done, d.error_kind, d.hint_template_key,
+                    )  # fmt: skip
+                    self._db.execute(_INSERT_DELIVERY, values)
+                case EpisodeRow() as e:
+                    values = (
+                        e.eid, e.sid, e.environment, e.created, e.episode_id, e.principal, e.origin_eid, e.origin_t,
+                        e.agent_text_version,
+                    )  # fmt: skip
+                    self._db.execute(_INSERT_EPISODE, values)
+                case SessionRow() as s:
+                    values = (
+                        s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status,
+                        s.fork_of, s.fork_request,
+                    )  # fmt: skip
+                    self._db.execute(_INSERT_SESSION, values)
+                case SessionChange() as c:
+                    self._db.execute(
+                        "UPDATE sessions SET status = coalesce(?, status), given_out = coalesce(?, given_out) WHERE sid = ?",
+                        (c.status, c.given_out, c.sid),
+                    )
+
+    def delete_episode(self, eid: str) -> int:
+        with self._write_lock:
+            try:
+                with self._transaction():
+                    self._db.execute("DELETE FROM deliveries WHERE eid = ?", (eid,))
+                    deleted = self._db.changes()
+                    self._db.execute("DELETE FROM episodes WHERE eid = ?", (eid,))
+            except _RETRYABLE as error:
+                raise JournalUnavailable(f"cannot delete from the journal {self._path}: {error}") from error
+        return deleted
+
+    # -- checkpoints: off the writer, because copying the WAL back can take longer than many commits --------------
+
+    def _on_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        if pages >= 1000:
+            self._checkpoint_wanted.set()
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        db = self._connect()
+        while True:
+            self._checkpoint_wanted.wait()
+            self._checkpoint_wanted.clear()
+            if self._closed:
+                break
+            try:
+                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            except _RETRYABLE:  # a full disk: the WAL stays as it is and the next commit asks again
+                continue
+        db.close()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> apsw.Connection:
+        db = apsw.Connection(str(self._path), vfs=self._vfs)
+        db.set_busy_timeout(5000)
+        db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+        return db
+
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        db: apsw.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            with self._readers_lock:
+                if self._closed:
+                    raise JournalUnavailable("the journal is closed: the server is shutting down")
+                db = self._connect()
+                self._local.db = db
+                self._readers.append(db)
+        try:
+            return db.execute(sql, values).fetchall()
+        except apsw.Error as error:
+            raise JournalUnavailable(f"cannot read the journal {self._path}: {error}") from error
+
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        return _delivery(self._rows(f"SELECT {_DELIVERY} FROM deliveries WHERE eid = ? AND t = ?", (eid, t)))
+
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        sql = f"SELECT {_DELIVERY} FROM deliveries WHERE sid = ? AND t IS NOT NULL ORDER BY n DESC LIMIT 1"
+        return _delivery(self._rows(sql, (sid,)))
+
+    def episode(self, eid: str) -> EpisodeRow | None:
+        rows = self._rows(f"SELECT {_EPISODE} FROM episodes WHERE eid = ?", (eid,))
+        return EpisodeRow(*rows[0]) if rows else None
+
+    def turns(self, eid: str) -> list[TurnRow]:
+        sql = (
+            "SELECT t, kind, digest, semantic_digest, reward, done, error_kind, hint_template_key "
+            "FROM deliveries WHERE eid = ? AND t IS NOT NULL ORDER BY t"
+        )
+        return [TurnRow(t, k, d, sd, r, bool(done), ek, h) for t, k, d, sd, r, done, ek, h in self._rows(sql, (eid,))]
+
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        principal: str | None = None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        wheres, values = ["1"], []
+        for clause, value in (
+            ("e.n < ?", before),
+            ("e.environment = ?", environment),
+            ("e.principal IS ?", principal),
+            ("EXISTS (SELECT 1 FROM deliveries d WHERE d.eid = e.eid AND d.error_kind = ?)", error_kind),
+        ):
+            if value is not None:
+                wheres.append(clause)
+                values.append(value)
+        columns = ", ".join(f"e.{c.strip()}" for c in _EPISODE.split(","))
+        sql = f"SELECT e.n, {columns} FROM episodes e WHERE {' AND '.join(wheres)} ORDER BY e.n DESC LIMIT ?"
+        rows = self._rows(sql, (*values, limit + 1))
+        stats = [self._stats(EpisodeRow(*row[1:])) for row in rows[:limit]]
+        return stats, rows[limit - 1][0] if len(rows) > limit else None
+
+    def _stats(self, row: EpisodeRow) -> EpisodeStats:
+        sql = "SELECT count(*), coalesce(sum(reward), 0.0), max(done) FROM deliveries WHERE eid = ? AND t IS NOT NULL"
+        count, reward, done = self._rows(sql, (row.eid,))[0]
+        sql = (
+            "SELECT error_kind, count(*) FROM deliveries WHERE eid = ? AND error_kind IS NOT NULL GROUP BY 1 ORDER BY 1"
+        )
+        return EpisodeStats(row, count, reward, bool(done), dict(self._rows(sql, (row.eid,))))
+
+    def session(self, sid: str) -> SessionRow | None:
+        return _session(self._rows(f"SELECT {_SESSION} FROM sessions WHERE sid = ?", (sid,)))
+
+    def open_sessions(self) -> list[SessionRow]:
+        rows = self._rows(f"SELECT {_SESSION} FROM sessions WHERE status = 'open' ORDER BY created")
+        return [s for row in rows if (s := _session([row]))]
+
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        sql = f"SELECT {_SESSION} FROM sessions WHERE fork_of = ? AND fork_request = ?"
+        return _session(self._rows(sql, (eid, request_id)))
+
+    def refs(self) -> set[SnapshotRef]:
+        rows = self._rows("SELECT DISTINCT refs FROM deliveries WHERE refs IS NOT NULL")
+        return {SnapshotRef(*ref) for (refs,) in rows for ref in json.loads(refs)}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._writer.close()
+        self._closed = True
+        self._checkpoint_wanted.set()
+        self._checkpointer.join()
+        with self._readers_lock:
+            for db in self._readers:
+                db.close()
+        self._db.close()
+
+    def _migrate(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchall()[0][0]
+        if version == SCHEMA_VERSION:
+            return
+        if version != 0:
+            raise JournalUnavailable(
+                f"the journal {self._path} has schema version {version}, this Errata writes {SCHEMA_VERSION}: "
+                "use the Errata version that made it, or another --data-dir"
+            )
+        with self._transaction():
+            self._db.execute(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _delivery(rows: list[tuple[Any, ...]]) -> DeliveryRow | None:
+    if not rows:
+        return None
+    *head, refs, created, reward, done, error_kind, hint = rows[0]
+    return DeliveryRow(
+        *head,
+        tuple(SnapshotRef(*ref) for ref in json.loads(refs)) if refs else (),
+        created,
+        reward,
+        bool(done),
+        error_kind,
+        hint,
+    )
+
+
+def _session(rows: list[tuple[Any, ...]]) -> SessionRow | None:
+    if not rows:
+        return None
+    sid, environment, recovery, seed, created, given_out, *rest = rows[0]
+    return SessionRow(sid, environment, recovery, seed, created, bool(given_out), *rest)
