@@ -209,5 +209,5 @@ def test_a_journal_of_another_version_is_refused_with_the_next_step(tmp_path: Pa
     db = apsw.Connection(str(tmp_path / "j.db"))
     db.execute("PRAGMA user_version=99")
     db.close()
-    with pytest.raises(JournalUnavailable, match="schema version 99.*data-dir"):
+    with pytest.raises(JournalUnavailable, match=r"schema version 99.*data-dir"):
         SqliteJournal(tmp_path / "j.db")

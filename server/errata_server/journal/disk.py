@@ -30,6 +30,10 @@ class ForgetfulDisk(apsw.VFS):
     def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> _File:  # noqa: N802 - SQLite's names
         return _File(self, name, flags)
 
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
+        super().xDelete(filename, syncdir)
+        self.images.pop(Path(filename), None)  # durable, because SqliteJournal syncs the directory after set-up
+
     def power_loss(self, directory: Path) -> None:
         """Write every file as of its last sync into ``directory``; a file never synced is not there."""
         for path, image in self.images.items():

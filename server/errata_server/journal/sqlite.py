@@ -7,6 +7,7 @@ happened (disk full or constraint), and its VFS lets tests take away what was wr
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ _INSERT_SESSION = f"INSERT INTO sessions({_SESSION}) VALUES ({_placeholders(_SES
 _INSERT_EPISODE = f"INSERT INTO episodes({_EPISODE}) VALUES ({_placeholders(_EPISODE)})"
 _INSERT_DELIVERY = f"INSERT INTO deliveries({_DELIVERY}) VALUES ({_placeholders(_DELIVERY)})"
 
+_CHANGE_SESSION = "UPDATE sessions SET status = coalesce(?, status), given_out = coalesce(?, given_out) WHERE sid = ?"
+
 _RETRYABLE = (
     apsw.FullError,
     apsw.IOError,
@@ -115,6 +118,7 @@ class SqliteJournal(Journal):
             self._db.execute("PRAGMA journal_mode=WAL").fetchall()
             self._db.execute(f"PRAGMA synchronous={FULL if fsync else NORMAL}").fetchall()
             self._migrate()
+            _sync_directory(path.parent)
         except apsw.Error as error:
             raise JournalUnavailable(
                 f"cannot open the journal {path}: {error}; check the directory's permissions and free space, "
@@ -177,7 +181,8 @@ class SqliteJournal(Journal):
                     refs = json.dumps([[r.kind, r.id, r.digest] for r in d.refs]) if d.refs else None
                     values: tuple[Any, ...] = (
                         d.eid, d.t, d.sid, d.id, d.kind, d.request, d.request_sha, d.status, d.payload, d.digest,
-                        d.semantic_digest, d.state, refs, d.created, d.reward, d.done, d.error_kind, d.hint_template_key,
+                        d.semantic_digest, d.state, refs, d.created, d.reward, d.done, d.error_kind,
+                        d.hint_template_key,
                     )  # fmt: skip
                     self._db.execute(_INSERT_DELIVERY, values)
                 case EpisodeRow() as e:
@@ -193,10 +198,7 @@ class SqliteJournal(Journal):
                     )  # fmt: skip
                     self._db.execute(_INSERT_SESSION, values)
                 case SessionChange() as c:
-                    self._db.execute(
-                        "UPDATE sessions SET status = coalesce(?, status), given_out = coalesce(?, given_out) WHERE sid = ?",
-                        (c.status, c.given_out, c.sid),
-                    )
+                    self._db.execute(_CHANGE_SESSION, (c.status, c.given_out, c.sid))
 
     def delete_episode(self, eid: str) -> int:
         with self._write_lock:
@@ -341,6 +343,15 @@ class SqliteJournal(Journal):
         with self._transaction():
             self._db.execute(_SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the new files' names durable, and the end of the rollback journal that preceded WAL mode."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _delivery(rows: list[tuple[Any, ...]]) -> DeliveryRow | None:
