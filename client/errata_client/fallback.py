@@ -1,0 +1,112 @@
+"""What one client received, byte for byte: the history that answers state(t) where the server cannot (PROTOCOL A2)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from errata_protocol.errors import InvalidRequest, NoReset, StateOutOfRange, UnknownEpisode
+from errata_protocol.replay import StateAt
+
+from .frames import FrameInvalid
+
+KEPT_EPISODES = 8
+"""Episodes a client keeps the bytes of, the running one included; the oldest goes first."""
+
+
+class DeliveryLog:
+    """The deliveries of the running episode and of a few before it, and where the session stands.
+
+    Pure: no clock, no socket; episode keys are arguments.
+
+    Args:
+        kept_episodes: Bound on memory: how many episodes are kept.
+    """
+
+    def __init__(self, kept_episodes: int = KEPT_EPISODES) -> None:
+        self._kept_episodes = kept_episodes
+        self._episodes: OrderedDict[str, dict[int, StateAt]] = OrderedDict()
+        self._eid: str | None = None
+        self._t: int | None = None
+
+    @property
+    def eid(self) -> str | None:
+        """The running episode, None before the first delivery."""
+        return self._eid
+
+    @property
+    def t(self) -> int | None:
+        """The last delivery of the running episode that is known of, its bytes kept or not."""
+        return self._t
+
+    def note(self, state: StateAt) -> None:
+        """Keep a delivery and move to it.
+
+        Raises:
+            FrameInvalid: Its t does not come after the last one's, or a reset's is not 0.
+        """
+        if state.kind == "reset" and state.t != 0:
+            raise FrameInvalid(f"the server delivered a reset as t={state.t} of episode {state.eid}, not as t=0")
+        if state.eid == self._eid and self._t is not None and state.t <= self._t:
+            raise FrameInvalid(f"the server delivered t={state.t} of episode {state.eid} after t={self._t}")
+        self.move(state.eid, state.t)
+        self._episodes[state.eid][state.t] = state
+
+    def move(self, eid: str, t: int) -> None:
+        """Say where the session stands, e.g. after deliveries this client did not get."""
+        if eid != self._eid:
+            self._eid = eid
+            self._episodes.setdefault(eid, {})
+            self._episodes.move_to_end(eid)
+            while len(self._episodes) > self._kept_episodes:
+                self._episodes.popitem(last=False)
+        self._t = t
+
+    def leave(self) -> None:
+        """Say that no episode is running; what was received stays."""
+        self._eid = self._t = None
+
+    def seed(self, states: list[StateAt]) -> None:
+        """Keep deliveries of another episode, a fork's parent, without moving there."""
+        for state in states:
+            self._episodes.setdefault(state.eid, {})[state.t] = state
+
+    def get(self, eid: str, t: int) -> StateAt | None:
+        """Return a kept delivery, or None."""
+        return self._episodes.get(eid, {}).get(t)
+
+    def kept(self, eid: str) -> list[StateAt]:
+        """Return what is kept of an episode, in order of t; empty for an episode that is not known."""
+        return [state for _, state in sorted(self._episodes.get(eid, {}).items())]
+
+    def is_complete(self, eid: str) -> bool:
+        """Return whether every delivery of the running episode ``eid`` is kept, its reset first."""
+        kept = self._episodes.get(eid, {})
+        return eid == self._eid and self._t is not None and all(t in kept for t in range(self._t + 1))
+
+    def lookup(self, t: int, eid: str | None = None) -> StateAt:
+        """Answer state(t) as a server would.
+
+        Args:
+            t: Delivery index.
+            eid: Episode; None is the running one.
+
+        Raises:
+            InvalidRequest: ``t`` is not an integer.
+            NoReset: No episode is running, or it began with a tool call and t=0 has no payload.
+            UnknownEpisode: The episode was not received by this client, or is no longer kept.
+            StateOutOfRange: The episode has no delivery ``t``.
+        """
+        if type(t) is not int:
+            raise InvalidRequest(f"t is {t!r}: give the index of a delivery, 0 for the reset's")
+        if eid is None:
+            if self._eid is None:
+                raise NoReset("no episode is running here: call reset() first, or name an eid")
+            eid = self._eid
+        if eid not in self._episodes:
+            raise UnknownEpisode(eid)
+        kept = self._episodes[eid]
+        if t in kept:
+            return kept[t]
+        if t == 0 and kept:
+            raise NoReset(f"episode {eid} began with a tool call: it has no reset payload, ask for t >= 1")
+        raise StateOutOfRange(eid, t, max(kept, default=-1) + 1)

@@ -1,0 +1,201 @@
+"""Frames of a plain ``/ws`` as they arrive: decoded once, with the exact bytes of their ``data`` value kept.
+
+The digest of a delivery is over the bytes the server sent (PROTOCOL C1). Encoding the decoded value again would give
+other bytes (spacing, escapes, ``1.0`` against ``1``), so the value is cut out of the frame where it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from errata_protocol.errors import CODES, ErrataError, ServiceError, error_from_wire
+from errata_protocol.payload import digest
+from errata_protocol.replay import Kind, StateAt
+
+_WHITESPACE = " \t\n\r"
+_decoder = json.JSONDecoder()
+
+
+class FrameInvalid(ServiceError):
+    """The server sent something that is no answer to what was asked: never an observation."""
+
+
+class DigestMismatch(FrameInvalid):
+    """The bytes of a payload are not those its digest was made from.
+
+    Args:
+        eid: Episode of the payload.
+        t: Delivery index.
+        announced: The digest that came with it.
+        computed: The digest of the bytes that came.
+    """
+
+    def __init__(self, eid: str, t: int, announced: str, computed: str) -> None:
+        super().__init__(
+            f"payload t={t} of episode {eid} came with digest {announced} but its bytes give {computed}: "
+            f"it changed on the way; fetch it again with state_at({t})",
+            eid=eid,
+            t=t,
+            announced=announced,
+            computed=computed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What an Errata server writes beside ``type`` and ``data`` once it was asked for its capabilities.
+
+    Args:
+        eid: Episode key.
+        t: Delivery index.
+        digest: ``sha256:<hex>`` of the payload bytes.
+    """
+
+    eid: str
+    t: int
+    digest: str
+
+    def verify(self, payload: bytes) -> None:
+        """Raise `DigestMismatch` unless ``payload`` has this digest."""
+        computed = digest(payload)
+        if computed != self.digest:
+            raise DigestMismatch(self.eid, self.t, self.digest, computed)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of a server.
+
+    Args:
+        type: ``observation``, ``state``, ``state_at``, ``mcp``, ``capabilities``, ``error``.
+        data: Its decoded ``data``.
+        raw: The bytes of ``data`` exactly as they stand in the frame.
+        stamp: Position and digest, None when the frame carries neither.
+        kind: ``kind`` of a ``state_at`` reply.
+    """
+
+    type: str
+    data: Any
+    raw: bytes
+    stamp: Stamp | None = None
+    kind: Kind | None = None
+
+
+def parse_frame(message: bytes | str) -> Frame:
+    """Decode a frame and cut out the bytes of its ``data``.
+
+    Args:
+        message: The whole message; UTF-8 if bytes.
+
+    Raises:
+        FrameInvalid: It is not one JSON object in UTF-8 with a text ``type``, names a key twice, has no ``data``, or
+            carries a part of a stamp but not all of it.
+    """
+    try:
+        text = message.decode("utf-8") if isinstance(message, bytes) else message
+        values, (start, end) = _members(text)
+        raw = text[start:end].encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise FrameInvalid(f"the server sent a frame that cannot be read ({error}): {_excerpt(message)}") from error
+    if not isinstance(values.get("type"), str):
+        raise FrameInvalid(f"the server sent a frame without a type: {_excerpt(message)}")
+    return Frame(values["type"], values["data"], raw, _stamp(values), as_kind(values.get("kind")))
+
+
+def wire_error(data: Any) -> ErrataError:
+    """Build the exception for an error frame, with OpenEnv's own text as ``str()``.
+
+    Upstream's client raises ``RuntimeError("Server error: <message> (code: <code>)")`` and programs search that text,
+    so it stays; ``.message``, ``.code`` and ``.details`` hold the parts.
+
+    Args:
+        data: ``data`` of the error frame, or the body of an HTTP error.
+    """
+    fields: dict[str, Any] = data if isinstance(data, dict) else {"message": f"Unknown error: {data!r}"}
+    error = error_from_wire(fields)
+    error.args = (f"Server error: {error.message} (code: {fields.get('code', 'UNKNOWN')})",)
+    return error
+
+
+def replayed(frame: Frame, t: int, eid: str | None) -> StateAt:
+    """Verify a ``state_at`` reply and return what it holds.
+
+    Args:
+        frame: The reply.
+        t: What was asked for.
+        eid: The episode that was asked for; None takes whichever the server's session is in.
+
+    Raises:
+        FrameInvalid: It is not that delivery, or its bytes do not have its digest.
+    """
+    stamp = frame.stamp
+    if stamp is None or frame.kind is None:
+        raise FrameInvalid(f"the server answered state_at({t}) without eid, t, digest or a known kind")
+    if stamp.t != t or (eid is not None and stamp.eid != eid):
+        raise FrameInvalid(f"the server answered state_at({t}) with t={stamp.t} of episode {stamp.eid}")
+    stamp.verify(frame.raw)
+    return StateAt(stamp.eid, stamp.t, frame.kind, frame.raw, stamp.digest, "server")
+
+
+def as_kind(value: Any) -> Kind | None:
+    """Return a delivery kind of this version, None for anything else."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return next((kind for kind in kinds if kind == value), None)
+
+
+def is_known_code(data: Any) -> bool:
+    """Return whether ``data`` is an error body of OpenEnv or Errata, not one of some proxy in between."""
+    return isinstance(data, dict) and data.get("code") in CODES
+
+
+def _members(text: str) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Decode the top-level object and find where its ``data`` value starts and ends."""
+    values: dict[str, Any] = {}
+    span: tuple[int, int] | None = None
+    at = _expect(text, _skip(text, 0), "{")
+    while True:
+        key, at = _decoder.raw_decode(text, _skip(text, at))
+        if not isinstance(key, str) or key in values:
+            raise ValueError(f"key {key!r} is " + ("repeated" if isinstance(key, str) else "no string"))
+        start = _skip(text, _expect(text, _skip(text, at), ":"))
+        values[key], at = _decoder.raw_decode(text, start)
+        if key == "data":
+            span = (start, at)
+        at = _skip(text, at)
+        if text[at : at + 1] == ",":
+            at += 1
+            continue
+        at = _skip(text, _expect(text, at, "}"))
+        if at != len(text):
+            raise ValueError(f"something follows the object at character {at}")
+        if span is None:
+            raise ValueError("it has no data")
+        return values, span
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at : at + 1] in _WHITESPACE and at < len(text):
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, token: str) -> int:
+    if text[at : at + 1] != token:
+        raise ValueError(f"expected {token!r} at character {at}")
+    return at + 1
+
+
+def _stamp(values: dict[str, Any]) -> Stamp | None:
+    eid, t, announced = values.get("eid"), values.get("t"), values.get("digest")
+    if eid is None and t is None and announced is None:
+        return None
+    if not isinstance(eid, str) or not isinstance(announced, str) or type(t) is not int or t < 0:
+        raise FrameInvalid(f"the server sent an incomplete stamp: eid={eid!r}, t={t!r}, digest={announced!r}")
+    return Stamp(eid, t, announced)
+
+
+def _excerpt(message: bytes | str, length: int = 80) -> str:
+    head = message[:length]
+    return repr(head) + ("..." if len(message) > length else "")

@@ -1,0 +1,172 @@
+"""The HTTP routes beside ``/ws``: given-out sessions, forks and the episodes of the journal (PROTOCOL A5, G)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from errata_protocol.errors import CapacityReached, ErrataError, NotSupported, ServiceError, SessionUnknown
+from errata_protocol.replay import EpisodeDetail, ForkReply, StateAt
+
+from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_SCHEMES = {"ws": "http", "wss": "https"}
+
+
+def http_base(ws_url: str) -> str:
+    """Return the base of the HTTP routes beside a ``.../ws`` URL."""
+    parts = urlsplit(ws_url)
+    path = parts.path.removesuffix("/ws")
+    return urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, path, "", ""))
+
+
+class HttpDoor:
+    """Requests to one server, over connections kept per event loop.
+
+    Args:
+        ws_url: The server's ``.../ws`` URL.
+        headers: Sent with every request, as on the socket.
+        timeout_s: Deadline of one request.
+        trust_env: Use the proxies of the environment variables; off for loopback, as the socket has it.
+    """
+
+    def __init__(self, ws_url: str, *, headers: Mapping[str, str] | None, timeout_s: float, trust_env: bool) -> None:
+        self.ws_url = ws_url
+        self._base = http_base(ws_url)
+        self._headers = dict(headers or {})
+        self._timeout_s = timeout_s
+        self._trust_env = trust_env
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def create_session(self) -> str:
+        """Create a session that outlives its socket and return its id.
+
+        Raises:
+            CapacityReached: The server has no room.
+            NotSupported: The server has no ``POST /mcp``.
+            ConnectionError: The server cannot be reached.
+        """
+        reply = await self._rpc("openenv/session/create", {})
+        session_id = reply.get("session_id")
+        if not isinstance(session_id, str) or not session_id:
+            raise FrameInvalid(f"openenv/session/create answered no session_id: {reply!r}")
+        return session_id
+
+    async def close_session(self, session_id: str) -> None:
+        """End a given-out session. A session that is already gone is fine."""
+        try:
+            await self._rpc("openenv/session/close", {"session_id": session_id})
+        except SessionUnknown:
+            pass
+
+    async def fork(self, eid: str, t: int, request_id: str) -> ForkReply:
+        """Fork an episode at t, once however often it has to be asked.
+
+        The request is sent a second time when the connection breaks: the same ``request_id`` names the same child.
+        """
+        path, body = f"/episodes/{quote(eid, safe='')}/fork", {"t": t, "request_id": request_id}
+        try:
+            response = await self._send("POST", path, body)
+        except ConnectionError:
+            response = await self._send("POST", path, body)
+        return _model(ForkReply, response)
+
+    async def episode(self, eid: str) -> EpisodeDetail:
+        """Return an episode and the list of its turns."""
+        return _model(EpisodeDetail, await self._send("GET", f"/episodes/{quote(eid, safe='')}"))
+
+    async def state_at(self, eid: str, t: int) -> StateAt:
+        """Return P_t as the whole body of a reply, verified against its ETag."""
+        response = await self._send("GET", f"/episodes/{quote(eid, safe='')}/states/{t}")
+        announced = response.headers.get("etag", "").removeprefix("W/").strip('"')
+        kind = as_kind(response.headers.get("x-errata-kind"))
+        if kind is None:
+            raise FrameInvalid(f"state t={t} of episode {eid} came without a known X-Errata-Kind")
+        Stamp(eid, t, announced).verify(response.content)
+        return StateAt(eid, t, kind, response.content, announced, "server")
+
+    async def aclose(self) -> None:
+        """Close idle connections. Idempotent; a later request opens new ones."""
+        client, loop = self._client, self._loop
+        self._client = self._loop = None
+        if client is not None and loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    async def _rpc(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        reply = _json(await self._send("POST", "/mcp", body))
+        if not isinstance(reply, dict):
+            raise FrameInvalid(f"{method} answered no JSON-RPC object: {reply!r}")
+        if (error := reply.get("error")) is not None:
+            raise _rpc_error(method, error)
+        result = reply.get("result")
+        return result if isinstance(result, dict) else {}
+
+    async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        client = self._client_here()
+        try:
+            response = await client.request(method, self._base + path, json=body)
+        except httpx.TimeoutException as error:
+            raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error
+        except httpx.TransportError as error:
+            raise ConnectionError(f"{method} {self._base}{path} failed: {error}") from error
+        if response.is_success:
+            return response
+        raise _http_error(method, path, response)
+
+    def _client_here(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            # Connections belong to the loop that opened them; those of another loop are left to it.
+            self._client = httpx.AsyncClient(
+                headers=self._headers, timeout=self._timeout_s, trust_env=self._trust_env, follow_redirects=True
+            )
+            self._loop = loop
+        return self._client
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except (ValueError, RecursionError) as error:
+        raise FrameInvalid(f"{response.request.url.path} answered no JSON: {response.text[:80]!r}") from error
+
+
+def _model(cls: type[ModelT], response: httpx.Response) -> ModelT:
+    try:
+        return cls.model_validate(_json(response))
+    except ValidationError as error:
+        raise FrameInvalid(f"{response.request.url.path} answered no {cls.__name__}: {error}") from error
+
+
+def _http_error(method: str, path: str, response: httpx.Response) -> ErrataError:
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        body = None
+    if is_known_code(body):
+        return wire_error(body)
+    if response.status_code in (404, 405):
+        return NotSupported(f"{method} {path}: this server has no such route ({response.status_code})")
+    return ServiceError(f"{method} {path} answered {response.status_code}: {response.text[:200]!r}")
+
+
+def _rpc_error(method: str, error: Any) -> ErrataError:
+    fields = error if isinstance(error, dict) else {}
+    message = str(fields.get("message", error))
+    data = fields.get("data")
+    if isinstance(data, dict) and is_known_code(data):
+        return wire_error({"message": message, **data})
+    if isinstance(data, dict) and "max_sessions" in data:  # upstream gives the numbers and no code
+        return wire_error({"message": message, "code": CapacityReached.code, **data})
+    if "session" in message.lower() and "unknown" in message.lower():
+        return SessionUnknown(f"{method}: {message}")
+    return ServiceError(f"{method}: {message}")

@@ -1,0 +1,179 @@
+"""One plain ``/ws`` socket with one request in flight, under OpenEnv's `EnvClient`.
+
+`EnvClient` opens and closes the socket; this class replaces how a request is sent and its reply taken, because the
+exact bytes of a reply are needed, and because several callers (threads of a sync client, tasks) may ask at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from openenv.core.env_client import EnvClient
+from pydantic import ValidationError
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
+
+from errata_protocol.capabilities import PROBE, Capabilities
+from errata_protocol.errors import InvalidRequest
+from errata_protocol.replay import Kind
+
+from .frames import Frame, FrameInvalid, parse_frame, wire_error
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+
+_REPLY_TYPES = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
+
+
+def delivery_kind(message: dict[str, Any]) -> Kind | None:
+    """Return what a request will deliver if it succeeds, None for a read."""
+    match message:
+        case {"type": "reset"}:
+            return "reset"
+        case {"type": "step"}:
+            return "step"
+        case {"type": "mcp", "data": {"method": "tools/call"}}:
+            return "mcp"
+        case _:
+            return None
+
+
+def reply_type(message: dict[str, Any]) -> str:
+    """Return the type of the frame that answers a request; with a t in it, a state request asks for a replay."""
+    return "state_at" if message["type"] == "state" and "data" in message else _REPLY_TYPES[message["type"]]
+
+
+class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
+    """An `EnvClient` that asks for capabilities first and pairs each request with the frame that answers it.
+
+    Its constructor is `EnvClient`'s.
+    """
+
+    # Upstream's, untyped there.
+    _ws: Any
+    _ws_loop: asyncio.AbstractEventLoop | None
+    _ws_url: str | None
+    _sync_client: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._session_id: str | None = None
+        self._capabilities: Capabilities | None = None
+        self._probed = False
+        self._connecting = False
+        self._lock: asyncio.Lock | None = None
+        self._lock_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a socket of the running event loop is open."""
+        return self._ws is not None and self._ws.state is State.OPEN and self._ws_loop is asyncio.get_running_loop()
+
+    def turn(self) -> asyncio.Lock:
+        """Return the lock whose holder may use the socket. Its waiters are served in order."""
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock_loop is not loop:
+            self._lock, self._lock_loop = asyncio.Lock(), loop
+        return self._lock
+
+    async def open_socket(self) -> None:
+        """Open the socket, to the given-out session if there is one, and learn what the server can do.
+
+        Raises:
+            ConnectionError: The server cannot be reached or closed the socket at once.
+            ErrataError: The server refused, e.g. CAPACITY_REACHED or an unknown session.
+        """
+        plain_url = self._ws_url
+        self._connecting = True  # upstream calls close() when it cannot connect: that must not end the session
+        try:
+            if self._session_id is not None:
+                self._ws_url = f"{plain_url}?session_id={quote(self._session_id, safe='')}"
+            await super()._connect_async()
+        finally:
+            self._connecting = False
+            if self._ws_url is not None:  # a provider that was stopped took its address with it
+                self._ws_url = plain_url
+        try:
+            self._capabilities = await self._probe()
+        except ConnectionClosed as error:
+            self.drop_socket()
+            raise ConnectionError(f"Failed to connect to {plain_url}: closed before any answer: {error}") from error
+        except BaseException:
+            self.drop_socket()
+            raise
+        self._probed = True
+
+    async def _probe(self) -> Capabilities | None:
+        frame = await self.exchange(self.encode(PROBE))
+        if frame.type == "capabilities":
+            try:
+                return Capabilities.model_validate(frame.data)
+            except ValidationError as error:
+                raise FrameInvalid(f"the server answered capabilities this client cannot read: {error}") from error
+        if frame.type != "error":
+            raise FrameInvalid(f"the server answered the capabilities request with {frame.type!r}")
+        refusal = wire_error(frame.data)
+        if refusal.code == "UNKNOWN_TYPE":
+            return None
+        raise refusal
+
+    @staticmethod
+    def encode(message: dict[str, Any]) -> str:
+        """Return the text of a message.
+
+        Raises:
+            InvalidRequest: Something in it has no JSON form.
+        """
+        try:
+            return json.dumps(message)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the {message['type']} request has no JSON form: {error}") from error
+
+    async def exchange(self, text: str) -> Frame:
+        """Send a message on the open socket and return the frame that answers it.
+
+        A wait that ends early (deadline or cancellation) drops the socket, as upstream does: the reply may still come
+        and would be taken for the next request's.
+
+        Raises:
+            TimeoutError: No reply within ``message_timeout_s``, sending included.
+            ConnectionClosed: The socket was lost; whether the server acted on the message is unknown.
+            FrameInvalid: What came is not a frame.
+        """
+        ws = self._ws
+        try:
+            async with asyncio.timeout(self._message_timeout):
+                try:
+                    await ws.send(text)
+                except ConnectionClosed:
+                    pass  # a refused session is an error frame and a close: the frame may still be there to read
+                raw = await ws.recv(decode=False)
+            return parse_frame(raw)
+        except (TimeoutError, asyncio.CancelledError, FrameInvalid):
+            self.drop_socket()
+            raise
+
+    def expect(self, frame: Frame, expected: str) -> Frame:
+        """Return ``frame`` if it has the type that answers the request.
+
+        Raises:
+            ErrataError: It is an error frame.
+            FrameInvalid: It answers something else; the socket is dropped, since every later reply would be off too.
+        """
+        if frame.type == "error":
+            raise wire_error(frame.data)
+        if frame.type != expected:
+            self.drop_socket()
+            raise FrameInvalid(f"the server answered with {frame.type!r} where {expected!r} was due: socket dropped")
+        return frame
+
+    def drop_socket(self) -> None:
+        """Forget the socket and close it in the background, without a farewell. Never blocks."""
+        ws, same_loop = self._ws, self._ws is not None and self._ws_loop is asyncio.get_running_loop()
+        self._ws = self._ws_loop = None
+        if same_loop:
+            self._schedule_socket_close(ws)
