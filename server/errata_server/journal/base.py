@@ -197,6 +197,10 @@ class Journal(ABC):
         """Return an episode, or None."""
 
     @abstractmethod
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        """Return the oldest episode of a session, or None."""
+
+    @abstractmethod
     def turns(self, eid: str) -> list[TurnRow]:
         """Return all deliveries of an episode in order of t, without payloads."""
 

@@ -109,6 +109,9 @@ class MemoryJournal(Journal):
     def episode(self, eid: str) -> EpisodeRow | None:
         return self._episodes[eid][1] if eid in self._episodes else None
 
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        return next((row for _, row in self._episodes.values() if row.sid == sid), None)
+
     def turns(self, eid: str) -> list[TurnRow]:
         return [
             TurnRow(t, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind, d.hint_template_key)

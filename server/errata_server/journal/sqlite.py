@@ -264,6 +264,10 @@ class SqliteJournal(Journal):
         rows = self._rows(f"SELECT {_EPISODE} FROM episodes WHERE eid = ?", (eid,))
         return EpisodeRow(*rows[0]) if rows else None
 
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        rows = self._rows(f"SELECT {_EPISODE} FROM episodes WHERE sid = ? ORDER BY n LIMIT 1", (sid,))
+        return EpisodeRow(*rows[0]) if rows else None
+
     def turns(self, eid: str) -> list[TurnRow]:
         sql = (
             "SELECT t, kind, digest, semantic_digest, reward, done, error_kind, hint_template_key "

@@ -1,0 +1,156 @@
+"""From an observation to the bytes that are sent and the row that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from openenv.core.env_server.serialization import serialize_observation
+from openenv.core.env_server.types import Observation
+
+from errata_protocol.environment import Snapshot
+from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
+from errata_protocol.markers import ErrorMarkers
+from errata_protocol.payload import DIGEST_PREFIX, encode_payload, semantic_digest
+
+from .journal.base import DeliveryRow, RecordKind
+
+log = logging.getLogger("errata.delivery")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What is known of a mutating request before it ran."""
+
+    eid: str
+    t: int
+    sid: str
+    id: int | None
+    kind: RecordKind
+    request: bytes
+    created: float
+
+
+def observation_row(admitted: Admitted, observation: Observation, snapshot: Snapshot | None) -> DeliveryRow:
+    """Build the row of a delivered observation; its payload is P_t.
+
+    Raises:
+        EnvironmentOutputInvalid: The observation has no JSON form.
+    """
+    if isinstance(observation, ErrorMarkers):
+        observation = observation.with_site_t(admitted.t)  # type: ignore[assignment]
+    try:
+        payload = encode_payload(serialize_observation(observation))
+    except ValueError as error:
+        raise EnvironmentOutputInvalid(str(error)) from error
+    reward = observation.reward
+    finite = float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None
+    if reward is not None and finite is None:
+        log.warning("reward %r of a %s has no JSON form and is sent as null", reward, admitted.kind)
+    marker = observation.metadata.get("error_kind") if isinstance(observation.metadata, dict) else None
+    hint = observation.metadata.get("hint_template_key") if isinstance(observation.metadata, dict) else None
+    return _row(
+        admitted,
+        payload,
+        semantic_digest(payload, getattr(type(observation), "VOLATILE_FIELDS", ())),
+        snapshot,
+        reward=finite,
+        done=bool(observation.done),
+        error_kind=marker if isinstance(marker, str) else None,
+        hint_template_key=hint if isinstance(hint, str) else None,
+    )
+
+
+def mcp_row(admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None) -> DeliveryRow:
+    """Build the row of a tools/call; its payload is the JSON-RPC response."""
+    try:
+        payload = encode_payload(response)
+    except ValueError as error:
+        raise EnvironmentOutputInvalid(str(error)) from error
+    return _row(admitted, payload, semantic_digest(payload), snapshot)
+
+
+def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
+    """Build the row of a recorded error: no t, no payload of an episode (DESIGN section 3)."""
+    payload = encode_payload(error.to_wire())
+    return DeliveryRow(
+        eid=admitted.eid,
+        t=None,
+        sid=admitted.sid,
+        id=admitted.id,
+        kind=admitted.kind,
+        request=admitted.request,
+        request_sha=hashlib.sha256(admitted.request).digest(),
+        status=error.code,
+        payload=payload,
+        digest=hashlib.sha256(payload).digest(),
+        semantic_digest=None,
+        state=None,
+        refs=(),
+        created=admitted.created,
+    )
+
+
+def forked_row(parent: DeliveryRow, admitted: Admitted) -> DeliveryRow:
+    """Build a child's t=0: the parent's bytes, digests and snapshot under the child's own key."""
+    return DeliveryRow(
+        eid=admitted.eid,
+        t=admitted.t,
+        sid=admitted.sid,
+        id=admitted.id,
+        kind="fork",
+        request=admitted.request,
+        request_sha=hashlib.sha256(admitted.request).digest(),
+        status="ok",
+        payload=parent.payload,
+        digest=parent.digest,
+        semantic_digest=parent.semantic_digest,
+        state=parent.state,
+        refs=parent.refs,
+        created=admitted.created,
+        reward=None,
+        done=parent.done,
+        error_kind=parent.error_kind,
+        hint_template_key=parent.hint_template_key,
+    )
+
+
+def wire_digest(raw: bytes) -> str:
+    """Return the journal's 32 digest bytes as they stand on the wire."""
+    return DIGEST_PREFIX + raw.hex()
+
+
+def _row(
+    admitted: Admitted,
+    payload: bytes,
+    semantic: str | None,
+    snapshot: Snapshot | None,
+    *,
+    reward: float | None = None,
+    done: bool = False,
+    error_kind: str | None = None,
+    hint_template_key: str | None = None,
+) -> DeliveryRow:
+    return DeliveryRow(
+        eid=admitted.eid,
+        t=admitted.t,
+        sid=admitted.sid,
+        id=admitted.id,
+        kind=admitted.kind,
+        request=admitted.request,
+        request_sha=hashlib.sha256(admitted.request).digest(),
+        status="ok",
+        payload=payload,
+        digest=hashlib.sha256(payload).digest(),
+        semantic_digest=bytes.fromhex(semantic.removeprefix(DIGEST_PREFIX)) if semantic else None,
+        state=snapshot.state if snapshot else None,
+        refs=snapshot.refs if snapshot else (),
+        created=admitted.created,
+        reward=reward,
+        done=done,
+        error_kind=error_kind,
+        hint_template_key=hint_template_key,
+    )

@@ -1,0 +1,203 @@
+"""state(t), episode lists and fork: reads of the journal, and the one write that makes a child (PROTOCOL A2, A5, G)."""
+
+from __future__ import annotations
+
+from errata_protocol.errors import Conflict, NoReset, NotSupported, StateOutOfRange, UnknownEpisode
+from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, ForkReply, ForkRequest, Origin, TurnRecord
+
+from .delivery import Admitted, forked_row, wire_digest
+from .ids import name_of
+from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
+from .runtime import Runtime
+from .sessions import Session
+
+
+class Replay:
+    """Reads what was delivered; never touches a live environment.
+
+    Args:
+        runtime: Journal, ids and clock.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def state_at(self, session: Session, t: int, eid: str | None, principal: str | None) -> DeliveryRow:
+        """Return the delivery t of an episode of the asking principal, by default the session's current one.
+
+        Raises:
+            NoReset: The session has no episode yet, or the episode began without a reset.
+            UnknownEpisode: No such episode, or somebody else's.
+            StateOutOfRange: The episode has no delivery t.
+        """
+        if eid is None:
+            if session.eid is None:
+                raise NoReset("this session has delivered nothing yet: reset it first")
+            eid = session.eid
+        return await self.delivery(eid, t, principal)
+
+    async def delivery(self, eid: str, t: int, principal: str | None) -> DeliveryRow:
+        """Return delivery t of episode ``eid``; see `state_at`."""
+        await self._episode(eid, principal)
+        row = await self._runtime.read(self._runtime.journal.delivery, eid, t)
+        if row is not None:
+            return row
+        turns = await self._runtime.read(self._runtime.journal.turns, eid)
+        if t == 0 and turns:
+            raise NoReset(f"episode {eid} began with a tools/call and has no reset payload: ask for t >= 1", eid=eid)
+        raise StateOutOfRange(eid, t, turns[-1].t + 1 if turns else 0)
+
+    async def page(
+        self,
+        *,
+        limit: int,
+        cursor: str | None,
+        environment: str | None,
+        error_kind: str | None,
+        principal: str | None,
+    ) -> EpisodePage:
+        """Return one page of episodes, newest first."""
+        before = int(cursor) if cursor is not None else None
+        found, following = await self._runtime.read(
+            self._runtime.journal.episodes,
+            limit=limit,
+            before=before,
+            environment=environment,
+            error_kind=error_kind,
+            principal=principal,
+        )
+        return EpisodePage(
+            episodes=[EpisodeSummary(**_summary(s)) for s in found], next=str(following) if following is not None else None
+        )
+
+    async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
+        """Return an episode and its turns.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+        """
+        row = await self._episode(eid, principal)
+        turns = await self._runtime.read(self._runtime.journal.turns, eid)
+        kinds: dict[str, int] = {}
+        for turn in turns:
+            if turn.error_kind is not None:
+                kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
+        stats = EpisodeStats(
+            row, len(turns), sum(t.reward or 0.0 for t in turns), any(t.done for t in turns), dict(sorted(kinds.items()))
+        )
+        return EpisodeDetail(
+            **_summary(stats), turns=[_turn(t) for t in turns], agent_text_version=row.agent_text_version
+        )
+
+    async def fork(self, eid: str, request: ForkRequest, principal: str | None) -> ForkReply:
+        """Make a child session that stands where episode ``eid`` stood at ``request.t``.
+
+        One commit, nothing else: no environment is made before the child's first request. Idempotent by request_id.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+            StateOutOfRange: The episode has no delivery t.
+            NotSupported: The environment takes no snapshots.
+            Conflict: The request_id was used with another t.
+        """
+        journal = self._runtime.journal
+        parent = await self.delivery(eid, request.t, principal)
+        earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
+        if earlier is not None:
+            return await self._same_child(earlier, eid, request)
+        if parent.state is None:
+            raise NotSupported(
+                f"episode {eid} cannot be forked: its environment has no snapshot()/restore(); "
+                "its observations can still be read by state(t)"
+            )
+        episode = await self._episode(eid, principal)
+        now = self._runtime.clock.time()
+        parent_session = await self._runtime.read(journal.session, parent.sid)
+        session = SessionRow(
+            sid=self._runtime.ids.session(),
+            environment=episode.environment,
+            recovery="snapshot",
+            seed=parent_session.seed if parent_session is not None else self._runtime.ids.seed(),
+            created=now,
+            given_out=True,
+            principal=principal,
+            fork_of=eid,
+            fork_request=request.request_id,
+        )
+        child = EpisodeRow(
+            eid=self._runtime.ids.episode(),
+            sid=session.sid,
+            environment=episode.environment,
+            created=now,
+            episode_id=None,
+            principal=principal,
+            origin_eid=eid,
+            origin_t=request.t,
+            agent_text_version=episode.agent_text_version,
+        )
+        admitted = Admitted(child.eid, 0, session.sid, None, "fork", request.model_dump_json().encode(), now)
+        await self._runtime.wait_for_journal()
+        try:
+            await journal.commit(session, child, forked_row(parent, admitted))
+        except Conflict:
+            earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
+            if earlier is None:
+                raise
+            return await self._same_child(earlier, eid, request)
+        return ForkReply(session_id=session.sid, eid=child.eid, origin=Origin(eid=eid, t=request.t))
+
+    async def delete(self, eid: str, principal: str | None) -> int:
+        """Delete an episode and every sandbox layer that only it named; return its number of deliveries.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+        """
+        await self._episode(eid, principal)
+        deleted = await self._runtime.read(self._runtime.journal.delete_episode, eid)
+        await self._runtime.collect()
+        return deleted
+
+    async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:
+        first = await self._runtime.read(self._runtime.journal.first_episode, row.sid)
+        if first is None or first.origin_t != request.t:
+            raise Conflict(
+                f"request_id {request.request_id!r} already forked episode {eid} at another t: use a new request_id",
+                eid=eid,
+            )
+        return ForkReply(session_id=row.sid, eid=first.eid, origin=Origin(eid=eid, t=request.t))
+
+    async def _episode(self, eid: str, principal: str | None) -> EpisodeRow:
+        row = await self._runtime.read(self._runtime.journal.episode, eid)
+        if row is None or row.principal != principal:
+            raise UnknownEpisode(eid)
+        return row
+
+
+def _summary(stats: EpisodeStats) -> dict[str, object]:
+    row = stats.row
+    origin = Origin(eid=row.origin_eid, t=row.origin_t) if row.origin_eid is not None and row.origin_t is not None else None
+    return {
+        "eid": row.eid,
+        "episode_id": row.episode_id,
+        "environment": row.environment,
+        "session": name_of(row.sid),
+        "created": row.created,
+        "done": stats.done,
+        "deliveries": stats.deliveries,
+        "reward": stats.reward,
+        "error_kinds": stats.error_kinds,
+        "origin": origin,
+    }
+
+
+def _turn(turn: TurnRow) -> TurnRecord:
+    return TurnRecord(
+        t=turn.t,
+        kind="reset" if turn.kind == "fork" else turn.kind,
+        reward=turn.reward,
+        done=turn.done,
+        error_kind=turn.error_kind,
+        hint_template_key=turn.hint_template_key,
+        digest=wire_digest(turn.digest),
+        semantic_digest=wire_digest(turn.semantic_digest) if turn.semantic_digest is not None else None,
+    )

@@ -1,0 +1,444 @@
+"""Session life and the one seam that every door speaks to (DESIGN section 3).
+
+A session is *awake* (it has an environment instance), *dormant* (a journal row and perhaps a sandbox directory; the
+next request wakes it from its last committed delivery) or over. A mutating request runs, its snapshot is taken, the
+row is committed, and only then does the reply exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openenv.core.env_server.types import Action, ConcurrencyConfig
+
+from errata_protocol.environment import Recovery, Snapshot
+from errata_protocol.errors import (
+    CapacityReached,
+    EnvironmentFailed,
+    ServiceError,
+    SessionLost,
+    SessionUnknown,
+    StepTimeout,
+)
+
+from .context import SessionContext
+from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
+from .hosting import EnvHost, EnvironmentFactory, recovery_of
+from .ids import name_of
+from .journal.base import DeliveryRow, EpisodeRow, Record, RecordKind, SessionChange, SessionRow
+from .runtime import Runtime
+from .turnstile import Turnstile
+
+log = logging.getLogger("errata.sessions")
+
+McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A mutating request as a door hands it over.
+
+    Args:
+        kind: reset, step or mcp.
+        data: Request bytes as journaled.
+        reset: Arguments of a reset.
+        action: Validated action of a step.
+        call: What a tools/call does with the environment; returns the JSON-RPC response.
+        id: Request id, None on plain sockets.
+    """
+
+    kind: RecordKind
+    data: bytes
+    reset: dict[str, Any] = field(default_factory=dict)
+    action: Action | None = None
+    call: McpCall | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A committed delivery: the exact payload and where it stands."""
+
+    eid: str
+    t: int
+    payload: bytes
+    digest: str
+
+
+class Session:
+    """One environment instance over time. Fields change only while `turn` is held, or on the owner's thread of control."""
+
+    def __init__(self, row: SessionRow, *, committed: bool) -> None:
+        self.row = row
+        self.committed = committed
+        self.turn = Turnstile()
+        self.host: EnvHost | None = None
+        self.eid: str | None = None
+        self.t: int | None = None
+        self.given_out = row.given_out
+        self.attached: object | None = None
+        self.detached_at: float | None = None
+        self.lost: str | None = None
+        self.closing = False
+        self.closed = False
+
+    @property
+    def sid(self) -> str:
+        """The session id: a capability, never logged."""
+        return self.row.sid
+
+    @property
+    def recoverable(self) -> bool:
+        """It can be closed and continued later from its last commit."""
+        return self.row.recovery == Recovery.SNAPSHOT
+
+
+class Sessions:
+    """All sessions of one environment.
+
+    Args:
+        runtime: Shared journal, sandboxes, clock and ids.
+        factory: Makes one environment instance.
+        environment: Name under which sessions are journaled.
+        concurrency: Upstream's limits.
+        agent_text_version: Journaled with each episode.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        factory: EnvironmentFactory,
+        environment: str,
+        concurrency: ConcurrencyConfig,
+        *,
+        agent_text_version: str | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.environment = environment
+        self.recovery = recovery_of(factory)
+        self._factory = factory
+        self._concurrency = concurrency
+        self._agent_text_version = agent_text_version
+        self._live: dict[str, Session] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+
+    # -- opening and finding --------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """Sessions that hold an environment instance or are making one."""
+        return sum(1 for s in self._live.values() if not s.closed and (s.host is not None or s.t is None))
+
+    @property
+    def capacity(self) -> int:
+        """Upper bound of `active`."""
+        return self._concurrency.max_concurrent_envs
+
+    async def open(self, *, given_out: bool = False, principal: str | None = None) -> Session:
+        """Make a session with its own environment instance.
+
+        Raises:
+            CapacityReached: There is no room, and no detached session can be hibernated to make some.
+            EnvironmentFailed: The factory failed.
+        """
+        await self.runtime.start()
+        row = SessionRow(
+            sid=self.runtime.ids.session(),
+            environment=self.environment,
+            recovery=self.recovery,
+            seed=self.runtime.ids.seed(),
+            created=self.runtime.clock.time(),
+            given_out=given_out,
+            principal=principal,
+        )
+        session = Session(row, committed=False)
+        await self._make_room()
+        self._live[session.sid] = session  # before the factory runs: it holds its place
+        try:
+            session.host = await EnvHost.create(self._factory, self._context(session))
+            if session.host.recovery is not self.recovery:
+                self.recovery = session.host.recovery  # a factory function told nothing before its first call
+            session.row = replace(session.row, recovery=session.host.recovery)
+            if given_out:
+                await self._commit_row(session)
+        except BaseException:
+            self._live.pop(session.sid, None)
+            raise
+        return session
+
+    async def find(self, sid: str, principal: str | None = None) -> Session:
+        """Return a given-out session, waking its journal row if need be; its environment wakes at the next request.
+
+        Raises:
+            SessionUnknown: No such session, or it belongs to another principal.
+            SessionLost: It ended with a server and cannot be continued.
+        """
+        await self.runtime.start()
+        session = self._live.get(sid)
+        if session is None:
+            session = await self._find_dormant(sid)
+        if session.row.principal != principal or not session.given_out:
+            raise SessionUnknown(f"Unknown session_id: {sid}")
+        if session.lost is not None:
+            raise SessionLost(session.lost, eid=session.eid, t=session.t)
+        return session
+
+    async def _find_dormant(self, sid: str) -> Session:
+        row = await self.runtime.read(self.runtime.journal.session, sid)
+        if row is None or row.environment != self.environment or row.status == "closed":
+            raise SessionUnknown(f"Unknown session_id: {sid}")
+        last = await self.runtime.read(self.runtime.journal.last_delivery, sid)
+        existing = self._live.get(sid)
+        if existing is not None:  # another request woke it while this one read
+            return existing
+        session = Session(row, committed=True)
+        if last is not None:
+            session.eid, session.t = last.eid, last.t
+        if row.status == "lost":
+            session.lost = _lost_message(session, "it ended with its server")
+        else:
+            self._live[sid] = session
+        return session
+
+    async def give_out(self, session: Session) -> None:
+        """Remember that a client was told this session's id: it outlives its socket from now on."""
+        if not session.given_out:
+            session.given_out = True
+            if session.committed:
+                await self.runtime.journal.commit(SessionChange(session.sid, given_out=True))
+            else:
+                session.row = replace(session.row, given_out=True)
+                await self._commit_row(session)
+
+    # -- sockets ----------------------------------------------------------------------------------------------------
+
+    def attach(self, session: Session, socket: object) -> None:
+        """Tie a session to the one socket that speaks for it.
+
+        Raises:
+            SessionUnknown: Another socket is attached.
+        """
+        if session.attached is not None:
+            raise SessionUnknown(f"Session {session.sid} already has an attached WebSocket")
+        session.attached = socket
+        session.detached_at = None
+
+    async def detach(self, session: Session, socket: object) -> None:
+        """Let go of a session whose socket is gone (PROTOCOL A3): destroyed, or kept for ``detach_ttl_s``."""
+        if session.attached is not socket:
+            return
+        session.attached = None
+        if session.closing or not session.given_out:
+            await self.close(session)
+            return
+        self.keep_idle(session)
+
+    def keep_idle(self, session: Session) -> None:
+        """Start the time after which a given-out session without a socket is hibernated."""
+        session.detached_at = self.runtime.clock.time()
+        asyncio.get_running_loop().call_later(
+            self.runtime.settings.detach_ttl_s, self._hibernate_later, session, session.detached_at
+        )
+
+    def _hibernate_later(self, session: Session, detached_at: float) -> None:
+        if session.detached_at == detached_at and session.recoverable:
+            self._own(self.hibernate(session))
+
+    async def hibernate(self, session: Session) -> None:
+        """Close the environment of a detached session; its row and layers stay, and the next request wakes it."""
+        async with session.turn:
+            if session.attached is None and session.host is not None and session.detached_at is not None:
+                host, session.host = session.host, None
+                await host.close()
+
+    async def close(self, session: Session) -> None:
+        """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent."""
+        async with session.turn:
+            if session.closed:
+                return
+            session.closed = True
+            self._live.pop(session.sid, None)
+            host, session.host = session.host, None
+            if host is not None:
+                await host.close()
+            if session.committed and session.lost is None:
+                await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
+
+    async def close_all(self) -> None:
+        """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+        for session in list(self._live.values()):
+            if session.given_out:
+                async with session.turn:
+                    host, session.host = session.host, None
+                    if host is not None:
+                        await host.close()
+            else:
+                await self.close(session)
+        self._live.clear()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    async def admit(self, session: Session, request: Request) -> Reply:
+        """Run one mutating request, commit it, and return its reply.
+
+        A caller that goes away does not take the request with it: it runs to its commit.
+
+        Raises:
+            ErrataError: Typed for the wire; the session's state is then as its last commit left it, or, for an
+                environment without snapshots, as the environment left it.
+        """
+        return await asyncio.shield(self._own(self._admit(session, request)))
+
+    async def state(self, session: Session) -> dict[str, Any]:
+        """Return the environment's own state, after all earlier requests."""
+        async with session.turn:
+            host = await self._awake(session)
+            return await host.state()
+
+    async def read_mcp(self, session: Session, call: McpCall) -> dict[str, Any]:
+        """Run a reading MCP request (tools/list); it is no delivery."""
+        async with session.turn:
+            return await call(await self._awake(session))
+
+    async def _admit(self, session: Session, request: Request) -> Reply:
+        async with session.turn:
+            await self.runtime.wait_for_journal()
+            host = await self._awake(session)
+            created = self.runtime.clock.time()
+            new_episode = request.kind == "reset" or session.eid is None or session.t is None
+            eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
+            t = 0 if request.kind == "reset" else (session.t or 0) + 1
+            admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created)
+            try:
+                row = await self._run(host, admitted, request)
+            except ServiceError as error:
+                await self._after_failure(session, admitted, error, record=not new_episode)
+                raise
+            records: list[Record] = []
+            if not session.committed:
+                records.append(session.row)
+            if new_episode:
+                records.append(await self._episode_row(session, host, eid, request))
+            # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
+            await self.runtime.journal.commit(*records, row)
+            session.committed = True
+            session.eid, session.t = eid, t
+            return Reply(eid, t, row.payload, wire_digest(row.digest))
+
+    async def _run(self, host: EnvHost, admitted: Admitted, request: Request) -> DeliveryRow:
+        timeout_s = self.runtime.settings.step_timeout_s
+        if request.kind == "mcp":
+            assert request.call is not None
+            response = await request.call(host)
+            return mcp_row(admitted, response, await host.snapshot())
+        if request.kind == "reset":
+            observation = await host.reset(request.reset, timeout_s=timeout_s)
+        else:
+            assert request.action is not None
+            observation = await host.step(request.action, timeout_s=timeout_s)
+        return observation_row(admitted, observation, await host.snapshot())
+
+    async def _episode_row(self, session: Session, host: EnvHost, eid: str, request: Request) -> EpisodeRow:
+        try:
+            alias = (await host.state()).get("episode_id")
+        except EnvironmentFailed:
+            alias = request.reset.get("episode_id")  # an environment whose state needs more than a reset
+        return EpisodeRow(
+            eid=eid,
+            sid=session.sid,
+            environment=self.environment,
+            created=self.runtime.clock.time(),
+            episode_id=str(alias) if alias is not None else None,
+            principal=session.row.principal,
+            agent_text_version=self._agent_text_version,
+        )
+
+    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError, *, record: bool) -> None:
+        """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
+        foreign = type(error) is EnvironmentFailed  # the environment's own exception: upstream keeps the instance
+        host = session.host
+        if host is not None and not foreign:
+            if host.recovery is Recovery.SNAPSHOT:
+                session.host = None
+                if isinstance(error, StepTimeout):
+                    host.abandon()
+                else:
+                    await host.close()
+            elif isinstance(error, StepTimeout):
+                session.host = None
+                host.abandon()
+                session.lost = _lost_message(session, "a call passed the step deadline")
+                if session.committed:
+                    await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
+        if record and session.committed:
+            await self.runtime.journal.commit(error_row(admitted, error))
+
+    async def _awake(self, session: Session) -> EnvHost:
+        """Return the session's environment, restored from its last commit if it sleeps."""
+        if session.lost is not None:
+            raise SessionLost(session.lost, eid=session.eid, t=session.t)
+        if session.closed:
+            raise SessionUnknown("this session was closed: open another")
+        if session.host is not None:
+            return session.host
+        host = await EnvHost.create(self._factory, self._context(session))
+        try:
+            last = await self.runtime.read(self.runtime.journal.last_delivery, session.sid)
+            if last is not None:
+                if last.state is None:
+                    raise SessionLost(_lost_message(session, "its environment cannot be restored"))
+                await host.restore(Snapshot(last.state, last.refs))
+                if last.kind == "fork":
+                    await host.forked(last.eid)
+        except BaseException:
+            await host.close()
+            raise
+        session.host = host
+        return host
+
+    # -- room -------------------------------------------------------------------------------------------------------
+
+    async def _make_room(self) -> None:
+        while self.active >= self.capacity:
+            detached = [
+                s
+                for s in self._live.values()
+                if s.host is not None and s.detached_at is not None and s.recoverable
+            ]
+            if not detached:
+                raise CapacityReached(
+                    f"Server at capacity: {self.active}/{self.capacity} sessions active",
+                    active_sessions=self.active,
+                    max_sessions=self.capacity,
+                )
+            await self.hibernate(min(detached, key=lambda s: s.detached_at or 0.0))
+
+    async def _commit_row(self, session: Session) -> None:
+        await self.runtime.wait_for_journal()
+        await self.runtime.journal.commit(session.row)
+        session.committed = True
+
+    def _context(self, session: Session) -> SessionContext:
+        return SessionContext(
+            sandboxes=self.runtime.sandboxes,
+            seed=session.row.seed,
+            log=logging.getLogger("errata.session." + name_of(session.sid)),
+        )
+
+    def _own(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self._running.discard)  # type: ignore[arg-type]
+        return task  # type: ignore[return-value]
+
+
+def _lost_message(session: Session, why: str) -> str:
+    if session.eid is None:
+        return f"this session is lost: {why}, before any delivery; open another"
+    return f"this session is lost: {why}; its last delivery is t={session.t} of episode {session.eid}, still readable"

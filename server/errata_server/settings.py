@@ -1,0 +1,49 @@
+"""Settings of a server, from arguments or ``ERRATA_*`` environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from errata_protocol.capabilities import ServerLimits
+
+
+class Settings(BaseSettings):
+    """How a server keeps sessions.
+
+    Attributes:
+        data_dir: Journal and sandbox layers. None keeps everything in memory and a temporary directory: nothing
+            survives the process. One server per directory (PROTOCOL E5).
+        fsync: Sync the journal before a reply leaves. False survives a killed process but not a power loss.
+        step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
+            observation instead.
+        journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
+            JOURNAL_UNAVAILABLE without having run.
+        detach_ttl_s: How long a session whose socket was lost stays ready before it is hibernated.
+        disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
+        max_frame: Largest frame accepted on a socket, bytes.
+        token: Bearer token of all doors; None turns authentication off.
+        base: Base trees of sandboxes by name, besides the built ones.
+        sandbox: Sandbox backend. ``fake`` is for tests and examples: its shell is a toy.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ERRATA_", extra="ignore", frozen=True)
+
+    data_dir: Path | None = None
+    fsync: bool = True
+    step_timeout_s: float = Field(default=900.0, gt=0)
+    journal_wait_s: float = Field(default=30.0, ge=0)
+    detach_ttl_s: float = Field(default=600.0, ge=0)
+    disk_floor_bytes: int = Field(default=64 * 1024**2, ge=0)
+    max_frame: int = Field(default=16 * 1024**2, gt=0)
+    token: SecretStr | None = None
+    base: dict[str, Path] = Field(default_factory=dict)
+    sandbox: Literal["namespace", "fake"] = "namespace"
+
+    @property
+    def limits(self) -> ServerLimits:
+        """The bounds that capabilities advertise."""
+        return ServerLimits(max_frame=self.max_frame, max_payload=self.max_frame, detach_ttl_s=self.detach_ttl_s)
