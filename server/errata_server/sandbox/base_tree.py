@@ -1,0 +1,347 @@
+"""The read-only tree below every sandbox: how it is found, and how ``errata base build`` makes it.
+
+A directory of bases looks like this:
+
+    bases/default                link to the tree that new sessions start on
+    bases/default-1f0c9a…/       one tree; its name is its id
+        base.json                what it was made of
+        root/                    the files
+
+An id is made of the tree's content, and a tree is never changed after it was published: a rebuild makes another one
+beside it and moves the link. So a session that started on the old tree goes on with it, and `find_base` also takes an
+id for a name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import SandboxUnavailable
+
+from .apt_source import AptSource, choose_source, proxy_environment
+from .base_recipe import AGENT_UID, PACKAGES, content_digest, prepare, recipe_digest
+
+__all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
+
+NEEDED_BYTES = 1536 * 1024**2
+"""Free space a build needs: the tree before trimming and the downloaded packages."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SMOKE = (
+    "python3 -c 'import sqlite3, ssl, pytest' && git --version && jq --version && rg --version && sqlite3 -version"
+    " && printf 'int main(void){return 0;}' > /tmp/smoke.c && gcc -o /tmp/smoke /tmp/smoke.c && /tmp/smoke"
+    " && rm /tmp/smoke /tmp/smoke.c"
+)
+_log = logging.getLogger("errata.base")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTree:
+    """One base tree.
+
+    Args:
+        name: What sessions ask for, e.g. ``default``.
+        root: Directory that becomes ``/``; nobody may write below it.
+        id: URL-safe name of exactly this tree, kept in snapshots.
+    """
+
+    name: str
+    root: Path
+    id: str
+
+
+def base_directories() -> list[Path]:
+    """Return the directories that are searched for trees, the one that `build_base` writes to first."""
+    configured = os.environ.get("ERRATA_BASE_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directories = [Path(cache) / "errata" / "bases", Path("/var/lib/errata/bases")]
+    return [Path(configured), *directories] if configured else directories
+
+
+def find_base(name: str = "default", named: Mapping[str, Path] | None = None) -> BaseTree:
+    """Return the tree that ``name`` means on this machine.
+
+    Args:
+        name: A name, or the id of a tree.
+        named: Trees the operator named (``errata serve --base NAME=PATH``), before all others. A path is a tree of
+            ours (with ``base.json``) or any directory that can be ``/``. The id of the latter is a fingerprint of its
+            path, its list of installed packages and the names, types, modes and sizes in its top two levels: reading
+            it all would take seconds at each start. Do not change such a tree while sessions on it are kept.
+
+    Raises:
+        SandboxUnavailable: There is none, or the named directory is not a system.
+    """
+    if named is not None and name in named:
+        path = named[name]
+        return _read(name, path) if (path / "base.json").is_file() else _plain(name, path)
+    if not _NAME.fullmatch(name):
+        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
+    for candidate in [path for path in (named or {}).values() if (path / "base.json").is_file()]:
+        tree = _read(name, candidate)
+        if tree.id == name:  # restored from a snapshot
+            return tree
+    for candidate in (named or {}).values():
+        if candidate.is_dir() and _fingerprint(candidate) == name:
+            return _plain(name, candidate)
+    directories = base_directories()
+    for directory in directories:
+        if (directory / name / "base.json").is_file():
+            return _read(name, directory / name)
+    searched = ", ".join(str(directory) for directory in directories)
+    raise SandboxUnavailable(
+        f"no base tree {name!r} in {searched}: run `errata base build` as root, or name one with --base {name}=PATH"
+    )
+
+
+def needs_build(name: str = "default", directory: Path | None = None) -> bool:
+    """Return whether `build_base` would build: there is no tree, or today's recipe is another one."""
+    return _current(name, directory or base_directories()[0]) is None
+
+
+def build_base(
+    name: str = "default",
+    *,
+    directory: Path | None = None,
+    mirror: str | None = None,
+    suite: str | None = None,
+    progress: Progress = lambda line: None,
+) -> BaseTree:
+    """Make the tree with debootstrap, or return the one there is when it comes from today's recipe.
+
+    Safe to call from several processes at once and to kill at any moment: a tree appears whole or not at all.
+
+    Args:
+        name: Name of the tree.
+        directory: Directory of bases; default: the first of `base_directories`.
+        mirror: Package archive; default: the host's own.
+        suite: Release codename; default: the host's own. A tree of another suite is built anew.
+        progress: Called with one line for each stage.
+
+    Raises:
+        SandboxUnavailable: Something is missing or failed: one line that says what to install or do.
+    """
+    if not _NAME.fullmatch(name):
+        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
+    directory = (directory or base_directories()[0]).absolute()
+    current = _current(name, directory, suite)
+    if current is not None:
+        return current
+    _check_machine()
+    source = choose_source(suite=suite, mirror=mirror)
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    free = shutil.disk_usage(directory).free
+    if free < NEEDED_BYTES:
+        raise SandboxUnavailable(
+            f"{directory} has {free // 1024**2} MiB free, a base tree needs {NEEDED_BYTES // 1024**2} MiB while it is "
+            "built: make room or set ERRATA_BASE_DIR to another disk"
+        )
+    with _locked(directory / f".{name}.lock", progress):
+        current = _current(name, directory, suite)  # another process may have built it meanwhile
+        return current or _build(name, directory, source, progress)
+
+
+def _build(name: str, directory: Path, source: AptSource, progress: Progress) -> BaseTree:
+    started = time.monotonic()
+    work = directory / f".{name}.building"
+    _discard(work)  # of a build that was killed
+    work.mkdir(mode=0o755)
+    root = work / "root"
+    packages = directory / ".packages"  # kept when a build fails, so that the next one does not download again
+    packages.mkdir(exist_ok=True)
+    try:
+        progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
+        _bootstrap(root, source, packages, progress)
+        progress("trimming and closing the tree")
+        prepare(root)
+        _smoke(root)
+        digest = content_digest(root)
+        identity = f"{name}-{digest[:16]}"
+        size = sum(path.lstat().st_blocks * 512 for path in root.rglob("*"))
+        record = {
+            "format": 1,
+            "id": identity,
+            "digest": f"sha256:{digest}",
+            "recipe": recipe_digest(),
+            "suite": source.suite,
+            "architecture": platform.machine(),
+            "created": int(time.time()),
+            "size_bytes": size,
+        }
+        (work / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        final = directory / identity
+        if final.exists():
+            _discard(work)  # the same tree, byte for byte; sessions may be using it
+            (final / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        else:
+            os.sync()  # the link below must not survive a power loss that the files did not
+            work.rename(final)
+        link = directory / f".{name}.link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(identity)
+        link.rename(directory / name)
+    except BaseException:
+        _discard(work)
+        raise
+    shutil.rmtree(packages)
+    seconds = time.monotonic() - started
+    progress(f"base tree {identity}: {size // 1024**2} MiB in {seconds:.0f} s at {final}")
+    _log.info("built base tree %s in %.1f s, %d bytes", identity, seconds, size)
+    return BaseTree(name, final / "root", identity)
+
+
+def _check_machine() -> None:
+    tools = {"debootstrap": "debootstrap", "unshare": "util-linux", "wget": "wget", "gpgv": "gpgv"}
+    path = "/usr/local/sbin:/usr/sbin:/sbin:" + os.environ.get("PATH", "")
+    missing = sorted({package for tool, package in tools.items() if shutil.which(tool, path=path) is None})
+    if os.geteuid() != 0:
+        install = f"sudo apt-get install {' '.join(missing)}; " if missing else ""
+        raise SandboxUnavailable(f"building a base tree needs root: {install}run `sudo errata base build`")
+    if missing:
+        raise SandboxUnavailable(f"a tool is missing: run `apt-get install {' '.join(missing)}`, then this again")
+
+
+def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress) -> None:
+    # Own namespaces: what debootstrap mounts and starts vanishes with it, even when it is killed, so that removing an
+    # unfinished tree can never reach through a mount into the host.
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "debootstrap"]
+    command += ["--variant=minbase", "--merged-usr", "--force-check-gpg", f"--cache-dir={packages}"]
+    command += [f"--components={','.join(source.components)}", f"--include={','.join(PACKAGES)}"]
+    if source.keyring is not None:
+        command.append(f"--keyring={source.keyring}")
+    command += [source.suite, str(root), source.mirror]
+    environment = {  # package scripts run on this: nothing else of the host's environment
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/",
+        "LC_ALL": "C",
+        "DEBIAN_FRONTEND": "noninteractive",
+        **proxy_environment(),
+    }
+    tail: deque[str] = deque(maxlen=200)
+    counts: dict[str, int] = {}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        errors="replace",
+        umask=0o022,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail.append(line.rstrip())
+            verb = re.match(r"I: (Retrieving|Extracting|Unpacking|Configuring) ", line)
+            if verb:
+                counts[verb[1]] = counts.get(verb[1], 0) + 1
+                if counts[verb[1]] % 50 == 1:
+                    progress(f"{verb[1].lower()} packages ({counts[verb[1]]})")
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    if code != 0:
+        complaints = [line for line in tail if line.startswith(("E: ", "W: "))] or list(tail)[-3:]
+        raise SandboxUnavailable(_explain("; ".join(complaints[-3:]), source))
+
+
+def _explain(complaint: str, source: AptSource) -> str:
+    said = f"debootstrap could not make {source.suite} from {source.mirror} ({complaint})"
+    if "No such script" in complaint:
+        return f"{said}: this debootstrap is older than the release, name another with --suite"
+    if "keyring" in complaint or "signature" in complaint.lower():
+        return f"{said}: run `apt-get install debian-archive-keyring` (Ubuntu: ubuntu-keyring), then this again"
+    if "nodev" in complaint or "noexec" in complaint:
+        return f"{said}: set ERRATA_BASE_DIR to a disk mounted without nodev and noexec"
+    return f"{said}: check the network, http_proxy, or name a mirror with --mirror, then run this again"
+
+
+def _smoke(root: Path) -> None:
+    """Run the tools once as the agent: a tree that does not work is never published."""
+    enter = f'mount --bind /dev "$0/dev" && exec chroot --userspec={AGENT_UID}:{AGENT_UID} "$0" /bin/bash -c "$1"'
+    command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
+    command += ["/bin/sh", "-c", enter, str(root), _SMOKE]
+    environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/agent", "LC_ALL": "C.UTF-8"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    if result.returncode != 0:
+        raise SandboxUnavailable(f"the new base tree does not work ({result.stderr.strip()[-300:]}): report this")
+
+
+def _current(name: str, directory: Path, suite: str | None = None) -> BaseTree | None:
+    record = _record(directory / name)
+    if record is None or record["recipe"] != recipe_digest() or (suite is not None and suite != record["suite"]):
+        return None
+    return _read(name, directory / name)
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads((path / "base.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SandboxUnavailable(f"{path}/base.json cannot be read ({error}): remove {path} and build it") from error
+    return record
+
+
+def _read(name: str, path: Path) -> BaseTree:
+    record = _record(path)
+    assert record is not None
+    return BaseTree(name, _system(name, path.resolve() / "root"), record["id"])
+
+
+def _plain(name: str, path: Path) -> BaseTree:
+    root = _system(name, path.absolute())
+    return BaseTree(name, root, _fingerprint(root))
+
+
+def _system(name: str, root: Path) -> Path:
+    shell = root / "bin" / "bash"
+    # lexists, because an absolute link inside the tree (bin -> /usr/bin) does not resolve from outside
+    if not (os.path.lexists(shell) or os.path.lexists(root / "usr/bin/bash")):
+        raise SandboxUnavailable(f"base tree {name!r} at {root} has no /bin/bash: it must be a whole system tree")
+    return root
+
+
+def _fingerprint(root: Path) -> str:
+    total = hashlib.sha256(os.fsencode(root.absolute()) + b"\0")
+    status = root / "var/lib/dpkg/status"
+    total.update(status.read_bytes() if status.is_file() and not status.is_symlink() else b"")
+    for path in sorted([*root.glob("*"), *root.glob("*/*")]):
+        entry = path.lstat()
+        size = entry.st_size if path.is_file() else 0
+        total.update(os.fsencode(path.relative_to(root)) + b"\0%o %d\0" % (entry.st_mode, size))
+    return f"tree-{total.hexdigest()[:16]}"
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    with path.open("w", encoding="ascii") as file:  # released by the kernel whatever becomes of us
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process builds this tree: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _discard(work: Path) -> None:
+    if work.exists():
+        shutil.rmtree(work)
