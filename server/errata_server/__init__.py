@@ -1,5 +1,15 @@
 """Errata's OpenEnv server: a drop-in for ``openenv.core.env_server`` with markers, state(t), fork and recovery."""
 
 from .context import SessionContext, current_session
+from .settings import Settings
 
-__all__ = ["SessionContext", "current_session"]
+__all__ = ["HTTPEnvServer", "SessionContext", "Settings", "create_app", "create_fastapi_app", "current_session"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the server on first use: an environment that only needs `current_session` does not pay for FastAPI."""
+    if name in ("HTTPEnvServer", "create_app", "create_fastapi_app"):
+        from . import app
+
+        return getattr(app, name)
+    raise AttributeError(f"module 'errata_server' has no attribute {name!r}")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from .sandbox.base import Backend
 
 
-@dataclass(frozen=True, slots=True)
 class SessionContext:
     """Resources of one session.
 
     Args:
-        sandboxes: The server's sandbox backend, not started: `await sandboxes.start()` is idempotent and raises
-            `errata_protocol.errors.SandboxUnavailable` where the machine lacks something.
+        sandboxes: The server's sandbox backend, or a function that makes it when it is first asked for.
         seed: Drawn by the server for this session and journaled; use it wherever a reset names no seed.
         log: Logger whose records name the session by a hash of its id.
     """
 
-    sandboxes: Backend
-    seed: int
-    log: logging.Logger
+    __slots__ = ("_sandboxes", "log", "seed")
+
+    def __init__(self, sandboxes: Backend | Callable[[], Backend], seed: int, log: logging.Logger) -> None:
+        self._sandboxes = sandboxes
+        self.seed = seed
+        self.log = log
+
+    @property
+    def sandboxes(self) -> Backend:
+        """The server's sandbox backend, not started: `await sandboxes.start()` is idempotent.
+
+        ``start`` raises `errata_protocol.errors.SandboxUnavailable` where the machine lacks something.
+        """
+        if not isinstance(self._sandboxes, Backend):
+            self._sandboxes = self._sandboxes()
+        return self._sandboxes
 
 
 _current: ContextVar[SessionContext | None] = ContextVar("errata_session", default=None)

@@ -25,6 +25,7 @@ from pydantic_core import to_json
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from errata_protocol.capabilities import Capabilities, SessionPosition
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CallerError,
     CapacityReached,
@@ -50,7 +51,7 @@ class PlainSocket:
     Args:
         websocket: Not yet accepted.
         sessions: The environment's sessions.
-        replay: Reads of the journal.
+        replay: Reads of the journal; None in production mode, which has no state(t).
         mcp: JSON-RPC requests.
         action_cls: Action class that steps are validated against.
         capabilities: What the server answers to a probe.
@@ -61,7 +62,7 @@ class PlainSocket:
         self,
         websocket: WebSocket,
         sessions: Sessions,
-        replay: Replay,
+        replay: Replay | None,
         mcp: McpDoor,
         action_cls: type[Action],
         capabilities: Capabilities,
@@ -139,8 +140,8 @@ class PlainSocket:
                     "observation",
                     await self._sessions.admit(session, Request("step", to_json(data), action=action)),
                 )
-            case "state" if "data" in frame:
-                return await self._state_at(session, frame)
+            case "state" if "data" in frame and self._replay is not None:
+                return await self._state_at(session, frame, self._replay)
             case "state":
                 WSStateMessage(**frame)
                 return to_json({"type": "state", "data": await self._sessions.state(session)}, inf_nan_mode="null")
@@ -149,7 +150,9 @@ class PlainSocket:
                 position = SessionPosition(
                     session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t
                 )
-                told = self._capabilities.model_copy(update={"session": position, "recovery": session.row.recovery})
+                told = self._capabilities.model_copy(
+                    update={"session": position, "recovery": Recovery(session.row.recovery)}
+                )
                 return to_json({"type": "capabilities", "data": told.model_dump(mode="json")})
             case "close":
                 WSCloseMessage(**frame)
@@ -161,13 +164,19 @@ class PlainSocket:
                 shown = other if isinstance(other, str) else type(other).__name__
                 return _error_frame({"message": f"Unknown message type: {shown}", "code": "UNKNOWN_TYPE"})
 
-    async def _state_at(self, session: Session, frame: dict[str, Any]) -> bytes:
+    async def _state_at(self, session: Session, frame: dict[str, Any], replay: Replay) -> bytes:
         extra = set(frame) - {"type", "data"}
         if extra:
             raise InvalidRequest(f"a state message has the keys type and data, not {sorted(extra)}")
         asked = StateAtRequest.model_validate(frame["data"])
-        row = await self._replay.state_at(session, asked.t, asked.eid, self._principal)
-        head = {"type": "state_at", "eid": row.eid, "t": row.t, "kind": row.wire_kind, "digest": f"sha256:{row.digest.hex()}"}
+        row = await replay.state_at(session, asked.t, asked.eid, self._principal)
+        head = {
+            "type": "state_at",
+            "eid": row.eid,
+            "t": row.t,
+            "kind": row.wire_kind,
+            "digest": f"sha256:{row.digest.hex()}",
+        }
         return splice(head, row.payload)
 
     async def _mcp_frame(self, session: Session, data: dict[str, Any]) -> bytes:
@@ -214,7 +223,7 @@ def _parse(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
             "FRAME_TOO_LARGE",
         )
     try:
-        frame = json.loads(text, object_pairs_hook=_unique)
+        frame = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise _Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
@@ -231,6 +240,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return made
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _refuse_surrogates(frame: dict[str, Any]) -> None:

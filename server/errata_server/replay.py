@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from errata_protocol.errors import Conflict, NoReset, NotSupported, StateOutOfRange, UnknownEpisode
-from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, ForkReply, ForkRequest, Origin, TurnRecord
+from errata_protocol.replay import (
+    EpisodeDetail,
+    EpisodePage,
+    EpisodeSummary,
+    ForkReply,
+    ForkRequest,
+    Origin,
+    TurnRecord,
+)
 
 from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
@@ -67,7 +75,8 @@ class Replay:
             principal=principal,
         )
         return EpisodePage(
-            episodes=[EpisodeSummary(**_summary(s)) for s in found], next=str(following) if following is not None else None
+            episodes=[EpisodeSummary(**_summary(s)) for s in found],
+            next=str(following) if following is not None else None,
         )
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
@@ -83,7 +92,11 @@ class Replay:
             if turn.error_kind is not None:
                 kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
         stats = EpisodeStats(
-            row, len(turns), sum(t.reward or 0.0 for t in turns), any(t.done for t in turns), dict(sorted(kinds.items()))
+            row,
+            len(turns),
+            sum(t.reward or 0.0 for t in turns),
+            any(t.done for t in turns),
+            dict(sorted(kinds.items())),
         )
         return EpisodeDetail(
             **_summary(stats), turns=[_turn(t) for t in turns], agent_text_version=row.agent_text_version
@@ -175,7 +188,9 @@ class Replay:
 
 def _summary(stats: EpisodeStats) -> dict[str, object]:
     row = stats.row
-    origin = Origin(eid=row.origin_eid, t=row.origin_t) if row.origin_eid is not None and row.origin_t is not None else None
+    origin = (
+        Origin(eid=row.origin_eid, t=row.origin_t) if row.origin_eid is not None and row.origin_t is not None else None
+    )
     return {
         "eid": row.eid,
         "episode_id": row.episode_id,

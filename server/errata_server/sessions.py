@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,6 +84,7 @@ class Session:
         self.attached: object | None = None
         self.detached_at: float | None = None
         self.lost: str | None = None
+        self.opening = False
         self.closing = False
         self.closed = False
 
@@ -131,7 +133,7 @@ class Sessions:
     @property
     def active(self) -> int:
         """Sessions that hold an environment instance or are making one."""
-        return sum(1 for s in self._live.values() if not s.closed and (s.host is not None or s.t is None))
+        return sum(1 for s in self._live.values() if s.opening or s.host is not None)
 
     @property
     def capacity(self) -> int:
@@ -157,7 +159,8 @@ class Sessions:
         )
         session = Session(row, committed=False)
         await self._make_room()
-        self._live[session.sid] = session  # before the factory runs: it holds its place
+        session.opening = True  # before the factory runs: it holds its place
+        self._live[session.sid] = session
         try:
             session.host = await EnvHost.create(self._factory, self._context(session))
             if session.host.recovery is not self.recovery:
@@ -168,6 +171,8 @@ class Sessions:
         except BaseException:
             self._live.pop(session.sid, None)
             raise
+        finally:
+            session.opening = False
         return session
 
     async def find(self, sid: str, principal: str | None = None) -> Session:
@@ -387,6 +392,15 @@ class Sessions:
             raise SessionUnknown("this session was closed: open another")
         if session.host is not None:
             return session.host
+        await self._make_room()
+        session.opening = True
+        try:
+            session.host = await self._wake(session)
+        finally:
+            session.opening = False
+        return session.host
+
+    async def _wake(self, session: Session) -> EnvHost:
         host = await EnvHost.create(self._factory, self._context(session))
         try:
             last = await self.runtime.read(self.runtime.journal.last_delivery, session.sid)
@@ -399,7 +413,6 @@ class Sessions:
         except BaseException:
             await host.close()
             raise
-        session.host = host
         return host
 
     # -- room -------------------------------------------------------------------------------------------------------
@@ -407,9 +420,7 @@ class Sessions:
     async def _make_room(self) -> None:
         while self.active >= self.capacity:
             detached = [
-                s
-                for s in self._live.values()
-                if s.host is not None and s.detached_at is not None and s.recoverable
+                s for s in self._live.values() if s.host is not None and s.detached_at is not None and s.recoverable
             ]
             if not detached:
                 raise CapacityReached(
@@ -426,10 +437,15 @@ class Sessions:
 
     def _context(self, session: Session) -> SessionContext:
         return SessionContext(
-            sandboxes=self.runtime.sandboxes,
+            sandboxes=lambda: self.runtime.sandboxes,
             seed=session.row.seed,
             log=logging.getLogger("errata.session." + name_of(session.sid)),
         )
+
+    def thread_of(self, sid: str) -> ThreadPoolExecutor | None:
+        """Return the thread a live session's environment is pinned to; None when it runs on the loop."""
+        session = self._live.get(sid)
+        return session.host.thread if session is not None and session.host is not None else None
 
     def _own(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)

@@ -1,0 +1,88 @@
+"""Who may speak to a server: bearer token, origin, host and peer address (PROTOCOL F2).
+
+Everything is checked before a door sees the request, on HTTP and WebSocket alike. With authentication off everyone is
+one anonymous principal, and session ids and eids are the capabilities.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .settings import Settings
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Answered without a token: probes of a load balancer. They tell nothing about sessions."""
+
+
+def principal_of(token: str) -> str:
+    """Return the name under which a token's sessions are journaled; never the token itself."""
+    return hashlib.sha256(b"errata-principal:" + token.encode()).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a bind or peer address is loopback."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host == "testclient"  # starlette's TestClient names its peer so
+
+
+class Guard:
+    """ASGI middleware in front of all doors.
+
+    Args:
+        app: What it guards.
+        settings: ``token`` switches authentication on.
+        insecure: Let peers that are not on this machine in without a token.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, insecure: bool = False) -> None:
+        self._app = app
+        self._token = settings.token.get_secret_value() if settings.token is not None else None
+        self._insecure = insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                await _refuse(scope, receive, send, *refusal)
+                return
+            token = self._token
+            scope.setdefault("state", {})["principal"] = principal_of(token) if token is not None else None
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            return 403, "FORBIDDEN", f"a page of {origin} may not use this server"
+        if self._token is None:
+            peer = (scope.get("client") or ("", 0))[0]
+            if not self._insecure and peer and not is_loopback(peer):
+                return 403, "FORBIDDEN", "this server has no token and answers loopback only: set ERRATA_TOKEN"
+            return None
+        if scope["path"] in OPEN_PATHS:
+            return None
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return 401, "UNAUTHORIZED", "send the header `Authorization: Bearer TOKEN`"
+        return None
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
+        return
+    body = json.dumps({"code": code, "message": message}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

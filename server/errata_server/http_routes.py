@@ -1,0 +1,150 @@
+"""The HTTP doors beside upstream's: capabilities, episodes, exact payloads, fork, readiness (PROTOCOL A5, C1, G)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse
+from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse
+from pydantic import ValidationError
+
+from errata_protocol.capabilities import Capabilities
+from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.replay import ForkRequest
+
+from .delivery import wire_digest
+from .mcp import McpDoor
+from .replay import Replay
+from .runtime import Runtime
+
+MAX_PAGE = 500
+
+
+def principal(scope_owner: Any) -> str | None:
+    """Return the principal that the guard put on a request or socket."""
+    found: str | None = scope_owner.scope.get("state", {}).get("principal")
+    return found
+
+
+def register(app: FastAPI, *, runtime: Runtime, replay: Replay, capabilities: Capabilities, replayable: bool) -> None:
+    """Add our routes to an app; call it before upstream's greedy two-segment Task API is registered.
+
+    Args:
+        app: Upstream's application.
+        runtime: Journal and its health.
+        replay: Reads of the journal.
+        capabilities: What a probe is answered.
+        replayable: False in production mode: no episodes, state(t) or fork (PROTOCOL F1).
+    """
+
+    @app.get("/capabilities", tags=["Errata"])
+    async def get_capabilities() -> Response:
+        return _json(capabilities.model_dump(mode="json", exclude={"session"}))
+
+    @app.get("/ready", tags=["Errata"])
+    async def get_ready() -> Response:
+        trouble = runtime.trouble()
+        if trouble is None:
+            return _json({"status": "ready", "reasons": []})
+        return _json({"status": "unavailable", "reasons": [trouble]}, 503)
+
+    if replayable:
+        _register_episodes(app, replay)
+
+
+def _register_episodes(app: FastAPI, replay: Replay) -> None:
+    @app.get("/episodes", tags=["Errata"])
+    async def list_episodes(
+        request: Request,
+        limit: int = Query(default=50, ge=1, le=MAX_PAGE),
+        cursor: str | None = Query(default=None, pattern=r"^\d{1,18}$"),
+        environment: str | None = None,
+        error_kind: str | None = None,
+    ) -> Response:
+        async def answer() -> Response:
+            page = await replay.page(
+                limit=limit, cursor=cursor, environment=environment, error_kind=error_kind, principal=principal(request)
+            )
+            return _json(page.model_dump(mode="json"))
+
+        return await _typed(answer)
+
+    @app.get("/episodes/{eid}", tags=["Errata"])
+    async def get_episode(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            return _json((await replay.detail(eid, principal(request))).model_dump(mode="json"))
+
+        return await _typed(answer)
+
+    @app.delete("/episodes/{eid}", tags=["Errata"])
+    async def delete_episode(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            return _json({"eid": eid, "deleted": await replay.delete(eid, principal(request))})
+
+        return await _typed(answer)
+
+    @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
+    async def get_state(request: Request, eid: str, t: str) -> Response:
+        async def answer() -> Response:
+            if not t.isdecimal() or len(t) > 18:
+                raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t!r}")
+            row = await replay.delivery(eid, int(t), principal(request))
+            headers = {
+                "ETag": f'"{wire_digest(row.digest)}"',
+                "X-Errata-T": str(row.t),
+                "X-Errata-Kind": row.wire_kind,
+                "Cache-Control": "private, immutable",
+            }
+            if request.headers.get("if-none-match") == headers["ETag"]:
+                return Response(status_code=304, headers=headers)
+            return Response(row.payload, media_type="application/json", headers=headers)
+
+        return await _typed(answer)
+
+    @app.post("/episodes/{eid}/fork", tags=["Errata"])
+    async def post_fork(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            try:
+                asked = ForkRequest.model_validate_json(await request.body())
+            except ValidationError as error:
+                raise InvalidRequest(
+                    'a fork request is {"t": 5, "request_id": "..."}', errors=json.loads(error.json(include_url=False))
+                ) from error
+            return _json((await replay.fork(eid, asked, principal(request))).model_dump(mode="json"))
+
+        return await _typed(answer)
+
+
+def register_mcp(app: FastAPI, door: McpDoor) -> None:
+    """Add our ``POST /mcp`` in place of upstream's."""
+
+    @app.post("/mcp")
+    async def post_mcp(request: Request) -> Response:
+        body = await request.body()
+        try:
+            data = json.loads(body)
+        except (ValueError, RecursionError):
+            response = JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR, "Parse error: Invalid JSON")
+            return _json(response.model_dump())
+        try:
+            rpc = JsonRpcRequest(**data)
+        except (ValidationError, TypeError) as error:
+            response = JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}")
+            return _json(response.model_dump())
+        answer = await door.over_http(rpc, body, principal(request))
+        return Response(answer, media_type="application/json") if isinstance(answer, bytes) else _json(answer)
+
+
+async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:
+    try:
+        return await answer()
+    except ErrataError as error:
+        headers = {"Retry-After": "5"} if error.retryable else {}
+        return _json(error.to_wire(), error.info.http_status, headers)
+
+
+def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(data, status_code=status, headers=headers)
