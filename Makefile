@@ -1,0 +1,52 @@
+# Every target does its own set-up: on a fresh Debian 12 or Ubuntu 24.04 `make demo` or `make test` is the first command.
+
+PYTHON_BIN := .cache/venv/bin/python
+PYTEST := $(PYTHON_BIN) -m pytest
+BENCHES := $(sort $(wildcard bench/bench_*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup base demo test test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install Debian packages (as root) and the Python environment, if they are missing
+	@scripts/setup.sh
+
+base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
+	@$(PYTHON_BIN) scripts/build_base.py
+
+demo: base ## a scripted agent fails in eight ways; state(t) and a fork repair it
+	@.cache/venv/bin/errata demo
+
+test: base ## all tests but the slow ones, on two cores
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos"
+
+test-chaos: base ## servers killed at random moments
+	@$(PYTEST) -m chaos
+
+test-unprivileged: setup ## the tests that need neither root nor a sandbox
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not sandbox"
+
+test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
+	@scripts/cleanroom.sh test demo
+
+test-full: check test test-chaos bench test-cleanroom ## everything
+
+check: setup ## style, types and import rules
+	@.cache/venv/bin/ruff check .
+	@.cache/venv/bin/ruff format --check .
+	@.cache/venv/bin/mypy
+	@.cache/venv/bin/lint-imports --no-logo
+
+bench: base ## run every benchmark once, small; `python bench/NAME.py` measures
+	@for bench in $(BENCHES); do echo "$$bench --smoke" && $(PYTHON_BIN) $$bench --smoke || exit 1; done
+
+lock: setup ## pin the dependencies anew, within what pyproject.toml allows
+	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
+	@.cache/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate \
+		--custom-compile-command "make lock" --extra dev -o requirements/dev.lock pyproject.toml
+
+clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
+	@rm -rf .cache/venv .cache/venv-* .cache/uv .cache/*.log .cache/setup.lock build dist *.egg-info
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
