@@ -100,6 +100,7 @@ class EnvironmentSpec:
         agent_text_version: Changes whenever the text of any observation would.
         tools: JSON-schema tool descriptions an agent may be given, by name.
         state_cls: ``"module:attribute"`` of the state class, empty for OpenEnv's own.
+        sandbox: It runs commands in sandboxes: a server on a machine that has none refuses to start.
     """
 
     name: str
@@ -110,3 +111,4 @@ class EnvironmentSpec:
     agent_text_version: str = "1"
     tools: tuple[dict[str, Any], ...] = field(default=())
     state_cls: str = ""
+    sandbox: bool = False

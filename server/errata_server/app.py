@@ -243,7 +243,7 @@ def create_app(
     """
     if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
         raise NotImplementedError(
-            "Errata does not serve OpenEnv's web interface yet: unset ENABLE_WEB_INTERFACE, or use openenv's own create_app"
+            "Errata does not serve OpenEnv's web interface yet: unset ENABLE_WEB_INTERFACE, or use openenv's create_app"
         )
     return create_fastapi_app(
         env,

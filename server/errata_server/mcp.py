@@ -15,7 +15,8 @@ from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, 
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionLost, SessionUnknown
 
 from .hosting import EnvHost
-from .sessions import Reply, Request, Session, Sessions
+from .session import Reply, Request, Session
+from .sessions import Sessions
 
 UpstreamHandler = Callable[..., Awaitable[JsonRpcResponse]]
 

@@ -38,7 +38,8 @@ from errata_protocol.replay import StateAtRequest
 
 from .mcp import McpDoor
 from .replay import Replay
-from .sessions import Reply, Request, Session, Sessions
+from .session import Reply, Request, Session
+from .sessions import Sessions
 
 log = logging.getLogger("errata.ws")
 

@@ -17,7 +17,7 @@ from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
 from .runtime import Runtime
-from .sessions import Session
+from .session import Session
 
 
 class Replay:

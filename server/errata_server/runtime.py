@@ -1,4 +1,4 @@
-"""What all environments served from one data directory share: journal, sandboxes, clock, ids, and the lock on it all."""
+"""What all environments served from one data directory share: journal, sandboxes, clock, ids, and its lock."""
 
 from __future__ import annotations
 
@@ -225,7 +225,8 @@ def _lock(directory: Path) -> int:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise JournalUnavailable(
-            f"the data directory {directory} is in use by process {owner or 'unknown'}: stop it or give another --data-dir"
+            f"the data directory {directory} is in use by process {owner or 'unknown'}: "
+            "stop it or give another --data-dir"
         ) from error
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -1,0 +1,117 @@
+"""The ``errata`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+
+from errata_protocol.errors import ErrataError
+
+from . import cli_base, cli_episodes
+
+cli = typer.Typer(
+    name="errata",
+    help="OpenEnv environments with error-site markers, state(t) replay and fork.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli.add_typer(cli_episodes.cli, name="episodes")
+cli.add_typer(cli_base.cli, name="base")
+cli.command("replay")(cli_episodes.replay)
+
+
+@cli.command()
+def serve(
+    environment: Annotated[str, typer.Argument(help="Installed environment (`terminal`) or module:attribute.")],
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Journal and sandbox layers. [default: user data directory]")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
+    base: Annotated[list[str] | None, typer.Option(help="Base tree of sandboxes, NAME=PATH; repeatable.")] = None,
+    mode: Annotated[str | None, typer.Option(help="simulation or production. [default: OPENENV_MODE]")] = None,
+    step_timeout: Annotated[
+        float, typer.Option(min=1, help="Infrastructure deadline of a reset or step, seconds.")
+    ] = 900.0,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Environment instances at once.")] = 10_000,
+    fsync: Annotated[bool, typer.Option(help="Sync the journal before each reply.")] = True,
+    log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve an environment."""
+    from . import log, serving
+    from .settings import Settings
+
+    log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
+    given: dict[str, object] = {
+        "data_dir": data_dir or cli_episodes.default_data_dir(),
+        "step_timeout_s": step_timeout,
+        "fsync": fsync,
+    }
+    if token is not None:
+        given["token"] = SecretStr(token)
+    if base:
+        given["base"] = dict(_base(entry) for entry in base)
+    bind = serving.Bind(host, port, insecure)
+    app, runtime = serving.build(environment, Settings(**given), bind=bind, mode=mode, max_sessions=max_sessions)  # type: ignore[arg-type]
+    serving.run(app, runtime, bind)
+
+
+@cli.command()
+def environments(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List installed environments."""
+    import json
+
+    from .loading import installed
+
+    found = {name: point.value for name, point in sorted(installed().items())}
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        for name, value in found.items():
+            typer.echo(f"{name:24} {value}")
+
+
+@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(context: typer.Context, name: Annotated[str, typer.Argument(help="Which demo.")] = "terminal") -> None:
+    """Run the main job on real input: a scripted agent, markers, state(t), a crash, a fork."""
+    demos = {point.name: point for point in entry_points(group="errata.demos")}
+    if name not in demos:
+        raise typer.BadParameter(f"no demo {name!r}; there are: {', '.join(sorted(demos)) or 'none'}")
+    raise typer.Exit(demos[name].load()(context.args))
+
+
+def _base(entry: str) -> tuple[str, Path]:
+    name, separator, path = entry.partition("=")
+    if not separator or not name or not path:
+        raise typer.BadParameter(f"--base takes NAME=PATH, not {entry!r}")
+    return name, Path(path)
+
+
+def main() -> None:
+    """Run the command; an expected failure is one line on standard error and exit status 1."""
+    try:
+        cli()
+    except ErrataError as error:
+        print(f"errata: {error.message}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

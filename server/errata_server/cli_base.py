@@ -1,0 +1,42 @@
+"""``errata base``: the read-only tree below every sandbox."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .sandbox.base_tree import build_base, find_base
+
+cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True)
+
+
+@cli.command("build")
+def build(
+    name: Annotated[str, typer.Argument(help="Name of the tree.")] = "default",
+    directory: Annotated[Path | None, typer.Option(help="Directory of bases. [default: user cache]")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Package mirror. [default: this machine's]")] = None,
+    suite: Annotated[str | None, typer.Option(help="Release. [default: this machine's]")] = None,
+) -> None:
+    """Build a base tree, unless the same recipe was built before."""
+    made = build_base(
+        name, directory=directory, mirror=mirror, suite=suite, progress=lambda line: print(line, file=sys.stderr)
+    )
+    typer.echo(made.root)
+
+
+@cli.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Name or id of a tree.")] = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say where a base tree is."""
+    found = find_base(name)
+    typer.echo(
+        json.dumps({"name": found.name, "id": found.id, "root": str(found.root)})
+        if as_json
+        else f"{found.id} {found.root}"
+    )

@@ -1,0 +1,237 @@
+"""``errata episodes`` and ``errata replay``: read a journal, of a running server or on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, error_from_wire
+from errata_protocol.payload import digest
+from errata_protocol.replay import EpisodeDetail, EpisodePage, observation_of
+
+from .auth import principal_of
+from .loading import installed, load_spec
+from .runtime import Runtime, owner_url
+from .settings import Settings
+
+cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True)
+
+T = TypeVar("T")
+DataDir = Annotated[Path | None, typer.Option(help="Journal to read. [default: user data directory]")]
+Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+def default_data_dir() -> Path:
+    """Return where ``errata serve`` keeps its journal unless told otherwise."""
+    configured = os.environ.get("ERRATA_DATA_DIR")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata"
+
+
+@cli.callback()
+def episodes(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="At most this many.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")] = None,
+    environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
+    error_kind: Annotated[str | None, typer.Option(help="Only with a turn marked so.")] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """List episodes, newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    query = {"limit": limit, "cursor": cursor, "environment": environment, "error_kind": error_kind}
+    with _Source(data_dir, url) as source:
+        page = source.page(query)
+    if as_json:
+        typer.echo(page.model_dump_json())
+        return
+    table = Table("eid", "environment", "age", "turns", "reward", "done", "error kinds", box=None)
+    for e in page.episodes:
+        kinds = " ".join(f"{kind}:{n}" for kind, n in e.error_kinds.items())
+        table.add_row(
+            e.eid, e.environment, _age(e.created), str(e.deliveries), f"{e.reward:g}", "yes" if e.done else "", kinds
+        )
+    Console().print(table)
+    if page.next is not None:
+        typer.echo(f"more: errata episodes --cursor {page.next}")
+
+
+@cli.command("show")
+def show(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
+    """Show the turns of one episode."""
+    with _Source(data_dir, url) as source:
+        _print_detail(source.detail(eid), as_json)
+
+
+@cli.command("delete")
+def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
+    """Delete episodes and the sandbox layers that only they named."""
+    deleted = {}
+    with _Source(data_dir, url, writes=True) as source:
+        for eid in eids:
+            deleted[eid] = source.delete(eid)
+    typer.echo(
+        json.dumps(deleted) if as_json else "\n".join(f"{e}: {n} deliveries deleted" for e, n in deleted.items())
+    )
+
+
+def replay(
+    eid: Annotated[str, typer.Argument(help="Episode.")],
+    t: Annotated[int | None, typer.Argument(min=0, help="Delivery; without it the turns are listed.")] = None,
+    agent_text: Annotated[bool, typer.Option(help="Print what the agent read instead of the payload.")] = False,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Print the exact bytes the agent was sent at step T, their digest checked."""
+    with _Source(data_dir, url) as source:
+        if t is None:
+            _print_detail(source.detail(eid), as_json)
+            return
+        payload, told, kind = source.state(eid, t)
+        if digest(payload) != told:
+            raise JournalUnavailable(f"t={t} of {eid} does not match its digest {told}: the journal is damaged")
+        if agent_text:
+            environment = source.detail(eid).environment
+            if environment not in installed():
+                raise InvalidRequest(
+                    f"the environment {environment!r} is not installed here: its agent_text is unknown"
+                )
+            typer.echo(load_spec(environment).agent_text(observation_of(json.loads(payload))))
+        elif as_json:
+            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, "data": json.loads(payload)}))
+        else:
+            sys.stdout.buffer.write(payload + (b"\n" if sys.stdout.isatty() else b""))
+            sys.stdout.buffer.flush()
+
+
+def _print_detail(detail: EpisodeDetail, as_json: bool) -> None:
+    if as_json:
+        typer.echo(detail.model_dump_json())
+        return
+    typer.echo(f"{detail.eid} of {detail.environment}, reward {detail.reward:g}{', done' if detail.done else ''}")
+    if detail.origin is not None:
+        typer.echo(f"forked from {detail.origin.eid} at t={detail.origin.t}")
+    table = Table("t", "kind", "reward", "error kind", "hint", "digest", box=None)
+    for turn in detail.turns:
+        reward = "" if turn.reward is None else f"{turn.reward:g}"
+        short = turn.digest.removeprefix("sha256:")[:16]
+        table.add_row(str(turn.t), turn.kind, reward, turn.error_kind or "", turn.hint_template_key or "", short)
+    Console().print(table)
+
+
+def _age(created: float) -> str:
+    seconds = max(0, int(time.time() - created))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+class _Source:
+    """A journal to read: over HTTP, or straight from its directory.
+
+    A directory is read in place also while a server runs on it; deleting goes through the server then.
+    """
+
+    def __init__(self, data_dir: Path | None, url: str | None, *, writes: bool = False) -> None:
+        self._token = os.environ.get("ERRATA_TOKEN")
+        self._url = url
+        self._runtime: Runtime | None = None
+        self._directory = data_dir or default_data_dir()
+        if url is None and not (self._directory / "journal.db").exists():
+            raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
+        if url is None and writes:
+            self._take_or_ask()
+
+    def _take_or_ask(self) -> None:
+        try:
+            self._runtime = Runtime(Settings(data_dir=self._directory))
+        except JournalUnavailable:
+            self._url = owner_url(self._directory)
+            if self._url is None:
+                raise
+
+    def __enter__(self) -> _Source:
+        if self._url is None and self._runtime is None:
+            from .journal import SqliteJournal
+
+            journal = SqliteJournal(self._directory / "journal.db")
+            self._runtime = Runtime(Settings(data_dir=None), journal=journal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runtime is not None:
+            asyncio.run(self._runtime.close())
+
+    @property
+    def _principal(self) -> str | None:
+        return principal_of(self._token) if self._token else None
+
+    def page(self, query: dict[str, Any]) -> EpisodePage:
+        if self._url is not None:
+            params = {k: v for k, v in query.items() if v is not None}
+            return EpisodePage.model_validate_json(self._http("GET", "/episodes", params=params).content)
+        return self._local(lambda r: r.page(**query, principal=self._principal))
+
+    def detail(self, eid: str) -> EpisodeDetail:
+        if self._url is not None:
+            return EpisodeDetail.model_validate_json(self._http("GET", f"/episodes/{eid}").content)
+        return self._local(lambda r: r.detail(eid, self._principal))
+
+    def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
+        if self._url is not None:
+            found = self._http("GET", f"/episodes/{eid}/states/{t}")
+            return found.content, found.headers["etag"].strip('"'), found.headers["x-errata-kind"]
+        row = self._local(lambda r: r.delivery(eid, t, self._principal))
+        return row.payload, f"sha256:{row.digest.hex()}", row.wire_kind
+
+    def delete(self, eid: str) -> int:
+        if self._url is not None:
+            return int(self._http("DELETE", f"/episodes/{eid}").json()["deleted"])
+        return self._local(lambda r: r.delete(eid, self._principal))
+
+    def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
+        from .replay import Replay
+
+        assert self._runtime is not None
+        replay_ = Replay(self._runtime)
+
+        async def call() -> T:
+            return await read(replay_)
+
+        return asyncio.run(call())
+
+    def _http(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        assert self._url is not None
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            answer = httpx.request(method, self._url.rstrip("/") + path, headers=headers, timeout=60, **kwargs)
+        except httpx.HTTPError as error:
+            raise JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?") from error
+        if answer.is_error:
+            raise _error_of(answer)
+        return answer
+
+
+def _error_of(answer: httpx.Response) -> ErrataError:
+    try:
+        return error_from_wire(answer.json())
+    except ValueError:
+        return JournalUnavailable(f"{answer.request.url.path}: HTTP {answer.status_code}")

@@ -1,0 +1,77 @@
+"""One session, and what passes the seam between a door and it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv.core.env_server.types import Action
+
+from errata_protocol.environment import Recovery
+
+from .hosting import EnvHost
+from .journal.base import RecordKind, SessionRow
+from .turnstile import Turnstile
+
+McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A mutating request as a door hands it over.
+
+    Args:
+        kind: reset, step or mcp.
+        data: Request bytes as journaled.
+        reset: Arguments of a reset.
+        action: Validated action of a step.
+        call: What a tools/call does with the environment; returns the JSON-RPC response.
+        id: Request id, None on plain sockets.
+    """
+
+    kind: RecordKind
+    data: bytes
+    reset: dict[str, Any] = field(default_factory=dict)
+    action: Action | None = None
+    call: McpCall | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A committed delivery: the exact payload and where it stands."""
+
+    eid: str
+    t: int
+    payload: bytes
+    digest: str
+
+
+class Session:
+    """One environment instance over time. Position and host change only while `turn` is held."""
+
+    def __init__(self, row: SessionRow, *, committed: bool) -> None:
+        self.row = row
+        self.committed = committed
+        self.turn = Turnstile()
+        self.host: EnvHost | None = None
+        self.eid: str | None = None
+        self.t: int | None = None
+        self.given_out = row.given_out
+        self.attached: object | None = None
+        self.detached_at: float | None = None
+        self.lost: str | None = None
+        self.opening = False
+        self.closing = False
+        self.closed = False
+
+    @property
+    def sid(self) -> str:
+        """The session id: a capability, never logged."""
+        return self.row.sid
+
+    @property
+    def recoverable(self) -> bool:
+        """It can be closed and continued later from its last commit."""
+        return self.row.recovery == Recovery.SNAPSHOT
