@@ -228,7 +228,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             The JSON-RPC ``result``.
 
         Raises:
-            ServiceError: The tool call failed; nothing was delivered.
+            ServiceError: The tool call failed; `t` tells whether that was a delivery.
         """
         self._enter()
         params = {"name": name, "arguments": arguments or {}}

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from errata_protocol.capabilities import PROBE, Capabilities
-from errata_protocol.errors import InvalidRequest
+from errata_protocol.errors import InvalidRequest, SessionUnknown
 from errata_protocol.replay import Kind
 
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
@@ -83,10 +83,26 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
     async def open_socket(self) -> None:
         """Open the socket, to the given-out session if there is one, and learn what the server can do.
 
+        A session whose last socket the server has not given up yet (a request of it may still run) refuses another;
+        that is asked again until ``connect_timeout_s`` is over.
+
         Raises:
             ConnectionError: The server cannot be reached or closed the socket at once.
             ErrataError: The server refused, e.g. CAPACITY_REACHED or an unknown session.
         """
+        clock = asyncio.get_running_loop().time
+        deadline, pause_s = clock() + self._connect_timeout, 0.02
+        while True:
+            try:
+                await self._open_once()
+                return
+            except SessionUnknown as refusal:
+                if "already has an attached" not in refusal.message or clock() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    async def _open_once(self) -> None:
         plain_url = self._ws_url
         self._connecting = True  # upstream calls close() when it cannot connect: that must not end the session
         try:
@@ -170,6 +186,14 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             self.drop_socket()
             raise FrameInvalid(f"the server answered with {frame.type!r} where {expected!r} was due: socket dropped")
         return frame
+
+    async def _disconnect_async(self) -> None:
+        """Close the socket; a given-out session is only left, which a ``close`` message would end."""
+        if self._session_id is None:
+            await super()._disconnect_async()
+            return
+        self.drop_socket()
+        await self._drain_pending_close_tasks()
 
     def drop_socket(self) -> None:
         """Forget the socket and close it in the background, without a farewell. Never blocks."""

@@ -68,6 +68,7 @@ class FakeErrata:
         refusals: Error data for the first frame of the next sockets, which are then closed.
         muted: Released each time a ``mute`` fault has acted.
         broken_forks: How many fork requests are dropped after they acted.
+        busy_attaches: How many attaches find the session still tied to another socket.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class FakeErrata:
         self.fork_requests: list[str] = []
         self.refusals: list[dict[str, Any]] = []
         self.broken_forks = 0
+        self.busy_attaches = 0
         self.muted = threading.Semaphore(0)
         self.app = Starlette(
             routes=[
@@ -126,11 +128,17 @@ class FakeErrata:
             await socket.send_text(json.dumps({"type": "error", "data": data}))
             await socket.close()
             return
+        if wanted is not None and self.busy_attaches:
+            self.busy_attaches -= 1
+            await socket.send_text(error(f"Session {wanted} already has an attached WebSocket", "SESSION_ERROR"))
+            await socket.close()
+            return
         session = self.sessions[wanted] if wanted else Session("plain")
         try:
             while True:
                 message = json.loads(await socket.receive_text())
                 if message["type"] == "close":
+                    self.sessions.pop(session.id, None)
                     await socket.close()
                     return
                 if not await self.answer(socket, session, message):

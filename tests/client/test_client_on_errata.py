@@ -328,6 +328,18 @@ async def test_a_server_that_lost_acknowledged_deliveries_is_found_out(errata: F
             await client.reattach()
 
 
+async def test_a_session_still_tied_to_its_lost_socket_is_asked_again(errata: FakeErrata, errata_url: str) -> None:
+    client = ErrataClient(errata_url, durable=True, connect_timeout_s=0.5)
+    await client.reset()
+    errata.busy_attaches = 3
+    await client.reattach()
+    assert (client.t, errata.busy_attaches) == (0, 0)
+    errata.busy_attaches = 10**6
+    with pytest.raises(SessionUnknown, match="already has an attached"):
+        await client.reattach()
+    await client.close()
+
+
 async def test_an_unknown_session_is_refused(errata_url: str) -> None:
     with pytest.raises(SessionUnknown):
         await ErrataClient(errata_url, session_id="nobody").connect()

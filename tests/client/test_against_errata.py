@@ -1,0 +1,201 @@
+"""`ErrataClient` against the real server: the two halves of PROTOCOL A, C and G meet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import served
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+from errata_client import ErrataClient
+from errata_protocol.environment import Snapshot
+from errata_protocol.errors import (
+    EnvironmentFailed,
+    InvalidRequest,
+    NoReset,
+    SessionUnknown,
+    StateOutOfRange,
+    UnknownEpisode,
+)
+from errata_protocol.payload import digest
+from errata_server.app import create_app
+from errata_server.runtime import Runtime
+from errata_server.settings import Settings
+
+
+class AddAction(Action):
+    """What to add."""
+
+    amount: int
+
+
+class SumObservation(Observation):
+    """The sum so far."""
+
+    total: int = 0
+    note: str = ""
+
+
+class AddingEnvironment(Environment):
+    """Adds up; can be saved and continued."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = State()
+        self.total = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> SumObservation:
+        """Start from nothing."""
+        self._state, self.total = State(episode_id=episode_id, step_count=0), 0
+        return SumObservation(note="é\u2028")
+
+    def step(self, action: AddAction, timeout_s: float | None = None, **kwargs: Any) -> SumObservation:
+        """Add."""
+        if action.amount < 0:
+            raise ValueError("only forward")
+        self._state.step_count += 1
+        self.total += action.amount
+        return SumObservation(total=self.total, reward=float(action.amount))
+
+    @property
+    def state(self) -> State:
+        """The state."""
+        return self._state
+
+    async def snapshot(self) -> Snapshot:
+        """Save."""
+        return Snapshot(json.dumps([self.total, self._state.step_count]).encode())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Continue."""
+        self.total, steps = json.loads(snapshot.state)
+        self._state = State(step_count=steps)
+
+
+def errata_app(data_dir: Path | None = None) -> Any:
+    """Return a real Errata application around the adding environment."""
+    runtime = Runtime.of(Settings(data_dir=data_dir, sandbox="fake"))
+    return create_app(
+        AddingEnvironment, AddAction, SumObservation, env_name="adding", max_concurrent_envs=32, runtime=runtime
+    )
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """Base URL of a real Errata server that keeps its journal in memory."""
+    with served(errata_app()) as url:
+        yield url
+
+
+async def test_state_at_gives_the_bytes_of_every_delivery(server_url: str) -> None:
+    async with ErrataClient(server_url) as client:
+        capabilities = await client.capabilities()
+        assert capabilities is not None
+        assert capabilities.environment == "adding"
+        await client.reset()
+        for amount in range(1, 20):
+            await client.step({"amount": amount})
+        received = await client.history()
+        assert [s.t for s in received] == list(range(20))
+        for state in received:
+            replayed = await client.state_at(state.t)
+            assert (replayed.payload, replayed.digest, replayed.kind) == (state.payload, state.digest, state.kind)
+            assert replayed.digest == digest(replayed.payload)
+            assert (replayed.source, state.source) == ("server", "history")
+        assert (await client.state())["step_count"] == 19
+        eid = client.eid
+    fetched = await ErrataClient(server_url).history(eid)
+    assert [s.payload for s in fetched] == [s.payload for s in received]
+    assert {s.source for s in fetched} == {"server"}
+
+
+async def test_errors_of_the_server_keep_their_types(server_url: str) -> None:
+    async with ErrataClient(server_url) as client:
+        with pytest.raises(NoReset):
+            await client.state_at(0)
+        await client.reset()
+        with pytest.raises(EnvironmentFailed, match="only forward"):
+            await client.step({"amount": -1})
+        with pytest.raises(InvalidRequest):
+            await client.step({"nonsense": 1})
+        assert client.t == 0
+        with pytest.raises(StateOutOfRange) as caught:
+            await client.state_at(7)
+        assert caught.value.details["deliveries"] == 1
+        for request in (client.state_at(0, "nobody"), client.history("nobody"), client.fork(0, eid="nobody")):
+            with pytest.raises(UnknownEpisode):
+                await request
+        with pytest.raises(StateOutOfRange):
+            await client.fork(3)
+        assert (await client.step({"amount": 5})).reward == 5.0
+    with pytest.raises(SessionUnknown):
+        await ErrataClient(server_url, session_id="nobody").connect()
+
+
+async def test_a_fork_goes_its_own_way(server_url: str) -> None:
+    client = ErrataClient(server_url, action_cls=AddAction, observation_cls=SumObservation)
+    async with client:
+        await client.reset()
+        for amount in (1, 2, 100):
+            await client.step(AddAction(amount=amount))
+        child = await client.fork(2)
+        result = await child.step(AddAction(amount=3))
+        assert (result.observation.total, child.t) == (6, 1)
+        assert (await client.step(AddAction(amount=1))).observation.total == 104
+        grandchild = await child.fork(1)
+        assert (await grandchild.step(AddAction(amount=4))).observation.total == 10
+        totals = [json.loads(s.payload)["observation"]["total"] for s in await grandchild.history()]
+        assert totals == [0, 1, 3, 6, 10]
+        stranger = await ErrataClient(server_url).history(grandchild.eid)
+        assert [s.payload for s in stranger] == [s.payload for s in await grandchild.history()]
+
+
+async def test_a_durable_session_is_left_and_found_again(server_url: str) -> None:
+    async with ErrataClient(server_url, durable=True) as client:
+        await client.reset()
+        await client.step({"amount": 2})
+    async with ErrataClient(server_url, session_id=client.session_id) as other:
+        assert (other.eid, other.t) == (client.eid, 1)
+        assert (await other.step({"amount": 3})).observation["total"] == 5
+        await other.reattach()
+        assert (await other.step({"amount": 4})).observation["total"] == 9
+        assert [s.t for s in await other.history()] == [0, 1, 2, 3]
+        await other.end_session()
+        with pytest.raises(SessionUnknown):
+            await other.reattach()
+
+
+async def test_the_journal_outlives_the_server(tmp_path: Path) -> None:
+    with served(errata_app(tmp_path)) as url:
+        port = int(url.rpartition(":")[2])
+        client = ErrataClient(url, durable=True)
+        await client.reset()
+        await client.step({"amount": 2})
+        before = await client.history()
+        await client.disconnect()
+    with served(errata_app(tmp_path), port):
+        await client.reattach()
+        assert client.t == 1
+        assert (await client.state_at(1)).payload == before[1].payload
+        assert (await client.step({"amount": 3})).observation["total"] == 5
+        child = await client.fork(1)
+        assert (await child.step({"amount": 10})).observation["total"] == 12
+        await client.close()
+
+
+def test_the_blocking_form_replays_and_forks(server_url: str) -> None:
+    with ErrataClient(server_url).sync() as client:
+        client.reset()
+        client.step({"amount": 1})
+        client.step({"amount": 1})
+        child = client.fork(1)
+        assert child.step({"amount": 5}).observation["total"] == 6
+        assert child.state_at(0).payload == client.state_at(1).payload
+        assert len(child.history()) == 3
