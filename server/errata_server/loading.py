@@ -55,8 +55,7 @@ def load_factory(spec: EnvironmentSpec) -> Any:
 
 def load_state_cls(spec: EnvironmentSpec) -> type[State]:
     """Return the environment's state class, OpenEnv's own by default."""
-    found = _attribute(spec.state_cls) if spec.state_cls else State
-    return found  # type: ignore[no-any-return]
+    return _attribute(spec.state_cls) if spec.state_cls else State  # type: ignore[no-any-return]
 
 
 def _attribute(target: str) -> Any:

@@ -148,7 +148,8 @@ def _listen(bind: Bind) -> socket.socket:
         listening.listen(4096)
     except OSError as error:
         raise InvalidRequest(
-            f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; give another --port (0 takes a free one)"
+            f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; "
+            "give another --port (0 takes a free one)"
         ) from error
     return listening
 
