@@ -24,7 +24,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_protocol.payload import digest
-from errata_protocol.replay import EpisodeDetail, Kind, StateAt
+from errata_protocol.replay import Kind, StateAt
 
 from .codec import Codec
 from .fallback import DeliveryLog
@@ -66,9 +66,9 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         mode: str | None = None,
         headers: dict[str, str] | None = None,
         *,
-        action_cls: type[Any] | None = None,
-        observation_cls: type[Any] | None = None,
-        state_cls: type[Any] | None = None,
+        action_cls: type[ActT] | None = None,
+        observation_cls: type[ObsT] | None = None,
+        state_cls: type[StateT] | None = None,
         session_id: str | None = None,
         durable: bool = False,
     ) -> None:
@@ -88,7 +88,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         self._durable = durable
         self._ends_at_close = False
         self._log = DeliveryLog()
-        self._lineage = Lineage(self._log, self._fetch, self._describe)
+        self._lineage = Lineage(self._log, self._fetch, lambda eid: self._http().episode(eid))
         self._in_doubt: str | None = None
         self._closed = False
         self._door: HttpDoor | None = None
@@ -159,10 +159,9 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         if target is None:
             return []
         if not self._offers("state_at"):
-            kept = self._log.kept(target)
-            if not kept and target != self._log.eid:
-                raise UnknownEpisode(target)
-            return kept
+            if kept := self._log.kept(target):
+                return kept
+            raise UnknownEpisode(target)
         return await self._lineage.trace(target)
 
     async def fork(self, t: int, *, eid: str | None = None) -> ErrataClient[ActT, ObsT, StateT]:
@@ -254,12 +253,13 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         """Connect and return the blocking form: ``with ErrataClient(url) as client`` is sync code."""
         return self.sync().connect()
 
+    def __exit__(self, *exc_info: object) -> None:
+        self.sync().close()
+
     async def __aenter__(self) -> Self:
         """Connect, as `EnvClient` does."""
         await super().__aenter__()
         return self
-
-    # -- what EnvClient asks of a subclass, and its seams -------------------------------------------------------------
 
     def _step_payload(self, action: ActT) -> dict[str, Any]:
         return self._codec.action(action)
@@ -328,8 +328,6 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
                 if self._door is not None:
                     await self._door.aclose()
 
-    # -- requests -----------------------------------------------------------------------------------------------------
-
     def _enter(self) -> None:
         """Claim async use of this client, unless the blocking form called from its own loop."""
         if self._execution_mode != "sync" or self._sync_client is None or not self._sync_client.owns_running_loop():
@@ -364,16 +362,16 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         position = self._capabilities.session if self._capabilities is not None else None
         if self._session_id is None or position is None or position.eid is None or position.t is None:
             return
-        known = self._log.t
-        if position.eid == self._log.eid and known is not None and position.t < known:
+        eid, t = position.eid, position.t
+        if eid == self.eid and self.t is not None and t < self.t:
             self.drop_socket()
             raise SessionLost(
-                f"the server has episode {position.eid} at t={position.t} but delivered t={known} before: "
-                "acknowledged deliveries are gone, reset to start another episode",
-                eid=position.eid,
-                t=position.t,
+                f"the server has episode {eid} at t={t} but delivered t={self.t} before: acknowledged deliveries are "
+                "gone; fork what is left, or open another session",
+                eid=eid,
+                t=t,
             )
-        self._log.move(position.eid, position.t)
+        self._log.move(eid, t)
 
     def _settle(self) -> None:
         """An explicit connect of an Errata session told its position, so a lost reply is no longer in doubt."""
@@ -409,17 +407,16 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         """The server may or may not have acted: refuse to act again until the caller has looked."""
         if self._session_id is None:
             return
-        lost = f"the reply to a {kind} after t={self.t} was lost"
+        way_out = "call reattach() and compare t before the next step"
         if self._capabilities is None:
-            self._in_doubt = f"{lost} and this server keeps no record of it: reset to start another episode"
-        else:
-            self._in_doubt = f"{lost}: call reattach() and compare t before the next step"
+            way_out = "this server keeps no record of it: reset to start another episode"
+        self._in_doubt = f"the reply to a {kind} after t={self.t} was lost: {way_out}"
 
     def _received(self, kind: Kind, frame: Frame) -> None:
         """Verify and keep a delivery. An error frame never comes here: it replaces a delivery and has no t."""
         stamp = frame.stamp
         if stamp is None:
-            if kind == "mcp" and frame.data.get("error") is not None:
+            if kind == "mcp" and (not isinstance(frame.data, dict) or frame.data.get("error") is not None):
                 return
             if self._offers("state_at"):
                 raise FrameInvalid(f"the server delivered a {kind} without eid, t and digest")
@@ -451,6 +448,3 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         # The socket knows the episodes of its session; the journal knows those of all.
         assert target is not None
         return await self._http().state_at(target, t)
-
-    async def _describe(self, eid: str) -> EpisodeDetail:
-        return await self._http().episode(eid)

@@ -19,14 +19,14 @@ class Codec:
     """Which classes a client speaks in; None stands for plain mappings, as `GenericEnvClient` has it.
 
     Args:
-        action_cls: Actions given as mappings are validated by it before they are sent.
+        action_cls: A Pydantic class, as the others are. Actions given as mappings are validated by it.
         observation_cls: What `StepResult.observation` is.
         state_cls: What ``state()`` returns.
     """
 
-    action_cls: type[BaseModel] | None = None
-    observation_cls: type[BaseModel] | None = None
-    state_cls: type[BaseModel] | None = None
+    action_cls: type[Any] | None = None
+    observation_cls: type[Any] | None = None
+    state_cls: type[Any] | None = None
 
     def action(self, action: Any) -> dict[str, Any]:
         """Return the ``data`` of a step.
@@ -72,7 +72,7 @@ class Codec:
         return payload if self.state_cls is None else _fit(self.state_cls, payload)
 
 
-def _fit(cls: type[BaseModel], fields: Any) -> BaseModel:
+def _fit(cls: type[Any], fields: Any) -> Any:
     try:
         return cls.model_validate(fields)
     except ValidationError as error:

@@ -114,9 +114,9 @@ class HttpDoor:
         client = self._client_here()
         try:
             response = await client.request(method, self._base + path, json=body)
-        except httpx.TimeoutException as error:
-            raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error
         except httpx.TransportError as error:
+            if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+                raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error
             raise ConnectionError(f"{method} {self._base}{path} failed: {error}") from error
         if response.is_success:
             return response

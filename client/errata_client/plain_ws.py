@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 from urllib.parse import quote
 
 from openenv.core.env_client import EnvClient
 from pydantic import ValidationError
+from typing_extensions import TypeVar
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from errata_protocol.capabilities import PROBE, Capabilities
-from errata_protocol.errors import InvalidRequest, SessionUnknown
+from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
 from errata_protocol.replay import Kind
 
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
 
-ActT = TypeVar("ActT")
-ObsT = TypeVar("ObsT")
-StateT = TypeVar("StateT")
+# With defaults, so that `client = ErrataClient(url)` needs no annotation.
+ActT = TypeVar("ActT", default=Any)
+ObsT = TypeVar("ObsT", default=Any)
+StateT = TypeVar("StateT", default=Any)
 
 _REPLY_TYPES = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 
@@ -109,12 +111,17 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             if self._session_id is not None:
                 self._ws_url = f"{plain_url}?session_id={quote(self._session_id, safe='')}"
             await super()._connect_async()
+        except ConnectionError as error:  # whoever reads a session id in a log could attach to the session
+            text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
+            raise ConnectionError(text) from error.__cause__
         finally:
             self._connecting = False
             if self._ws_url is not None:  # a provider that was stopped took its address with it
                 self._ws_url = plain_url
         try:
             self._capabilities = await self._probe()
+            if self._capabilities is None and self._session_id is not None:
+                await self._check_attached(self._session_id)
         except ConnectionClosed as error:
             self.drop_socket()
             raise ConnectionError(f"Failed to connect to {plain_url}: closed before any answer: {error}") from error
@@ -136,6 +143,18 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         if refusal.code == "UNKNOWN_TYPE":
             return None
         raise refusal
+
+    async def _check_attached(self, session_id: str) -> None:
+        """Refuse a vanilla server before 0.5, which ignores ``?session_id=`` and gives a fresh environment instead.
+
+        Within a socket ``openenv/session/create`` makes nothing: it answers the socket's own session.
+        """
+        request = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+        frame = self.expect(await self.exchange(self.encode({"type": "mcp", "data": request})), "mcp")
+        match frame.data:
+            case {"result": {"session_id": str(attached)}} if attached == session_id:
+                return
+        raise NotSupported("this server does not attach to sessions (openenv < 0.5): connect without durable=True")
 
     @staticmethod
     def encode(message: dict[str, Any]) -> str:

@@ -68,6 +68,7 @@ class FakeErrata:
         refusals: Error data for the first frame of the next sockets, which are then closed.
         muted: Released each time a ``mute`` fault has acted.
         broken_forks: How many fork requests are dropped after they acted.
+        ignores_session_id: Every socket gets a session of its own, as before openenv 0.5.
         busy_attaches: How many attaches find the session still tied to another socket.
     """
 
@@ -84,6 +85,7 @@ class FakeErrata:
         self.refusals: list[dict[str, Any]] = []
         self.broken_forks = 0
         self.busy_attaches = 0
+        self.ignores_session_id = False
         self.muted = threading.Semaphore(0)
         self.app = Starlette(
             routes=[
@@ -122,7 +124,7 @@ class FakeErrata:
             await socket.send_text(json.dumps({"type": "error", "data": self.refusals.pop(0)}))
             await socket.close()
             return
-        wanted = socket.query_params.get("session_id")
+        wanted = None if self.ignores_session_id else socket.query_params.get("session_id")
         if wanted is not None and wanted not in self.sessions:
             data = {"message": f"Unknown session_id: {wanted}", "code": "SESSION_ERROR"}
             await socket.send_text(json.dumps({"type": "error", "data": data}))
@@ -164,6 +166,10 @@ class FakeErrata:
             return True
         if kind == "state":
             await socket.send_text(self.replay(session, message["data"]) if "data" in message else self.live(session))
+            return True
+        if kind == "mcp" and message["data"]["method"] == "openenv/session/create":
+            result = {"jsonrpc": "2.0", "id": 1, "result": {"session_id": session.id}}
+            await socket.send_text(json.dumps({"type": "mcp", "data": result}))
             return True
         session.count = 0 if kind == "reset" else session.count + 1
         text = message["data"].get("text", "") if kind != "mcp" else message["data"]["params"]["name"]

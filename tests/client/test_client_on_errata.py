@@ -340,6 +340,22 @@ async def test_a_session_still_tied_to_its_lost_socket_is_asked_again(errata: Fa
     await client.close()
 
 
+async def test_a_vanilla_server_too_old_to_attach_is_found_out(errata: FakeErrata, errata_url: str) -> None:
+    errata.ignores_session_id = True
+    errata.faults["capabilities"] = [{"message": "Unknown message type", "code": "UNKNOWN_TYPE"}]
+    with pytest.raises(NotSupported, match="durable"):
+        await ErrataClient(errata_url, durable=True).connect()
+
+
+async def test_a_session_id_stands_in_no_error_text(errata: FakeErrata) -> None:
+    with served(errata.app) as url:
+        client = ErrataClient(url, durable=True)
+        await client.connect()
+    with pytest.raises(ConnectionError) as caught:
+        await client.reattach()
+    assert str(client.session_id) not in str(caught.value)
+
+
 async def test_an_unknown_session_is_refused(errata_url: str) -> None:
     with pytest.raises(SessionUnknown):
         await ErrataClient(errata_url, session_id="nobody").connect()

@@ -218,8 +218,8 @@ def test_one_client_is_not_used_in_both_ways(stock_url: str) -> None:
 
 
 def test_a_client_made_in_a_loop_that_ended_goes_on_in_another(stock_url: str) -> None:
-    async def made() -> ErrataClient[dict[str, object], dict[str, object], dict[str, object]]:
-        client: ErrataClient[dict[str, object], dict[str, object], dict[str, object]] = ErrataClient(stock_url)
+    async def made() -> ErrataClient:
+        client = ErrataClient(stock_url)
         await client.connect()
         return client
 
