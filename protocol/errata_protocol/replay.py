@@ -36,7 +36,7 @@ class StateAtRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    t: int = Field(ge=0)
+    t: int = Field(ge=0, lt=2**53)
     eid: str | None = Field(default=None, min_length=1, max_length=128)
 
 
@@ -45,7 +45,7 @@ class ForkRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    t: int = Field(ge=0)
+    t: int = Field(ge=0, lt=2**53)
     request_id: str = Field(min_length=1, max_length=255)
 
 

@@ -114,17 +114,19 @@ class Runtime:
                 await self.journal.commit(SessionChange(row.sid, status="closed"))
             elif row.recovery != Recovery.SNAPSHOT:
                 await self.journal.commit(SessionChange(row.sid, status="lost"))
-        if self.data_dir is not None and (self.data_dir / "sandboxes").exists():
-            try:
-                report = await self.collect()
-            except SandboxUnavailable as error:
-                log.error("sandboxes of an earlier server cannot be cleaned up: %s", error)
-            else:
-                if report.layers or report.sandboxes:
-                    log.info("dropped %d uncommitted layers, %d dead sandboxes", report.layers, report.sandboxes)
+        try:
+            report = await self.collect()
+        except SandboxUnavailable as error:
+            log.error("sandboxes of an earlier server cannot be cleaned up: %s", error)
+        else:
+            if report.layers or report.sandboxes:
+                log.info("dropped %d uncommitted layers, %d dead sandboxes", report.layers, report.sandboxes)
 
     async def collect(self) -> CollectReport:
-        """Delete every sandbox layer that no retained journal row names."""
+        """Delete every sandbox layer that no retained journal row names; nothing where there never was a sandbox."""
+        left_behind = self.data_dir is not None and (self.data_dir / "sandboxes").exists()
+        if self._sandboxes is None and not left_behind:
+            return CollectReport()
         await self.sandboxes.start()
         return await self.sandboxes.collect(await self.read(self.journal.refs))
 

@@ -1,0 +1,58 @@
+"""A connection that speaks frames, for tests of the plain door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from errata_server.app import create_fastapi_app
+from errata_server.settings import Settings
+
+from .environments import CountAction, CountEnvironment, CountObservation
+
+
+class Socket:
+    """One ``/ws`` connection."""
+
+    def __init__(self, ws: Any) -> None:
+        self.ws = ws
+
+    def raw(self, text: str) -> str:
+        self.ws.send_text(text)
+        return str(self.ws.receive_text())
+
+    def ask(self, type_: str, data: Any = None, **more: Any) -> dict[str, Any]:
+        frame = {"type": type_, **({} if data is None else {"data": data}), **more}
+        return dict(json.loads(self.raw(json.dumps(frame))))
+
+
+@contextmanager
+def connect(client: TestClient, path: str = "/ws", *, told: bool = True) -> Iterator[Socket]:
+    """Open a socket; ``told`` sends the capability probe first, so that frames carry eid, t and digest."""
+    with client.websocket_connect(path) as ws:
+        socket = Socket(ws)
+        if told:
+            assert socket.ask("capabilities")["type"] == "capabilities"
+        yield socket
+
+
+Connect = Callable[..., AbstractContextManager[Socket]]
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    return create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, settings=Settings(journal_wait_s=0.3)
+    )
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app) as made:
+        yield made

@@ -1,0 +1,123 @@
+"""Small environments that the server's tests drive."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from typing import Any
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+from errata_protocol.environment import Snapshot
+from errata_protocol.errors import SandboxFailed
+from errata_protocol.markers import Detection, ErrorKind, ErrorMarkers, ErrorSite
+
+
+class CountAction(Action):
+    """Add ``n``; or do what ``do`` says."""
+
+    n: int = 1
+    do: str = ""
+
+
+class CountObservation(ErrorMarkers, Observation):
+    """The count so far."""
+
+    n: int = 0
+    text: str = ""
+
+
+class CountEnvironment(Environment[CountAction, CountObservation, State]):
+    """Async, recoverable counter; ``do`` makes it fail in the ways an environment can."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    gate: threading.Event | None = None
+    made = 0
+    closed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        self._n = 0
+        self._state = State(episode_id=None, step_count=0)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
+        raise NotImplementedError
+
+    def step(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        raise NotImplementedError
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
+        self._n = 0
+        self._state = State(episode_id=episode_id or "count", step_count=0)
+        return CountObservation(n=0, text="go")
+
+    async def step_async(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        self._n += action.n
+        self._state.step_count += 1
+        match action.do:
+            case "raise":
+                raise ValueError("boom")
+            case "break":
+                raise SandboxFailed("the launcher died")
+            case "nan":
+                return CountObservation(n=self._n, reward=float("nan"))
+            case "mark":
+                site = ErrorSite(action_field="do", action_span=(0, 4))
+                marked = CountObservation(n=self._n, reward=0.0)
+                return marked.with_detection(Detection.of(ErrorKind.NONZERO_EXIT, site))
+            case "hang":
+                import asyncio
+
+                await asyncio.Event().wait()
+        return CountObservation(n=self._n, reward=1.0, done=action.do == "done")
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(json.dumps([self._n, self._state.step_count, self._state.episode_id]).encode())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        self._n, steps, episode_id = json.loads(snapshot.state)
+        self._state = State(episode_id=episode_id, step_count=steps)
+
+    async def forked(self, episode_id: str) -> None:
+        self._state = State(episode_id=episode_id, step_count=0)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class PinnedEnvironment(Environment[CountAction, CountObservation, State]):
+    """Sync, not recoverable, and tied to its thread by a sqlite3 connection made in ``__init__``."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._db = sqlite3.connect(":memory:")
+        self._db.execute("create table c(n integer)")
+        self._state = State(episode_id=None, step_count=0)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
+        self._db.execute("delete from c")
+        self._state = State(episode_id=episode_id or "pinned", step_count=0)
+        return CountObservation(n=0)
+
+    def step(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        self._db.execute("insert into c values (?)", (action.n,))
+        self._state.step_count += 1
+        return CountObservation(n=self._db.execute("select sum(n) from c").fetchone()[0], reward=1.0)
+
+    @property
+    def state(self) -> State:
+        self._db.execute("select 1")
+        return self._state
+
+    def close(self) -> None:
+        self._db.close()

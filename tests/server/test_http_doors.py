@@ -1,0 +1,205 @@
+"""Episodes, exact payloads, fork and attach over HTTP (PROTOCOL A3, A5, C1, F2, G)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+from starlette.websockets import WebSocketDisconnect
+
+from errata_server.app import create_fastapi_app
+from errata_server.settings import Settings
+
+from .conftest import connect
+from .environments import CountAction, CountEnvironment, CountObservation
+
+
+@pytest.fixture
+def eid(client: TestClient) -> str:
+    """An episode of four deliveries whose socket is closed."""
+    with connect(client) as socket:
+        made: str = socket.ask("reset", {"episode_id": "mine"})["eid"]
+        for n in (1, 2, 3):
+            socket.ask("step", {"n": n})
+    return made
+
+
+def test_a_state_is_the_whole_body_with_its_digest_as_etag_after_close(client: TestClient, eid: str) -> None:
+    found = client.get(f"/episodes/{eid}/states/2")
+    assert json.loads(found.content)["observation"]["n"] == 3
+    assert found.headers["etag"] == f'"sha256:{hashlib.sha256(found.content).hexdigest()}"'
+    assert found.headers["x-errata-t"] == "2" and found.headers["x-errata-kind"] == "step"
+    assert client.get(f"/episodes/{eid}/states/2", headers={"If-None-Match": found.headers["etag"]}).status_code == 304
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/episodes/{eid}/states/4", 404, "T_OUT_OF_RANGE"),
+        ("/episodes/{eid}/states/-1", 422, "VALIDATION_ERROR"),
+        ("/episodes/{eid}/states/x", 422, "VALIDATION_ERROR"),
+        ("/episodes/{eid}/states/99999999999999999999", 422, "VALIDATION_ERROR"),
+        ("/episodes/ep_none/states/0", 404, "UNKNOWN_EPISODE"),
+        ("/episodes/ep_none", 404, "UNKNOWN_EPISODE"),
+    ],
+)
+def test_a_wrong_address_is_told_why(client: TestClient, eid: str, path: str, status: int, code: str) -> None:
+    answer = client.get(path.format(eid=eid))
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_episodes_are_listed_with_alias_and_without_session_ids(client: TestClient, eid: str) -> None:
+    page = client.get("/episodes").json()
+    assert [e["eid"] for e in page["episodes"]] == [eid] and page["next"] is None
+    listed = page["episodes"][0]
+    assert listed["episode_id"] == "mine" and listed["deliveries"] == 4 and listed["reward"] == 3.0
+    assert len(listed["session"]) == 12
+    detail = client.get(f"/episodes/{eid}").json()
+    assert [t["kind"] for t in detail["turns"]] == ["reset", "step", "step", "step"]
+    state = client.get(f"/episodes/{eid}/states/3")
+    assert detail["turns"][3]["digest"] == state.headers["etag"].strip('"')
+    assert client.get("/episodes", params={"error_kind": "timeout"}).json()["episodes"] == []
+
+
+def test_a_fork_stands_where_the_parent_stood_and_leaves_it_alone(client: TestClient) -> None:
+    with connect(client) as parent:
+        eid = parent.ask("reset", {})["eid"]
+        for n in (1, 2, 3):
+            parent.ask("step", {"n": n})
+        made = client.post(f"/episodes/{eid}/fork", json={"t": 2, "request_id": "r1"}).json()
+        assert made["origin"] == {"eid": eid, "t": 2} and made["t"] == 0 and made["eid"] != eid
+        with connect(client, f"/ws?session_id={made['session_id']}") as child:
+            told = child.ask("capabilities")["data"]["session"]
+            assert told == {"session_id": made["session_id"], "eid": made["eid"], "t": 0}
+            assert child.ask("state")["data"] == {"episode_id": made["eid"], "step_count": 0}
+            assert child.ask("state", {"t": 0})["digest"] == parent.ask("state", {"t": 2})["digest"]
+            stepped = child.ask("step", {"n": 100})
+            assert stepped["t"] == 1 and stepped["data"]["observation"]["n"] == 103
+        assert parent.ask("step", {"n": 4})["data"]["observation"]["n"] == 10
+    assert client.get(f"/episodes/{made['eid']}").json()["origin"] == {"eid": eid, "t": 2}
+
+
+def test_a_repeated_fork_request_names_the_same_child(client: TestClient, eid: str) -> None:
+    body = {"t": 1, "request_id": "r1"}
+    first = client.post(f"/episodes/{eid}/fork", json=body)
+    assert client.post(f"/episodes/{eid}/fork", json=body).json() == first.json()
+    other = client.post(f"/episodes/{eid}/fork", json={"t": 2, "request_id": "r1"})
+    assert (other.status_code, other.json()["code"]) == (409, "CONFLICT")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"t": 9, "request_id": "r"}, 404, "T_OUT_OF_RANGE"),
+        ({"t": 1}, 422, "VALIDATION_ERROR"),
+        ({"t": "1", "request_id": "r"}, 422, "VALIDATION_ERROR"),
+        ({"t": 1, "request_id": ""}, 422, "VALIDATION_ERROR"),
+        ({"t": 1, "request_id": "r", "x": 1}, 422, "VALIDATION_ERROR"),
+        ([1], 422, "VALIDATION_ERROR"),
+    ],
+)
+def test_a_wrong_fork_request_is_told_why(client: TestClient, eid: str, body: object, status: int, code: str) -> None:
+    answer = client.post(f"/episodes/{eid}/fork", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_a_forked_episode_can_be_forked_again(client: TestClient, eid: str) -> None:
+    first = client.post(f"/episodes/{eid}/fork", json={"t": 1, "request_id": "r1"}).json()
+    second = client.post(f"/episodes/{first['eid']}/fork", json={"t": 0, "request_id": "r1"}).json()
+    with connect(client, f"/ws?session_id={second['session_id']}") as socket:
+        assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 2
+
+
+def test_a_given_out_session_outlives_its_socket_and_an_ungiven_one_does_not(client: TestClient) -> None:
+    created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+    sid = created["result"]["session_id"]
+    for total in (1, 2, 3):
+        with connect(client, f"/ws?session_id={sid}") as socket:
+            if total == 1:
+                socket.ask("reset", {})
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == total
+    with connect(client, f"/ws?session_id={sid}") as socket:
+        socket.ws.send_text('{"type":"close"}')
+    with client.websocket_connect(f"/ws?session_id={sid}") as ws:
+        assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_ERROR"
+
+
+def test_a_session_id_asked_for_on_its_socket_makes_it_outlive_the_socket(client: TestClient) -> None:
+    with connect(client) as socket:
+        socket.ask("reset", {})
+        answer = socket.ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"})
+        sid = answer["data"]["result"]["session_id"]
+        socket.ask("step", {"n": 4})
+    with connect(client, f"/ws?session_id={sid}") as socket:
+        assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 5
+
+
+def test_a_session_has_one_socket_at_a_time(client: TestClient) -> None:
+    created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+    path = f"/ws?session_id={created['result']['session_id']}"
+    with connect(client, path), client.websocket_connect(path) as second:
+        refused = json.loads(second.receive_text())["data"]
+        assert refused["code"] == "SESSION_ERROR" and "already has an attached WebSocket" in refused["message"]
+
+
+def test_detached_sessions_make_room_before_anyone_is_refused() -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=1)
+    with TestClient(app) as client:
+        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+        path = f"/ws?session_id={created['result']['session_id']}"
+        with connect(client, path) as socket:
+            socket.ask("reset", {})
+            socket.ask("step", {"n": 3})
+        with connect(client) as socket:
+            socket.ask("reset", {})
+        with connect(client, path) as socket:
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 4
+
+
+def test_a_detached_session_is_hibernated_and_wakes_where_it_stood() -> None:
+    settings = Settings(detach_ttl_s=0)
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, settings=settings)
+    with TestClient(app) as client:
+        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+        path = f"/ws?session_id={created['result']['session_id']}"
+        with connect(client, path) as socket:
+            socket.ask("reset", {})
+            socket.ask("step", {"n": 3})
+        client.get("/ready")  # the loop runs on; with a ttl of 0 the session is hibernated by now
+        assert app.state.errata.sessions.active == 0
+        with connect(client, path) as socket:
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 4
+
+
+def test_deleting_an_episode_forgets_it(client: TestClient, eid: str) -> None:
+    assert client.delete(f"/episodes/{eid}").json() == {"eid": eid, "deleted": 4}
+    assert client.get(f"/episodes/{eid}").status_code == 404
+
+
+def test_a_token_guards_every_door() -> None:
+    settings = Settings(token=SecretStr("s3cret"))
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=settings, max_concurrent_envs=4)
+    good = {"Authorization": "Bearer s3cret"}
+    with TestClient(app) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/episodes").status_code == 401
+        assert client.get("/episodes", headers={"Authorization": "Bearer wrong"}).json()["code"] == "UNAUTHORIZED"
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/ws"):
+            pass
+        with client.websocket_connect("/ws", headers=good) as ws:
+            ws.send_text('{"type":"reset","data":{}}')
+            assert json.loads(ws.receive_text())["type"] == "observation"
+        assert len(client.get("/episodes", headers=good).json()["episodes"]) == 1
+
+
+def test_a_page_of_another_origin_cannot_use_a_local_server(client: TestClient) -> None:
+    with (
+        pytest.raises(WebSocketDisconnect),
+        client.websocket_connect("/ws", headers={"Origin": "http://evil"}),
+    ):
+        pass
+    assert client.get("/episodes", headers={"Origin": "http://evil"}).status_code == 403
+    assert client.get("/episodes", headers={"Origin": "http://testserver"}).status_code == 200
