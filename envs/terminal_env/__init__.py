@@ -1,0 +1,43 @@
+"""A sandboxed terminal for agents: real shells, tasks with verifiers, error-site markers.
+
+Names are loaded on first use, so that importing the package costs nothing and pulls in neither the server nor OpenEnv.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agent_text import AGENT_TEXT_VERSION, agent_text
+    from .client import TerminalEnv
+    from .models import TerminalAction, TerminalObservation, TerminalState
+    from .spec import SPEC
+
+__all__ = [
+    "AGENT_TEXT_VERSION",
+    "SPEC",
+    "TerminalAction",
+    "TerminalEnv",
+    "TerminalObservation",
+    "TerminalState",
+    "agent_text",
+]
+
+_HOME = {
+    "AGENT_TEXT_VERSION": "agent_text",
+    "SPEC": "spec",
+    "TerminalAction": "models",
+    "TerminalEnv": "client",
+    "TerminalObservation": "models",
+    "TerminalState": "models",
+    "agent_text": "agent_text",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

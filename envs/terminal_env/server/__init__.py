@@ -1,0 +1,1 @@
+"""The server side: environment, tasks, verification. Nothing here is imported by clients."""

@@ -1,0 +1,308 @@
+"""Tasks as directories, and the set of them this server offers.
+
+A task is a directory in the layout of Harbor and terminal-bench::
+
+    task.toml           [metadata] difficulty, category, tags; [verifier] timeout_sec; [errata], below
+    instruction.md      what the agent reads
+    environment/        files that stand in /workspace at the start; a Dockerfile there is not used
+    setup.sh            optional: run in the sandbox, as its user, after the files are there
+    tests/verify.py     our verifier: it reads files and judges what probes printed; or
+    tests/test.sh       Harbor's: a script that writes /logs/verifier/reward.txt
+    tests/probe/        files that probes may read, at /probe
+    solution/solve.sh   a reference solution, run in the sandbox by tests only
+
+The ``[errata]`` table is ours: ``deterministic`` (two runs of the same commands give the same observations), ``env``
+(variables exported in the first shell) and ``probes``: commands run on the agent's final state whose output
+``verify.py`` judges, each with ``name``, ``command``, ``timeout_s`` and ``stdin``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+log = logging.getLogger("errata.terminal")
+
+BUNDLED = "bundled"
+LOCAL = "local"
+TASKS_VARIABLE = "ERRATA_TERMINAL_TASKS"
+"""Further directories of tasks, separated like PATH; they form the split ``local``."""
+
+MAX_VERIFIER_S = 600.0
+"""Upper bound of all parts of one verification together, below the server's step deadline."""
+
+_MAX_DEPTH = 6
+_BUNDLED_ROOT = Path(__file__).resolve().parent.parent / "tasks"
+_UNUSED = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore")
+
+
+class TaskInvalid(ValueError):
+    """A task directory that cannot be used; the message names it and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A command run on the agent's final state, whose result `tests/verify.py` gets under ``name``."""
+
+    name: str
+    command: str
+    timeout_s: float = 20.0
+    stdin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task directory, read.
+
+    Args:
+        id: Name of the directory.
+        root: The directory.
+        split: ``bundled`` or ``local``.
+        instruction: What the agent reads.
+        verifier: ``judge`` (tests/verify.py) or ``script`` (tests/test.sh).
+        verifier_timeout_s: Limit of the verifier itself, in seconds; probes have their own.
+        probes: See `Probe`.
+        deterministic: Two runs of the same commands give the same observations.
+        env: Exported in the first shell.
+        verifier_env: ``[verifier.env]``: variables of test.sh.
+        metadata: ``[metadata]`` of task.toml.
+        notes: What of the directory is not used here, one line each.
+        digest: sha256 over everything that shapes the start and the grading.
+    """
+
+    id: str
+    root: Path
+    split: str
+    instruction: str
+    verifier: Literal["judge", "script"]
+    verifier_timeout_s: float
+    probes: tuple[Probe, ...]
+    deterministic: bool
+    env: Mapping[str, str]
+    verifier_env: Mapping[str, str]
+    metadata: Mapping[str, Any]
+    notes: tuple[str, ...]
+    digest: str
+
+    @property
+    def environment(self) -> Path:
+        """Files of the start; the directory may be missing."""
+        return self.root / "environment"
+
+    @property
+    def tests(self) -> Path:
+        """The verifier's files, which never reach the agent."""
+        return self.root / "tests"
+
+    @property
+    def setup(self) -> Path | None:
+        """The set-up script, if the task has one."""
+        path = self.root / "setup.sh"
+        return path if path.is_file() else None
+
+    def public(self, index: int) -> dict[str, Any]:
+        """Return what a client may know: nothing of the tests, the set-up or the solution."""
+        return {
+            "id": self.id,
+            "task_id": self.id,
+            "split": self.split,
+            "index": index,
+            "instruction": self.instruction,
+            "difficulty": str(self.metadata.get("difficulty", "")),
+            "category": str(self.metadata.get("category", "")),
+            "tags": [str(tag) for tag in self.metadata.get("tags", [])],
+            "deterministic": self.deterministic,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """All tasks by split, each split sorted by id: an index means the same task in every run.
+
+    Args:
+        splits: Tasks by split name.
+        broken: Why a directory that looks like a task is none, by id.
+    """
+
+    splits: Mapping[str, tuple[Task, ...]]
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, task_id: str) -> Task | None:
+        """Return the task of that id, or None."""
+        return next((task for tasks in self.splits.values() for task in tasks if task.id == task_id), None)
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids, in the order of the splits."""
+        return [task.id for tasks in self.splits.values() for task in tasks]
+
+
+def read_task(root: Path, split: str = LOCAL) -> Task:
+    """Read one task directory.
+
+    Raises:
+        TaskInvalid: Something is missing or cannot be read.
+    """
+    try:
+        config = tomllib.loads((root / "task.toml").read_text("utf-8"))
+        instruction = (root / "instruction.md").read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise TaskInvalid(f"task {root.name}: {error}") from error
+    if not instruction:
+        raise TaskInvalid(f"task {root.name}: instruction.md is empty")
+    verifier: Literal["judge", "script"]
+    if (root / "tests" / "verify.py").is_file():
+        verifier = "judge"
+    elif (root / "tests" / "test.sh").is_file():
+        verifier = "script"
+    else:
+        raise TaskInvalid(f"task {root.name}: neither tests/verify.py nor tests/test.sh is there")
+    try:
+        ours = _table(config, "errata")
+        timeout_s = float(_table(config, "verifier").get("timeout_sec", 60.0))
+        probes = tuple(Probe(**probe) for probe in ours.get("probes", ()))
+        env = {str(k): str(v) for k, v in _table(ours, "env").items()}
+        verifier_env = {str(k): str(v) for k, v in _table(_table(config, "verifier"), "env").items()}
+    except (TypeError, ValueError) as error:
+        raise TaskInvalid(f"task {root.name}: task.toml: {error}") from error
+    if probes and verifier == "script":
+        raise TaskInvalid(f"task {root.name}: probes need tests/verify.py to judge them")
+    if len({probe.name for probe in probes}) < len(probes):
+        raise TaskInvalid(f"task {root.name}: two probes have the same name")
+    notes = [f"environment/{name} is not used: the base tree is the image" for name in _UNUSED if _has(root, name)]
+    spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
+    if spare_s < 1.0:
+        raise TaskInvalid(f"task {root.name}: probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most 599 s")
+    if timeout_s > spare_s:
+        notes.append(f"the verifier's time limit is {spare_s:g} s instead of {timeout_s:g} s")
+    return Task(
+        id=root.name,
+        root=root,
+        split=split,
+        instruction=instruction,
+        verifier=verifier,
+        verifier_timeout_s=min(timeout_s, spare_s),
+        probes=probes,
+        deterministic=bool(ours.get("deterministic", False)),
+        env=MappingProxyType(env),
+        verifier_env=MappingProxyType(verifier_env),
+        metadata=MappingProxyType(_table(config, "metadata")),
+        notes=tuple(notes),
+        digest=_digest(root),
+    )
+
+
+def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = config.get(name, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"[{name}] must be a table")
+    return value
+
+
+def _has(root: Path, name: str) -> bool:
+    return (root / "environment" / name).exists()
+
+
+def tree(root: Path) -> list[tuple[str, Path]]:
+    """Return what lies below ``root`` as (relative path, path), sorted, without what only images and caches use."""
+    if not root.is_dir():
+        return []
+    found = []
+    for path in root.rglob("*"):
+        relative = path.relative_to(root)
+        if relative.name in _UNUSED and relative.parent == Path() and root.name == "environment":
+            continue
+        if "__pycache__" not in relative.parts:
+            found.append((relative.as_posix(), path))
+    return sorted(found)
+
+
+def _digest(root: Path) -> str:
+    digest = hashlib.sha256()
+    for part in ("environment", "tests"):
+        for name, path in tree(root / part):
+            mode = path.lstat().st_mode
+            digest.update(f"{part}/{name}\0{mode & 0o111:o}\0".encode("utf-8", "surrogateescape"))
+            if stat.S_ISLNK(mode):
+                digest.update(os.fsencode(path.readlink()))
+            elif stat.S_ISREG(mode):
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for name in ("task.toml", "setup.sh"):
+        path = root / name
+        digest.update(path.read_bytes() if path.is_file() else b"\0")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def task_roots(directory: Path) -> list[Path]:
+    """Return the task directories below ``directory``, sorted; ``directory`` may be a task or a Harbor data set.
+
+    Symlinked directories are not followed: they can lead out of the data set or round in circles.
+    """
+    if (directory / "task.toml").is_file():
+        return [directory]
+    found: list[Path] = []
+
+    def walk(folder: Path, depth: int) -> None:
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
+                continue
+            if (path / "task.toml").is_file():
+                found.append(path)
+            elif depth < _MAX_DEPTH:
+                walk(path, depth + 1)
+
+    if directory.is_dir():
+        walk(directory, 1)
+    return found
+
+
+def load_tasks(local: Iterable[Path] = ()) -> TaskSet:
+    """Read the bundled tasks and those below the directories ``local``.
+
+    A directory that cannot be used is kept in `TaskSet.broken` and logged: one bad task must not hide the others.
+    """
+    splits: dict[str, list[Task]] = {BUNDLED: []}
+    broken: dict[str, str] = {}
+    seen: set[str] = set()
+    for split, directory in [(BUNDLED, _BUNDLED_ROOT), *((LOCAL, path) for path in local)]:
+        roots = task_roots(directory)
+        if not roots:
+            log.warning("no tasks below %s", directory)
+        for root in roots:
+            try:
+                if root.name in seen:
+                    raise TaskInvalid(f"task {root.name}: another task has this name already: rename {root}")
+                task = read_task(root, split)
+            except TaskInvalid as error:
+                log.warning("%s", error)
+                broken.setdefault(root.name, str(error))
+                continue
+            seen.add(task.id)
+            splits.setdefault(split, []).append(task)
+    return TaskSet(
+        splits={name: tuple(sorted(tasks, key=lambda task: task.id)) for name, tasks in splits.items()},
+        broken={name: why for name, why in broken.items() if name not in seen},
+    )
+
+
+@lru_cache(maxsize=8)
+def _loaded(local: str) -> TaskSet:
+    return load_tasks(Path(part).expanduser() for part in local.split(os.pathsep) if part)
+
+
+def offered_tasks() -> TaskSet:
+    """Return the tasks of this server: bundled ones and those of ``$ERRATA_TERMINAL_TASKS``.
+
+    Read once for each value of the variable, because the Task API makes an environment for every request.
+    """
+    return _loaded(os.environ.get(TASKS_VARIABLE, ""))
