@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +17,7 @@ import pytest
 from loopback import served
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from websockets.exceptions import ConnectionClosed
 
 from errata_client import ErrataClient
 from errata_protocol.environment import Snapshot
@@ -26,6 +33,9 @@ from errata_protocol.payload import digest
 from errata_server.app import create_app
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
+
+DEADLY = 999
+"""An amount at which the environment kills its server: only for servers in a process of their own."""
 
 
 class AddAction(Action):
@@ -60,6 +70,8 @@ class AddingEnvironment(Environment):
         """Add."""
         if action.amount < 0:
             raise ValueError("only forward")
+        if action.amount == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._state.step_count += 1
         self.total += action.amount
         return SumObservation(total=self.total, reward=float(action.amount))
@@ -188,6 +200,43 @@ async def test_the_journal_outlives_the_server(tmp_path: Path) -> None:
         child = await client.fork(1)
         assert (await child.step({"amount": 10})).observation["total"] == 12
         await client.close()
+
+
+def _server_process(listener: socket.socket, data_dir: Path) -> subprocess.Popen[bytes]:
+    """Start a server on a socket that listens already: clients wait in its backlog until the process is up."""
+    code = (
+        "import socket, sys, uvicorn; from pathlib import Path; from test_against_errata import errata_app;"
+        "uvicorn.Server(uvicorn.Config(errata_app(Path(sys.argv[2])), log_level='warning'))"
+        ".run(sockets=[socket.socket(fileno=int(sys.argv[1]))])"
+    )
+    fd = listener.fileno()
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(fd), str(data_dir)], pass_fds=[fd], cwd=Path(__file__).parent
+    )
+
+
+async def test_after_kill_9_the_client_sees_that_the_step_did_not_act(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = _server_process(listener, tmp_path)
+        try:
+            client = ErrataClient(url, durable=True, connect_timeout_s=60.0)
+            await client.reset()
+            await client.step({"amount": 2})
+            before = await client.state_at(1)
+            with pytest.raises(ConnectionClosed):
+                await client.step({"amount": DEADLY})
+            assert await asyncio.to_thread(server.wait, 30) == -signal.SIGKILL
+            server = _server_process(listener, tmp_path)
+            await client.reattach()
+            assert client.t == 1
+            assert await client.state_at(1) == before
+            assert (await client.step({"amount": 3})).observation["total"] == 5
+            assert [s.t for s in await client.history()] == [0, 1, 2]
+            await client.close()
+        finally:
+            server.kill()
+            server.wait()
 
 
 def test_the_blocking_form_replays_and_forks(server_url: str) -> None:
