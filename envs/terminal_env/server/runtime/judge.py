@@ -4,7 +4,8 @@ Standard input: one JSON object with the nonce and the results of the probes. Th
 this process was started with; whatever ``verify.py`` prints goes to standard error.
 """
 
-# ruff: noqa: PTH  descriptors and unresolved names matter here, which pathlib hides
+# Descriptors and unresolved names matter here, which pathlib hides.
+# ruff: noqa: PTH100, PTH120
 
 import json
 import os

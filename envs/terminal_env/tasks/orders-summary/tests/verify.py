@@ -1,0 +1,28 @@
+from errata_verify import check, json_file
+
+SUMMARY = {'Ben, Co.': {'orders': 18, 'paid_cents': 452443, 'cancelled': 4}, 'Çelik "Bros"': {'orders': 22, 'paid_cents': 556764, 'cancelled': 6}, 'Dora': {'orders': 19, 'paid_cents': 785958, 'cancelled': 4}, 'Ana Ruiz': {'orders': 11, 'paid_cents': 491031, 'cancelled': 2}}
+
+
+def column(key):
+    summary = json_file("summary.json")
+    assert isinstance(summary, dict), "summary.json is no object"
+    assert set(summary) == set(SUMMARY), f"customers: {sorted(summary)}"
+    for name, wanted in SUMMARY.items():
+        assert isinstance(summary[name], dict), name
+        value = summary[name].get(key)
+        assert type(value) is int and value == wanted[key], f"{name}: {key} is {value!r}"
+
+
+@check()
+def orders_are_counted():
+    column("orders")
+
+
+@check(weight=2)
+def paid_orders_are_summed():
+    column("paid_cents")
+
+
+@check()
+def cancelled_orders_are_counted():
+    column("cancelled")
