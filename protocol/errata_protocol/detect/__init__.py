@@ -1,0 +1,92 @@
+"""Detectors: from what a command printed to the kind of error and its site. Pure, deterministic, bounded in time.
+
+`detect` reads one turn; `server_side` has the markers that only a server can give. The rules, what fires each and what
+its site is, are listed in ``docs/detectors.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from errata_protocol.detect.benign import is_answered
+from errata_protocol.detect.rules import RULES, Finding, Rule
+from errata_protocol.detect.rules.tests import hides_failure
+from errata_protocol.detect.server_side import output_truncated, path_refused, tool_not_found
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind
+
+Limit = Literal["memory", "pids", "file_size", "disk", "inodes", "cpu", "output"]
+
+__all__ = ["RULES", "Limit", "Rule", "detect", "output_truncated", "path_refused", "tool_not_found"]
+
+_IN_HIDDEN_RUN = (ErrorKind.SYNTAX_ERROR, ErrorKind.IMPORT_ERROR, ErrorKind.TEST_FAILURE)
+
+
+def detect(
+    command: str,
+    exit_code: int | None,
+    stdout: str,
+    stderr: str,
+    *,
+    timed_out: bool = False,
+    limit_hit: Limit | None = None,
+    cwd: str | None = None,
+) -> Detection:
+    """Say what went wrong in one command, and where.
+
+    Args:
+        command: The action as the agent wrote it; spans count its code points.
+        exit_code: Its exit status; None when the server killed it.
+        stdout: Standard output, of any size: only a bounded head and tail are read.
+        stderr: Standard error, likewise.
+        timed_out: Whether the server ended it at its deadline.
+        limit_hit: The limit that ended it, if one did.
+        cwd: Absolute directory it ran in, if known: names in messages are resolved against it.
+
+    Returns:
+        `NOTHING_WRONG`, or the first kind in order of precedence that fits. Severity is ``"warning"`` when the only
+        evidence stands on standard output, or when it is unknown which command decided the exit status.
+    """
+    turn = Turn.of(command, exit_code, stdout, stderr, timed_out=timed_out, limit_hit=limit_hit, cwd=cwd)
+    if not timed_out and limit_hit is None:
+        if exit_code == 0:
+            return _hidden_failure(turn)
+        if exit_code is not None:
+            silent = not any(turn.stderr) and not any(turn.stdout)
+            answered = is_answered(turn.action, exit_code, turn.stderr, silent=silent)
+            if answered or (answered is None and _first(turn, last_resorts=False) is None):
+                return NOTHING_WRONG
+    found = _first(turn, last_resorts=False)
+    if found is None and any(turn.stdout) and not turn.action.shows_data and not turn.action.merges_stderr:
+        # A script or a runner that sends its errors to standard output: believed only when nothing else speaks.
+        found = _first(turn.trusting_stdout(), last_resorts=False)
+        if found is not None:
+            return _detection(found[0], Finding(found[1].sites, "warning"))
+    found = found or _first(turn, last_resorts=True)
+    return _detection(*found) if found else NOTHING_WRONG
+
+
+def _first(turn: Turn, *, last_resorts: bool) -> tuple[Rule, Finding] | None:
+    for rule in RULES:
+        if rule.last_resort and not last_resorts:
+            continue
+        finding = rule.find(turn)
+        if finding is not None:
+            return rule, finding
+    return None
+
+
+def _hidden_failure(turn: Turn) -> Detection:
+    """A test run whose exit status a pipe or ``|| true`` hid; exit 0 means that all is well otherwise."""
+    if not hides_failure(turn):
+        return NOTHING_WRONG
+    for rule in RULES:
+        if rule.kind in _IN_HIDDEN_RUN:
+            finding = rule.find(turn)
+            if finding is not None:
+                return _detection(rule, finding)
+    return NOTHING_WRONG
+
+
+def _detection(rule: Rule, finding: Finding) -> Detection:
+    return Detection.of(rule.kind, *finding.sites, severity=finding.severity)

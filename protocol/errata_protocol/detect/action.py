@@ -1,0 +1,404 @@
+"""What an action does: the programs it calls under their wrappers, and which of them decided the exit status."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from errata_protocol.detect.shell import parse
+from errata_protocol.detect.shell_tree import Compound, Pipeline, Sequence, Simple, Step, Word, simples
+
+MAX_ACTION_CHARS = 262_144
+"""A longer action is read up to here only; what decided its exit status is then unknown."""
+
+SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh", "ash"})
+
+_WRAPPERS: dict[str, str] = {
+    # wrapper -> its options that take a value in the next word
+    "sudo": "-u -g -h -p -C -D -R -T -U --user --group",
+    "doas": "-u -C",
+    "env": "-u -C -S --unset --chdir",
+    "time": "-o -f",
+    "timeout": "-s -k --signal --kill-after",
+    "xargs": "-I -n -P -L -d -a -s -E --max-args --max-procs --delimiter --arg-file --replace",
+    "nohup": "",
+    "nice": "-n",
+    "ionice": "-c -n -p",
+    "stdbuf": "-i -o -e",
+    "setsid": "",
+    "exec": "-a",
+    "command": "",
+    "builtin": "",
+    "chronic": "",
+    "unbuffer": "",
+    "strace": "-e -o -p -s",
+    "watch": "-n",
+    "parallel": "-j",
+    "setpriv": "",
+    "faketime": "",
+    "eatmydata": "",
+    "caffeinate": "",
+}
+_RUNNERS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "rye"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w{0,255}=")
+_PIPESTATUS = re.compile(r'"?\$\{PIPESTATUS\[(\d+)\]\}"?$')
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One program call.
+
+    Args:
+        simple: The simple command it stands in.
+        program: Base name of the program, wrappers such as ``sudo`` and ``timeout 5`` taken off.
+        words: The program word and its arguments.
+        wrappers: The wrappers taken off, outermost first, with their arguments.
+    """
+
+    simple: Simple
+    program: str
+    words: tuple[Word, ...]
+    wrappers: tuple[tuple[Word, ...], ...] = ()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(w.value for w in self.words[1:])
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.simple.start, self.simple.end
+
+    def wrapped_by(self, name: str) -> tuple[Word, ...] | None:
+        """Return the words of the wrapper called ``name``, or None."""
+        return next((w for w in self.wrappers if _base(w[0].value) == name), None)
+
+
+def _base(path: str) -> str:
+    return path.rsplit("/", 1)[-1] if not path.endswith("/") else path
+
+
+def invocation(simple: Simple) -> Invocation:
+    """Take the wrappers off a simple command; an assignment alone has the empty program name."""
+    words = simple.words
+    wrappers: list[tuple[Word, ...]] = []
+    while words and len(wrappers) < 8:
+        name = _base(words[0].value)
+        rest = _unwrap(name, words)
+        if not rest:
+            break
+        wrappers.append(words[: len(words) - len(rest)])
+        words = rest
+    return Invocation(simple, _base(words[0].value) if words else "", words, tuple(wrappers))
+
+
+def _unwrap(name: str, words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Return the words of the wrapped command, or nothing when ``name`` wraps none."""
+    if name in _RUNNERS:
+        return words[2:] if len(words) > 2 and words[1].value in ("run", "exec") else ()
+    if name == "coverage":
+        return words[2:] if len(words) > 3 and words[1].value == "run" else ()
+    if name == "npx":
+        return words[1:] if len(words) > 1 and not words[1].value.startswith("-") else ()
+    if name not in _WRAPPERS:
+        return ()
+    with_value = _WRAPPERS[name].split()
+    index = 1
+    if name == "command" and len(words) > 1 and words[1].value in ("-v", "-V", "-pv"):
+        return ()
+    while index < len(words) and words[index].value.startswith("-") and words[index].value != "-":
+        value = words[index].value
+        index += 2 if value in with_value else 1
+        if value == "--":
+            break
+    if name in ("env", "sudo"):
+        while index < len(words) and _ASSIGNMENT.match(words[index].value):
+            index += 1
+    if name == "timeout":
+        index += 1  # the duration
+    return words[index:]
+
+
+class Action:
+    """A parsed action. All spans count code points of ``text``."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.complete = len(text) <= MAX_ACTION_CHARS
+        self.tree = parse(text, 0, min(len(text), MAX_ACTION_CHARS))
+
+    @cached_property
+    def invocations(self) -> tuple[Invocation, ...]:
+        """Every program call in the order written, those inside ``bash -c '...'`` and ``eval`` included."""
+        out: list[Invocation] = []
+        for simple in simples(self.tree):
+            call = invocation(simple)
+            out.append(call)
+            script = self.inner_script(call)
+            if script is not None:
+                out.extend(invocation(inner) for inner in simples(script))
+        return tuple(out)
+
+    def inner_script(self, call: Invocation) -> Sequence | None:
+        """Return the script a call passes to a shell (``bash -c``, ``eval``), read in place."""
+        word = code_word(call)
+        if call.program in SHELLS and word is not None:
+            return parse(self.text, *word.inner)
+        if call.program == "eval" and len(call.words) == 2:
+            return parse(self.text, *call.words[1].inner)
+        return None
+
+    @cached_property
+    def functions(self) -> dict[str, Compound]:
+        """Shell functions that the action defines."""
+        found: dict[str, Compound] = {}
+
+        def visit(sequence: Sequence) -> None:
+            for step in sequence.steps:
+                for command in step.pipeline.commands:
+                    if isinstance(command, Compound):
+                        if command.keyword == "function" and command.name:
+                            found[command.name] = command
+                        for body in command.bodies:
+                            visit(body)
+
+        visit(self.tree)
+        return found
+
+    @cached_property
+    def pipefail(self) -> bool:
+        return any(c.program == "set" and "pipefail" in c.arguments for c in self.invocations)
+
+    @cached_property
+    def deciders(self) -> tuple[Invocation, ...]:
+        """Calls whose exit status may be the action's: the last simple command first, then those before its ``&&``."""
+        if not self.complete:
+            return ()
+        return tuple(self._of_sequence(self.tree, 0))
+
+    def _of_sequence(self, sequence: Sequence, depth: int) -> list[Invocation]:
+        steps = [s for s in sequence.steps if not _only_definition(s)]
+        out: list[Invocation] = []
+        for index in range(len(steps) - 1, -1, -1):
+            step = steps[index]
+            found = self._of_pipeline(step.pipeline, depth)
+            if len(found) == 1 and found[0].program in ("exit", "return") and not out and index:
+                repeated = self._of_exit(found[0], steps[index - 1], depth)
+                if repeated is not None:
+                    return repeated
+            out.extend(found)
+            if step.connector != "&&":
+                break
+        return out
+
+    def _of_exit(self, call: Invocation, before: Step, depth: int) -> list[Invocation] | None:
+        """``exit $?`` and ``exit ${PIPESTATUS[n]}`` hand on the status of the step before."""
+        argument = call.words[1].value if len(call.words) > 1 else "$?"
+        if argument in ("$?", '"$?"'):
+            return self._of_sequence(Sequence((before,)), depth)
+        match = _PIPESTATUS.match(argument)
+        if match and int(match.group(1)) < len(before.pipeline.commands):
+            return self._of_command(before.pipeline.commands[int(match.group(1))], depth)
+        return None
+
+    def _of_pipeline(self, pipeline: Pipeline, depth: int) -> list[Invocation]:
+        if not pipeline.commands:
+            return []
+        out = self._of_command(pipeline.commands[-1], depth)
+        if self.pipefail:
+            for command in reversed(pipeline.commands[:-1]):
+                out.extend(self._of_command(command, depth))
+        return out
+
+    def _of_command(self, command: Simple | Compound, depth: int) -> list[Invocation]:
+        if depth > 20:
+            return []
+        if isinstance(command, Compound):
+            out: list[Invocation] = []
+            for body in reversed(command.bodies):
+                out.extend(self._of_sequence(body, depth + 1))
+            return out
+        call = invocation(command)
+        if not call.program and command.inside:
+            return self._of_sequence(command.inside[-1], depth + 1)
+        if call.program in self.functions:
+            return self._of_command(self.functions[call.program], depth + 1)
+        script = self.inner_script(call)
+        if script is not None and script.steps:
+            return self._of_sequence(script, depth + 1)
+        return [call]
+
+    @cached_property
+    def negated(self) -> bool:
+        """True when the last pipeline is negated with ``!``: then a status of 1 means that the command succeeded."""
+        return bool(self.tree.steps) and self.tree.steps[-1].pipeline.negated
+
+    @cached_property
+    def merges_stderr(self) -> bool:
+        """True when some standard error goes where the standard output goes (``2>&1``, ``&>``, ``|&``)."""
+        return "2>&1" in self.text or "&>" in self.text or "|&" in self.text or ">&1" in self.text
+
+    @cached_property
+    def shows_data(self) -> bool:
+        """True when the action prints text that it did not make: a file, a log, a search result, an echo."""
+        return any(_prints_data(p) for p in _pipelines(self.tree))
+
+    def line_span(self, start: int, end: int, line: int) -> tuple[int, int] | None:
+        """Return the span of the ``line``-th line of the text ``[start, end)``, without indentation; None if blank."""
+        if line < 1:
+            return None
+        position = start
+        for _ in range(line - 1):
+            position = self.text.find("\n", position, end) + 1
+            if position == 0:
+                return None
+        stop = self.text.find("\n", position, end)
+        raw = self.text[position : end if stop < 0 else stop]
+        body = raw.strip()
+        if not body:
+            return None
+        begin = position + len(raw) - len(raw.lstrip())
+        return begin, begin + len(body)
+
+
+_DATA_PRINTERS = frozenset(
+    [
+        "cat",
+        "tac",
+        "head",
+        "tail",
+        "grep",
+        "egrep",
+        "fgrep",
+        "zgrep",
+        "rg",
+        "ag",
+        "ack",
+        "less",
+        "more",
+        "sed",
+        "awk",
+        "gawk",
+        "cut",
+        "sort",
+        "uniq",
+        "nl",
+        "tr",
+        "fold",
+        "column",
+        "strings",
+        "xxd",
+        "od",
+        "hexdump",
+        "jq",
+        "yq",
+        "echo",
+        "printf",
+        "find",
+        "ls",
+        "tree",
+        "zcat",
+        "bat",
+        "history",
+        "dmesg",
+        "journalctl",
+        "env",
+        "printenv",
+        "wc",
+        "tee",
+        "rev",
+        "paste",
+    ]
+)
+_FILTERS = frozenset(
+    [
+        "cat",
+        "tac",
+        "head",
+        "tail",
+        "grep",
+        "egrep",
+        "fgrep",
+        "rg",
+        "less",
+        "more",
+        "sed",
+        "awk",
+        "cut",
+        "sort",
+        "uniq",
+        "nl",
+        "tr",
+        "fold",
+        "column",
+        "tee",
+    ]
+)
+_GIT_PRINTERS = frozenset(["log", "show", "diff", "grep", "blame", "cat-file"])
+
+
+def _prints_data(pipeline: Pipeline) -> bool:
+    """Whether the text that comes out of a pipeline is data: its source prints files and all the rest only filters."""
+    calls = [invocation(c) if isinstance(c, Simple) else None for c in pipeline.commands]
+    if not calls:
+        return False
+    last = pipeline.commands[-1]
+    if isinstance(last, Simple) and any(r.operator in (">", ">>", "1>", "&>", ">|") for r in last.redirects):
+        return False
+    while len(calls) > 1 and calls[-1] is not None and calls[-1].program in _FILTERS:
+        calls.pop()
+    source = calls[-1]
+    if source is None:
+        return False
+    if source.program == "git":
+        return any(a in _GIT_PRINTERS for a in source.arguments[:3])
+    return source.program in _DATA_PRINTERS
+
+
+def _pipelines(sequence: Sequence) -> list[Pipeline]:
+    out: list[Pipeline] = []
+    for step in sequence.steps:
+        compounds = [c for c in step.pipeline.commands if isinstance(c, Compound)]
+        if len(compounds) < len(step.pipeline.commands) or not compounds:
+            out.append(step.pipeline)
+        for compound in compounds:
+            for body in compound.bodies:
+                out.extend(_pipelines(body))
+    return out
+
+
+def _only_definition(step: Step) -> bool:
+    return all(isinstance(c, Compound) and c.keyword == "function" for c in step.pipeline.commands)
+
+
+_CODE_OPTIONS = {
+    "python": ("-c",),
+    "node": ("-e", "--eval", "-p", "-pe", "--print"),
+    "perl": ("-e", "-E", "-ne", "-pe", "-ane", "-lne", "-we", "-nle", "-lane", "-le", "-Mstrict", "-0777"),
+    "ruby": ("-e", "-ne", "-pe"),
+    "php": ("-r",),
+    "shell": ("-c", "-lc", "-ec", "-xc", "-ic", "-euc", "-exc", "-euxc"),
+}
+
+
+def language(program: str) -> str:
+    """Return the interpreter family of a program name: python, node, perl, ruby, php, shell; empty for others."""
+    if re.match(r"(?:python|pypy)[\d.]*$", program):
+        return "python"
+    if program in ("node", "nodejs"):
+        return "node"
+    if program in SHELLS:
+        return "shell"
+    return program if program in ("perl", "ruby", "php") else ""
+
+
+def code_word(call: Invocation) -> Word | None:
+    """Return the word that carries inline code (``python -c CODE``, ``perl -e CODE``), or None."""
+    family = language(call.program)
+    options = _CODE_OPTIONS.get(family, ())
+    for index, word in enumerate(call.words[1:-1], start=1):
+        if word.value in options or (family == "perl" and re.match(r"-[a-zA-Z0-9]*[eE]$", word.value)):
+            return call.words[index + 1]
+        if family in ("python", "shell") and not word.value.startswith("-"):
+            return None
+    return None

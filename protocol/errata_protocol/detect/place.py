@@ -1,0 +1,283 @@
+"""Turns what a message names into a place: a workspace-relative file, or a span of the action."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from errata_protocol.detect.action import Invocation, code_word, language
+from errata_protocol.detect.python_traceback import Frame
+from errata_protocol.detect.shell_tree import Word
+from errata_protocol.detect.text import message
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorSite, SiteSource
+
+WORKSPACE_ROOTS = ("/workspace", "/testbed")
+"""Where our environments put a task; another working directory is its own root."""
+
+INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
+_FOREIGN = re.compile(
+    r"site-packages|dist-packages|node_modules|/\.?venv/|^/usr/|^/opt/|^/lib|^<frozen|^node:|^internal/|/lib/python3|"
+    r"/\.cargo/|/rustc/|^<(?!string>|stdin>)|^\(eval"
+)
+
+Span = tuple[int, int]
+
+
+def workspace_root(cwd: str | None) -> str | None:
+    """Return the workspace a directory belongs to: one of `WORKSPACE_ROOTS`, else the directory itself."""
+    if not cwd:
+        return None
+    directory = posixpath.normpath(cwd)
+    for root in WORKSPACE_ROOTS:
+        if directory == root or directory.startswith(root + "/"):
+            return root
+    return None if directory == "/" else directory
+
+
+def relative_file(turn: Turn, file: str) -> str:
+    """Return ``file`` relative to the workspace when it lies inside it, else as printed."""
+    file = file.removeprefix("file://")
+    if not file.startswith("/"):
+        return file[2:] if file.startswith("./") else file
+    path = posixpath.normpath(file)
+    own = workspace_root(turn.cwd)
+    for root in (*((own,) if own else ()), *WORKSPACE_ROOTS):
+        if path.startswith(root + "/"):
+            return path[len(root) + 1 :]
+    return path
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the agent's rather than an interpreter's or a package's."""
+    return _FOREIGN.search(file.removeprefix("file://")) is None
+
+
+def last_own_frame(turn: Turn, frames: Sequence[Frame]) -> Frame | None:
+    """Return the last frame inside the workspace; else in the action's own code; else in a file of the agent's."""
+    own = [f for f in frames if is_own(f.file)]
+    inside = [f for f in own if f.file not in INLINE_FILES and not relative_file(turn, f.file).startswith("/")]
+    inline = [f for f in own if f.file in INLINE_FILES]
+    for group in (inside, inline, own):
+        if group:
+            return group[-1]
+    return None
+
+
+def site(
+    line: str,
+    source: SiteSource = "message",
+    *,
+    span: Span | None = None,
+    file: str | None = None,
+    number: int | None = None,
+    column: int | None = None,
+    test_id: str | None = None,
+) -> ErrorSite:
+    """Build a site; a line or column of 0, which some tools print, counts as none."""
+    return ErrorSite(
+        action_field="command" if span else None,
+        action_span=span,
+        file=file,
+        line=number or None,
+        column=column or None,
+        test_id=test_id,
+        source=source,
+        message=message(line) or None,
+    )
+
+
+def frame_site(turn: Turn, frame: Frame, line: str, text: str = "", source: SiteSource = "traceback") -> ErrorSite:
+    """Return the site of a frame; code that stands in the action is mapped into it.
+
+    Args:
+        turn: The turn.
+        frame: Where it failed.
+        line: The line of output that fired.
+        text: The exception's message: it tells two pieces of inline code apart.
+        source: What the frame was read from.
+    """
+    if frame.file in INLINE_FILES:
+        return site(
+            line, source, span=inline_span(turn, frame.file, frame.line, text), file=frame.file, number=frame.line
+        )
+    return site(line, source, file=relative_file(turn, frame.file), number=frame.line)
+
+
+def whole_action(turn: Turn, line: str = "") -> ErrorSite:
+    """Return the site that is the whole action."""
+    return site(line, "action", span=(0, len(turn.command)) if turn.command else None)
+
+
+# Inline code
+
+
+def inline_span(turn: Turn, file: str, line: int, text: str = "") -> Span | None:
+    """Return the span of line ``line`` of the code that the action itself contains, without its indentation."""
+    spans = [s for s in (turn.action.line_span(a, b, line) for a, b in _inline_code(turn, file)) if s]
+    if not spans:
+        return None
+    names = re.findall(r"['\"]([^'\"]{1,80})['\"]", text)
+    telling = [s for s in spans if any(n in turn.command[s[0] : s[1]] for n in names)]
+    return (telling or spans)[-1]
+
+
+def _inline_code(turn: Turn, file: str) -> Iterator[Span]:
+    """Yield the spans of inline code that ``file`` may stand for, in the order of the action."""
+    for call in turn.action.invocations:
+        family = language(call.program)
+        if file in ("<string>", "[eval]", "-e"):
+            wanted = {"<string>": ("python",), "[eval]": ("node",), "-e": ("perl", "ruby")}[file]
+            word = code_word(call) if family in wanted else None
+            if word is not None:
+                yield word.inner
+        elif family in ("python", "node", "perl", "ruby"):
+            yield from _stdin_code(turn, call)
+
+
+def _stdin_code(turn: Turn, call: Invocation) -> Iterator[Span]:
+    for redirect in call.simple.redirects:
+        if redirect.body is not None:
+            yield redirect.body
+        elif redirect.operator == "<<<" and redirect.target is not None:
+            yield redirect.target.inner
+    before = [c for c in turn.action.invocations if c.simple.end <= call.simple.start]
+    if before and before[-1].program in ("echo", "printf", "cat"):
+        feeder = before[-1]
+        between = turn.command[feeder.simple.end : call.simple.start]
+        if "|" in between and "||" not in between:
+            yield from (r.body for r in feeder.simple.redirects if r.body is not None)
+            if feeder.program != "cat" and len(feeder.words) == 2:
+                yield feeder.words[1].inner
+
+
+# Words of the action
+
+
+def argument_span(turn: Turn, candidates: Iterable[str], program: str = "", *, in_code: bool = True) -> Span | None:
+    """Return the span of the first candidate that the action names, in the last call that may have failed on it.
+
+    Args:
+        turn: The turn.
+        candidates: Texts from the message, the most telling first.
+        program: Program that printed the message; its calls are searched first.
+        in_code: Also search inline code and here-documents.
+
+    Returns:
+        The span, without quotes where the text stands inside them; None when the action names no candidate.
+    """
+    found = argument_place(turn, candidates, program, in_code=in_code)
+    return found[0] if found else None
+
+
+def argument_place(
+    turn: Turn, candidates: Iterable[str], program: str = "", *, in_code: bool = True
+) -> tuple[Span, Invocation] | None:
+    """Like `argument_span`, with the call that has the argument."""
+    calls = list(reversed(turn.action.invocations))
+    own = [c for c in calls if program and _is_program(c, program)]
+    texts = [c for c in dict.fromkeys(candidates) if c]
+    for group in (own, calls):
+        for text in texts:
+            for call in group:
+                span = _in_words(turn, call, text)
+                if span is not None:
+                    return span, call
+    if in_code:
+        for group in (own, calls):
+            for text in texts:
+                for call in group:
+                    span = _in_code(turn, call, text)
+                    if span is not None:
+                        return span, call
+    return None
+
+
+def _is_program(call: Invocation, program: str) -> bool:
+    base = program.rsplit("/", 1)[-1]
+    return call.program == base or any(w[0].value.rsplit("/", 1)[-1] == base for w in call.wrappers)
+
+
+def call_words(call: Invocation) -> Iterator[Word]:
+    """Yield the words of a call that a message may name: arguments, the program itself, targets, assignments."""
+    yield from call.words[1:]
+    for redirect in call.simple.redirects:
+        if redirect.target is not None and redirect.body is None and "<<" not in redirect.operator:
+            yield redirect.target
+    for wrapper in call.wrappers:
+        yield from wrapper
+    yield from call.simple.assignments
+    yield from call.words[:1]
+
+
+def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
+    words = list(call_words(call))
+    for word in words:
+        if word.value == text:
+            return _within(turn, word, text)
+    wanted = _absolute(turn, text)
+    if wanted is not None:
+        for word in words:
+            if "/" in word.value or word.value == posixpath.basename(wanted) or "::" in word.value:
+                if _absolute(turn, word.value) == wanted:
+                    return word.inner
+    for word in words:  # --file=NAME, if=NAME, -INAME, NAME/ and host:NAME
+        value = word.value
+        if value.rstrip("/") == text.rstrip("/") and text.strip("/"):
+            return word.inner
+        if (
+            len(text) > 1
+            and value.endswith(text)
+            and value[-len(text) - 1] in "=:@," + ("" if len(value) - len(text) > 2 else value)
+        ):
+            return _within(turn, word, text)
+    return None
+
+
+def _absolute(turn: Turn, text: str) -> str | None:
+    if len(text) > 1000 or "\n" in text:
+        return None
+    if text.startswith("/"):
+        return posixpath.normpath(text)
+    return posixpath.normpath(posixpath.join(turn.cwd, text)) if turn.cwd and text else None
+
+
+def _within(turn: Turn, word: Word, text: str) -> Span:
+    """Return where ``text`` stands in a word: without quotes if it is there literally, else the whole word."""
+    at = turn.command.find(text, word.start, word.end)
+    return (at, at + len(text)) if at >= 0 else word.inner
+
+
+def _in_code(turn: Turn, call: Invocation, text: str) -> Span | None:
+    if len(text) < 2:
+        return None
+    regions: list[Span] = [r.body for r in call.simple.redirects if r.body is not None]
+    regions += [w.inner for w in call.words[1:] if w.end - w.start > len(text) + 2]
+    shorter = relative_file(turn, text)
+    for form in dict.fromkeys((text, shorter)):
+        for start, end in regions:
+            at = _bounded_find(turn.command, form, start, end)
+            if at is not None:
+                return at, at + len(form)
+    return None
+
+
+def _bounded_find(command: str, text: str, start: int, end: int) -> int | None:
+    """Find ``text`` where it is not a part of a longer name; in quotes first."""
+    plain = None
+    at = command.find(text, start, end)
+    for _ in range(200):
+        if at < 0:
+            break
+        before, after = command[at - 1 : at], command[at + len(text) : at + len(text) + 1]
+        if before in ("'", '"') and after in ("'", '"'):
+            return at
+        if plain is None and not _joins(before) and not _joins(after):
+            plain = at
+        at = command.find(text, at + 1, end)
+    return plain
+
+
+def _joins(char: str) -> bool:
+    return bool(char) and (char.isalnum() or char in "_-./")

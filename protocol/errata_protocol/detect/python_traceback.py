@@ -1,0 +1,129 @@
+"""Finds Python tracebacks in lines of output: frames, exception and message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_HEADER = re.compile(r"^(?P<margin>[\s|+*-]{0,40})(?:Exception Group )?Traceback \(most recent call last\):")
+_FRAME = re.compile(r'^(?:[\s|*]{0,60})File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})(?P<within>, in .*)?')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<text>.*))?$")
+_SYNTAX = re.compile(r"^(?P<type>SyntaxError|IndentationError|TabError): ?(?P<text>.*)$")
+_CHAINED = (
+    "The above exception was the direct cause",
+    "During handling of the above exception",
+)
+MAX_TRACEBACKS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame; ``in_code`` is False for the ``File`` line of a syntax error, which ran nothing."""
+
+    file: str
+    line: int
+    in_code: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """One traceback, or the bare report of a syntax error.
+
+    Args:
+        frames: Outermost first.
+        exception: Qualified name as printed.
+        text: The exception's message, first line.
+        first: Index of its first line.
+        last: Index of its last line.
+        caused_next: True when the next traceback was raised from this one.
+    """
+
+    frames: tuple[Frame, ...]
+    exception: str
+    text: str
+    first: int
+    last: int
+    caused_next: bool = False
+
+    @property
+    def name(self) -> str:
+        """The exception's class name without its module."""
+        return self.exception.rsplit(".", 1)[-1]
+
+    @property
+    def line(self) -> str:
+        return f"{self.exception}: {self.text}" if self.text else self.exception
+
+
+def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
+    """Return the tracebacks in ``lines`` in order; each line is visited a bounded number of times."""
+    found: list[Traceback] = []
+    index = 0
+    while index < len(lines) and len(found) < MAX_TRACEBACKS:
+        line = lines[index]
+        header = _HEADER.match(line) if "Traceback (most" in line else None
+        if header:
+            traceback = _read(lines, index, header.group("margin"))
+        elif "File" in line and (match := _FRAME.match(line)) and not match.group("within"):
+            traceback = _read_syntax_error(lines, index, Frame(match.group("file"), int(match.group("line")), False))
+        else:
+            traceback = None
+        if traceback is None:
+            index += 1
+            continue
+        found.append(traceback)
+        index = traceback.last + 1
+    return tuple(found)
+
+
+def _read(lines: Sequence[str], start: int, margin: str) -> Traceback | None:
+    frames: list[Frame] = []
+    group = "|" in margin or "+" in margin
+    width = len(margin)
+    index = start + 1
+    while index < len(lines):
+        line = lines[index]
+        match = _FRAME.match(line) if "File" in line else None
+        if match:
+            frames.append(Frame(match.group("file"), int(match.group("line")), bool(match.group("within"))))
+            index += 1
+            continue
+        body = line[width:] if not group else line.lstrip(" |+")
+        own = (line[:width] == margin or group) and body and not body[0].isspace()
+        if group and line.lstrip(" ").startswith("|") and line.lstrip(" ")[1:4].startswith("  "):
+            own = False
+        exception = _EXCEPTION.match(body) if own else None
+        if exception and (frames or index - start <= 2):
+            last, caused = _after(lines, index, group)
+            return Traceback(
+                tuple(frames), exception.group("type"), (exception.group("text") or "").strip(), start, last, caused
+            )
+        if _HEADER.match(line) or (
+            own and not exception and index - start > 1 and not body.startswith(("[", "~", "^"))
+        ):
+            return None
+        index += 1
+    return None
+
+
+def _after(lines: Sequence[str], index: int, group: bool) -> tuple[int, bool]:
+    """Return the last line of a traceback whose exception line is ``index``, and whether it caused the next one."""
+    last = index
+    if group:
+        while last + 1 < len(lines) and lines[last + 1].lstrip(" ").startswith(("|", "+")):
+            last += 1
+    for ahead in range(index + 1, min(index + 12, len(lines))):
+        if lines[ahead].startswith(_CHAINED):
+            return max(last, ahead), True
+        if "Traceback (most" in lines[ahead]:
+            break
+    return last, False
+
+
+def _read_syntax_error(lines: Sequence[str], start: int, frame: Frame) -> Traceback | None:
+    for index in range(start + 1, min(start + 8, len(lines))):
+        match = _SYNTAX.match(lines[index].lstrip(" *"))
+        if match:
+            return Traceback((frame,), match.group("type"), match.group("text").strip(), start, index)
+    return None

@@ -1,0 +1,156 @@
+"""Rules for compilers, linkers and build tools."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.place import argument_span, is_own, relative_file, site
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.text import quoted
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind, ErrorSite
+
+_GCC = re.compile(
+    r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal |internal compiler )?error\b:?"
+)
+_RUST = re.compile(r"^error(?:\[E\d+\])?: ")
+_RUST_ARROW = re.compile(r"^\s*--> (?P<file>[^:]+):(?P<line>\d+):(?P<column>\d+)$")
+_GO = re.compile(r"^(?:vet: )?(?P<file>\.{0,2}/?[\w./-]+\.go):(?P<line>\d+):(?:(?P<column>\d+):)? ")
+_TSC = re.compile(r"^(?P<file>[^\s(:][^(:]{0,300})[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS\d+")
+_MAVEN = re.compile(r"^\[ERROR\] (?P<file>/\S+\.\w+):\[(?P<line>\d+),(?P<column>\d+)\]")
+_CMAKE = re.compile(r"^CMake Error(?: at (?P<file>[^:]+):(?P<line>\d+))?")
+_LINK = re.compile(
+    r"undefined reference to|ld returned \d+ exit status|multiple definition of|cannot find -l|linker command failed|undefined symbol: |Undefined symbols for"
+)
+_LINK_PLACE = re.compile(
+    r"(?:^|: )(?P<file>[^\s:(]+\.\w+):(?P<line>\d+): undefined reference|(?:^|: )(?P<plain>[^\s:(/]+\.\w+):\(\.text[^)]*\): undefined reference"
+)
+_MAKEFILE = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): \*\*\* ")
+_MAKE = re.compile(r"^(?:g|re)?make(?:\[\d+\])?: \*\*\* ")
+_MAKE_PLACE = re.compile(r"\*\*\* \[(?P<file>[^:\]]+):(?P<line>\d+): ")
+_OTHER = re.compile(
+    r"^ninja: (?:build stopped|error)|^error: (?:could not compile|linking with|aborting due to)|^FAILURE: Build failed|^BUILD FAILED|"
+    r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |^compilation terminated\.|"
+    r"^\d+ errors? generated\.$|^\d+ errors?$|^cc1\w*: |: fatal error: |^lto1: "
+)
+_NOT_COMPILED = re.compile(r"\.(?:pyi?|txt|log|json|md|ya?ml)$")
+
+
+def _build(turn: Turn) -> Finding | None:
+    if not turn.mentions("error", "***", "undefined", "multiple definition", "cannot find -l", "# ", "compil", "vet:"):
+        return None
+    lines = turn.reported if _builds(turn) else turn.messages
+    found: list[ErrorSite] = []
+    fallback: list[ErrorSite] = []
+    fired = False
+    go = any(c.program == "go" for c in turn.action.invocations) or any(x.startswith("# ") for x in turn.stderr)
+    for index, line in enumerate(lines):
+        place = _place(turn, line, lines[index : index + 6], go=go)
+        if place is not None:
+            found.append(place)
+            fired = True
+        elif _LINK.search(line):
+            fired = True
+            match = _LINK_PLACE.search(line)
+            if match:
+                name = match.group("file") or match.group("plain")
+                number = int(match.group("line")) if match.group("line") else None
+                fallback.append(site(line, file=relative_file(turn, name), number=number))
+        elif _MAKE.match(line) or (_MAKEFILE.match(line) and not line.startswith("configure")):
+            fired = True
+            fallback.extend(_make(turn, line))
+        elif line.startswith("CMake Error") and not _names_a_place(line):
+            fired = True
+        elif _OTHER.search(line) and not _is_driver_argument(lines, line):
+            fired = True
+    if not fired:
+        return None
+    return Finding(tuple(dict.fromkeys([*found, *([] if found else fallback)]))[:20])
+
+
+def _builds(turn: Turn) -> bool:
+    """Whether the action calls a tool that reports compiler errors on standard output."""
+    tools = {
+        "make",
+        "gmake",
+        "cmake",
+        "ninja",
+        "tsc",
+        "npm",
+        "yarn",
+        "pnpm",
+        "mvn",
+        "gradle",
+        "gradlew",
+        "meson",
+        "go",
+        "npx",
+        "cargo",
+        "bazel",
+    }
+    return any(c.program in tools for c in turn.action.invocations)
+
+
+def _place(turn: Turn, line: str, ahead: tuple[str, ...], *, go: bool) -> ErrorSite | None:
+    """Return the site of a compiler's error line, or None."""
+    for pattern in (_TSC, _MAVEN, _GCC):
+        match = pattern.match(line)
+        if match and not _NOT_COMPILED.search(match.group("file")) and is_own(match.group("file")):
+            return _located(turn, line, match)
+    if go and (match := _GO.match(line)) and not re.search(r"(?:syntax error|expected '|--- FAIL)", line):
+        return _located(turn, line, match)
+    if _RUST.match(line):
+        for item in ahead[1:4]:
+            arrow = _RUST_ARROW.match(item)
+            if arrow:
+                return _located(turn, line, arrow)
+    match = _CMAKE.match(line)
+    if match and match.group("file"):
+        return site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))
+    return None
+
+
+def _located(turn: Turn, line: str, match: re.Match[str]) -> ErrorSite:
+    column = match.groupdict().get("column")
+    return site(
+        line,
+        file=relative_file(turn, match.group("file")),
+        number=int(match.group("line")),
+        column=int(column) if column else None,
+    )
+
+
+def _make(turn: Turn, line: str) -> list[ErrorSite]:
+    """Return the makefile's line, or the goal in the action that make cannot reach."""
+    match = _MAKEFILE.match(line) or _MAKE_PLACE.search(line)
+    if match:
+        return [site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))]
+    names = quoted(line) or [line.split("*** ", 1)[1].split(": ", 1)[0]]
+    if "needed by" in line:
+        return []
+    span = argument_span(turn, names[:1], "make", in_code=False)
+    return [site(line, span=span)] if span else []
+
+
+def _names_a_place(line: str) -> bool:
+    return "does not exist" in line
+
+
+def _is_driver_argument(lines: tuple[str, ...], line: str) -> bool:
+    """`gcc: fatal error: no input files` follows a bad argument of the driver; nothing was built."""
+    drivers = r"^(?:\S*/)?(?:gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(?:-\d+)?: (?:fatal )?error: "
+    if re.match(drivers, line) or line == "compilation terminated.":
+        return any(re.match(drivers, x) for x in lines)
+    return False
+
+
+RULES = (
+    Rule(
+        "build.failed",
+        ErrorKind.BUILD_ERROR,
+        "A compiler's error line with file and line (gcc, clang, rustc, go, javac, tsc, ghc ...), a linker's undefined "
+        "reference, CMake Error, `make: ***`, or the failure line of a build tool.",
+        "File, line and column of the first error; without one the makefile's line, or the goal in the action.",
+        _build,
+    ),
+)

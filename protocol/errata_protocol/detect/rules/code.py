@@ -1,0 +1,340 @@
+"""Rules for code that does not parse and for modules that do not exist."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.action import Invocation, language
+from errata_protocol.detect.place import (
+    INLINE_FILES,
+    Span,
+    argument_span,
+    frame_site,
+    inline_span,
+    is_own,
+    last_own_frame,
+    relative_file,
+    site,
+)
+from errata_protocol.detect.python_traceback import Frame, Traceback
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.rules.shell_message import read_message
+from errata_protocol.detect.stacks import Crash
+from errata_protocol.detect.test_report import FailedTest
+from errata_protocol.detect.text import quoted
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind, ErrorSite
+
+_SYNTAX_NAMES = ("SyntaxError", "IndentationError", "TabError")
+_IMPORT_NAMES = ("ImportError", "ModuleNotFoundError")
+_SHELL_SYNTAX = re.compile(
+    r"syntax error|unexpected EOF while looking|unexpected end of file|Bad for loop variable|parse error near",
+    re.IGNORECASE,
+)
+_NAMED_LINE = re.compile(
+    r"(?:SyntaxError|IndentationError|TabError|invalid syntax)\b.*\((?P<file>[^(),]{1,300}), line (?P<line>\d+)\)"
+)
+_LINT_SYNTAX = re.compile(
+    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):(?:(?P<column>\d+):)? .*(?:SyntaxError|invalid-syntax|E999|\[syntax\]|invalid syntax|syntax error)",
+    re.IGNORECASE,
+)
+_FORMATTER = re.compile(
+    r"cannot (?:format|parse) (?P<file>[^\s:]+): (?:Cannot parse[^:]*|.*?): (?P<line>\d+):(?P<column>\d+)",
+    re.IGNORECASE,
+)
+_RUFF_PARSE = re.compile(r"Failed to parse (?P<file>[^\s:]+):(?P<line>\d+):(?P<column>\d+)")
+_JSON = re.compile(
+    r"^(?:[\w./-]+: )?(?:.*?)(?:Expecting|Extra data|Invalid|Unterminated|Illegal|parse error|Exceeds)\b.*\bline (?P<line>\d+),? column (?P<column>\d+)"
+)
+_PARSER_LINE = re.compile(
+    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+)(?::(?P<column>\d+))?: ?(?:parser error|syntax error|parse error|\S+: (?:syntax|parse) error)"
+)
+_YAML = re.compile(
+    r"yaml: (?:line (?P<line>\d+)|.*(?:did not find|could not find|mapping values|found ))", re.IGNORECASE
+)
+_SED = re.compile(r"^sed: (?:(?:-e )?expression #\d+, char \d+|file (?P<file>\S+) line (?P<line>\d+)|\d+: )")
+_AWK = re.compile(
+    r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|unterminated|unexpected|newline)|^awk: .*(?:near|missing)",
+    re.IGNORECASE,
+)
+_JQ = re.compile(
+    r"^jq: (?:error: )?.*(?:syntax error|compile error|is not defined at|unterminated)|^jq: \d+ compile error"
+)
+_SQL = re.compile(
+    r"^(?:Parse error|Error): (?:near|in prepare|incomplete input)|^Parse error near line (?P<line>\d+)|near line (?P<near>\d+): .*syntax error|"
+    r"near \"[^\"]*\": syntax error|ERROR:  syntax error at|You have an error in your SQL syntax|unrecognized token:|incomplete input$"
+)
+_PERL_TEXT = re.compile(
+    r"^syntax error at|^Can't find string terminator|^Missing right curly|^Unmatched right|^Global symbol|^Bareword \"|"
+    r"^Unrecognized character|^Number found where|^Substitution (?:pattern|replacement) not terminated|^Search pattern not terminated|"
+    r"^String found where|^Unknown regexp modifier|aborted due to compilation errors"
+)
+_RUBY_SYNTAX = re.compile(
+    r"^(?:ruby: )?(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?:.*syntax errors? |syntax error|.*unterminated|.*\(SyntaxError\))"
+)
+_GO_SYNTAX = re.compile(r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:syntax error|expected )")
+_NOT_SYNTAX = re.compile(
+    r"regex parse error|invalid value|for flag|error parsing regexp|_bash_|date: invalid", re.IGNORECASE
+)
+
+
+def _syntax(turn: Turn) -> Finding | None:
+    if turn.report is not None and (broken := turn.report.collection_failure) and broken.exception in _SYNTAX_NAMES:
+        return Finding((_collected(turn, broken),))
+    for traceback in _final(turn):
+        if traceback.name in _SYNTAX_NAMES:
+            return Finding(_traceback_sites(turn, traceback))
+    crash = turn.crash
+    if crash is not None and _is_parse_failure(crash):
+        return Finding(_crash_sites(turn, crash))
+    if not turn.mentions(
+        "syntax",
+        "parse",
+        "unexpected",
+        "line ",
+        "near",
+        "terminat",
+        "sed:",
+        "awk:",
+        "jq:",
+        "yaml",
+        "compil",
+        "incomplete",
+        "symbol",
+    ):
+        return None
+    for line in turn.messages:
+        if _NOT_SYNTAX.search(line):
+            continue
+        found = _syntax_message(turn, line)
+        if found is not None:
+            return Finding(found)
+    return None
+
+
+def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
+    """Return the sites of a message that code does not parse, or None when ``line`` says something else."""
+    for pattern in (_NAMED_LINE, _LINT_SYNTAX, _FORMATTER, _RUFF_PARSE, _GO_SYNTAX, _PARSER_LINE, _RUBY_SYNTAX):
+        match = pattern.search(line)
+        if match:
+            groups = match.groupdict()
+            frame = Frame(groups["file"], int(groups["line"]))
+            column = int(groups["column"]) if groups.get("column") else None
+            return (frame_site(turn, frame, line, source="message").model_copy(update={"column": column or None}),)
+    match = _SED.match(line)
+    if match and match.group("file"):
+        return (site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line"))),)
+    if match or _AWK.match(line) or _JQ.match(line):
+        program = line.split(":", 1)[0]
+        span = _program_text(turn, program)
+        return (site(line, span=span),) if span else ()
+    if _SQL.search(line):
+        return ()
+    match = _JSON.match(line)
+    if match and _is_data_tool(turn, line):
+        return (_document(turn, line, int(match.group("line")), int(match.group("column"))),)
+    match = _YAML.search(line)
+    if match:
+        return (_document(turn, line, int(match.group("line") or 0), 0),)
+    message = read_message(line)
+    if message.from_shell and _SHELL_SYNTAX.search(message.rest):
+        if message.script is not None:
+            return (site(line, file=relative_file(turn, message.script), number=message.line),)
+        span = _shell_line(turn, message.line) if "near unexpected token" in message.rest else None
+        return (site(line, span=span),) if span else ()
+    if _PERL_TEXT.search(line) and any(language(c.program) == "perl" for c in turn.action.invocations):
+        where = re.search(r" at (?P<file>\S+) line (?P<line>\d+)", line)
+        return (
+            (frame_site(turn, Frame(where.group("file"), int(where.group("line"))), line, source="message"),)
+            if where
+            else ()
+        )
+    if re.match(r"(?:\S+: )?(?:.*\b)?(?:syntax error|parse error)\b", line, re.IGNORECASE) and not line.startswith(
+        (" ", "\t")
+    ):
+        return ()
+    return None
+
+
+def _is_data_tool(turn: Turn, line: str) -> bool:
+    """Whether the JSON message comes from a tool that checks JSON, not from a program that happens to read some."""
+    del turn
+    return not re.match(r"^[\w.]*(?:Error|Exception)\b", line)
+
+
+def _document(turn: Turn, line: str, number: int, column: int) -> ErrorSite:
+    """Return the site in a document that the message does not name: its line, and the argument that names it."""
+    names = quoted(line)
+    span = argument_span(turn, names, in_code=False) if names else None
+    if span is None:
+        words = [
+            w for c in turn.action.deciders[:1] for w in c.words[1:] if re.search(r"\.\w{1,5}$", w.value) and w.literal
+        ]
+        targets = [
+            r.target
+            for c in turn.action.deciders[:1]
+            for r in c.simple.redirects
+            if r.operator == "<" and r.target is not None
+        ]
+        documents = words or targets
+        span = documents[-1].inner if documents else None
+    return site(line, span=span, number=number, column=column)
+
+
+def _program_text(turn: Turn, program: str) -> Span | None:
+    """Return the argument that holds the program text of a sed, awk or jq call: the first that is no option."""
+    calls = [c for c in turn.action.invocations if c.program == program.strip()]
+    if len(calls) != 1:
+        return None
+    return _first_operand(calls[0], ("-f", "-F", "-v", "--arg", "--argjson", "--from-file"))
+
+
+def _first_operand(call: Invocation, with_value: tuple[str, ...]) -> Span | None:
+    skip = False
+    for word in call.words[1:]:
+        if skip:
+            skip = False
+        elif word.value in with_value:
+            skip = True
+        elif not word.value.startswith("-"):
+            return word.inner
+    return None
+
+
+def _shell_line(turn: Turn, line: int | None) -> Span | None:
+    return turn.action.line_span(0, len(turn.command), line) if line else None
+
+
+def _final(turn: Turn) -> list[Traceback]:
+    """Return the tracebacks that ended a program: of one program only the last, earlier ones were handled."""
+    ends = [t for t in turn.tracebacks if not t.caused_next]
+    programs = sum(1 for c in turn.action.invocations if c.program)
+    return ends if programs > 1 else ends[-1:]
+
+
+def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
+    if traceback.frames and not traceback.frames[-1].in_code and is_own(traceback.frames[-1].file):
+        frame: Frame | None = traceback.frames[-1]
+    else:
+        frame = last_own_frame(turn, traceback.frames)
+    return (frame_site(turn, frame, traceback.line, traceback.text),) if frame else ()
+
+
+def _is_parse_failure(crash: Crash) -> bool:
+    if crash.language == "node":
+        parsed_data = (
+            any("JSON" in f.file for f in crash.frames) or "JSON" in crash.text or "regular expression" in crash.text
+        )
+        return crash.exception == "SyntaxError" and not parsed_data
+    if crash.language == "perl":
+        return _PERL_TEXT.search(crash.text) is not None or _PERL_TEXT.search(crash.line) is not None
+    if crash.language == "ruby":
+        return crash.exception == "SyntaxError"
+    return crash.language == "php" and crash.exception == "Parse error"
+
+
+def _crash_sites(turn: Turn, crash: Crash) -> tuple[ErrorSite, ...]:
+    frame = crash.head or last_own_frame(turn, crash.frames)
+    return (frame_site(turn, frame, crash.line, crash.text),) if frame and is_own(frame.file) else ()
+
+
+def _collected(turn: Turn, broken: FailedTest) -> ErrorSite:
+    frame = last_own_frame(turn, broken.frames)
+    if frame is not None:
+        return frame_site(turn, frame, broken.line)
+    names = quoted(broken.text)
+    conftest = re.search(r"conftest '([^']+)'", broken.line)
+    if conftest:
+        return site(broken.line, "traceback", file=relative_file(turn, conftest.group(1)))
+    if broken.test_id and "_FailedTest" not in broken.test_id:
+        return site(broken.line, "message", file=relative_file(turn, broken.test_id))
+    return site(broken.line, "message", span=argument_span(turn, names, in_code=False))
+
+
+# Imports
+
+_NO_MODULE = re.compile(
+    r"^(?:\S*/)?(?:python|pypy)[\d.]*: (?:No module named|Error while finding module specification for) (?P<module>\S+)"
+)
+_NODE_MODULE = re.compile(
+    r"Cannot find (?:module|package) '(?P<module>[^']+)'(?: imported from (?P<file>\S+))?|ERR_MODULE_NOT_FOUND|MODULE_NOT_FOUND"
+)
+_PERL_MODULE = re.compile(r"^Can't locate (?P<module>\S+) in @INC.* at (?P<file>\S+) line (?P<line>\d+)\.?$")
+_RUBY_MODULE = re.compile(r"cannot load such file -- (?P<module>\S+)")
+_GO_MODULE = re.compile(
+    r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:no required module provides package|cannot find package|package \S+ is not in|cannot find module)"
+)
+_TS_MODULE = re.compile(r"^(?P<file>[^\s(]+)[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS(?:2307|7016)")
+_OTHER_MODULE = re.compile(
+    r"Could not find or load main class|ClassNotFoundException|NoClassDefFoundError|there is no package called|module '[^']+' not found:|"
+    r"no required module provides package|Error importing plugin|Cannot find module|No module named '?[\w.]+'?$|ModuleNotFoundError: "
+)
+
+
+def _import(turn: Turn) -> Finding | None:
+    if turn.report is not None:
+        broken = turn.report.collection_failure
+        return Finding((_collected(turn, broken),)) if broken and broken.exception in _IMPORT_NAMES else None
+    for traceback in _final(turn):
+        if traceback.name in _IMPORT_NAMES:
+            return Finding(_traceback_sites(turn, traceback))
+    if not turn.mentions("module", "@inc", "cannot load such", "classnotfound", "main class", "package", "noclassdef"):
+        return None
+    for line in turn.messages:
+        found = _import_message(turn, line)
+        if found is not None:
+            return Finding(found)
+    return None
+
+
+def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
+    match = _NO_MODULE.match(line)
+    if match:
+        module = match.group("module").strip("';,").removesuffix(".__main__").rstrip(";")
+        span = argument_span(turn, (module, module.split(".")[0]), "python3", in_code=False)
+        return (site(line, span=span),) if span else ()
+    for pattern in (_PERL_MODULE, _GO_MODULE, _TS_MODULE):
+        match = pattern.match(line)
+        if match:
+            return (frame_site(turn, Frame(match.group("file"), int(match.group("line"))), line, source="message"),)
+    crash = turn.crash
+    match = _NODE_MODULE.search(line)
+    if match:
+        frame = last_own_frame(turn, crash.frames) if crash and crash.language == "node" else None
+        if frame is not None:
+            return (frame_site(turn, frame, line, match.group("module") or ""),)
+        if match.group("file"):
+            return (site(line, file=relative_file(turn, match.group("file"))),)
+        span = argument_span(turn, (match.group("module") or "",), "node", in_code=False)
+        return (site(line, span=span),) if span else ()
+    if _RUBY_MODULE.search(line):
+        own = last_own_frame(turn, crash.frames) if crash else None
+        return (frame_site(turn, own, line),) if own else ()
+    if _OTHER_MODULE.search(line):
+        span = argument_span(turn, (*quoted(line), line.rsplit(" ", 1)[-1]), in_code=False)
+        return (site(line, span=span),) if span else ()
+    return None
+
+
+SYNTAX_RULES = (
+    Rule(
+        "code.syntax",
+        ErrorKind.SYNTAX_ERROR,
+        "A SyntaxError that ends a Python or node run or a collection, a shell, sed, awk, jq, SQL, perl, ruby or Go "
+        "text that does not compile, or a JSON, YAML or XML document that a checking tool refuses.",
+        "File and line from the message; for code in the action that line of it; for a document its line, with the "
+        "argument that names it.",
+        _syntax,
+    ),
+)
+IMPORT_RULES = (
+    Rule(
+        "code.import",
+        ErrorKind.IMPORT_ERROR,
+        "ImportError or ModuleNotFoundError that ends a run or a collection, `No module named`, `Cannot find module`, "
+        "`Can't locate .. in @INC`, `cannot load such file`, a missing Go package or Java main class.",
+        "The importing line: the last frame in the workspace, or the line of code in the action; for `python -m NAME` "
+        "the name.",
+        _import,
+    ),
+)

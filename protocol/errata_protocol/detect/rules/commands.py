@@ -1,0 +1,125 @@
+"""Rules for commands that do not exist."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.action import SHELLS, Invocation
+from errata_protocol.detect.place import Span, relative_file, site
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.rules.shell_message import Message, read_message
+from errata_protocol.detect.text import quoted
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind, ErrorSite
+
+_NOT_FOUND = re.compile(r"^(?P<command>.{1,400}?): (?:command )?not found$")
+_ZSH = re.compile(r"command not found: (?P<command>\S+)$")
+_FISH = re.compile(r"(?:unknown command:? |command ')['\"]?(?P<command>[^\s'\"]+)['\"]?(?: not found|$)", re.IGNORECASE)
+_NO_FILE = re.compile(
+    r"^(?P<command>.{1,400}?): (?:No such file or directory|cannot execute: required file not found)$"
+)
+_INTERPRETER = re.compile(r"^(?P<command>.{1,400}?): (?P<program>\S+): bad interpreter: No such file or directory$")
+_LAUNCHERS = frozenset(
+    "env xargs timeout nohup nice stdbuf setsid time sudo strace exec ionice watch chroot unshare taskset".split()
+)
+_LAUNCH = re.compile(
+    r"(?:failed to (?:run command|execute)|cannot run|can't execute|unable to execute|command not found|not found|"
+    r"No such file or directory)",
+    re.IGNORECASE,
+)
+
+
+def _not_found(turn: Turn) -> Finding | None:
+    found: list[ErrorSite] = []
+    for line in turn.messages:
+        message = read_message(line)
+        command = _command_of(turn, message)
+        if command is not None:
+            found.append(_site(turn, message, command))
+    if found:
+        placed = [s for s in found if s.action_span is not None]
+        first = (placed or found)[-1]
+        first = next(s for s in found if s.action_span == first.action_span and s.file == first.file)
+        return Finding((first, *(s for s in found if s is not first))[:20])
+    if turn.exit_code == 127 and not any("No such file" in line or "cannot open" in line for line in turn.stderr):
+        calls = [c for c in turn.action.deciders if c.words]
+        span = (calls[0].words[0].start, calls[0].words[0].end) if len(calls) == 1 else None
+        return Finding((site("", "action", span=span),) if span else ())
+    return None
+
+
+def _command_of(turn: Turn, message: Message) -> str | None:
+    """Return the command that ``message`` says does not exist, or None when it says something else."""
+    if message.program in ("type", "hash", "command") and message.from_shell:
+        return None
+    if message.from_shell or message.program in ("sudo", "exec"):
+        match = _NOT_FOUND.match(message.rest) or _INTERPRETER.match(message.rest)
+        if match:
+            return match.group("command")
+        match = _NO_FILE.match(message.rest)
+        if match and (turn.exit_code in (126, 127) or "required file" in message.rest) and message.line is not None:
+            command = match.group("command")
+            if _program_span(turn, command, message.line) is not None or "required file" in message.rest:
+                return command
+    if message.text.endswith("command not found"):
+        return message.text.removesuffix(": command not found").rsplit(": ", 1)[-1]
+    match = _ZSH.search(message.text)
+    if match:
+        return match.group("command")
+    if message.program in ("fish", "Command") or message.text.startswith("Command '"):
+        match = _FISH.search(message.text)
+        if match:
+            return match.group("command")
+    if message.program in _LAUNCHERS and _LAUNCH.search(message.rest):
+        names = quoted(message.rest) or [message.rest.split(": ", 1)[0].split()[-1]]
+        name = names[-1].replace("\\r", "")
+        script = any(c.words and "/" in c.words[0].value for c in turn.action.invocations)
+        if turn.exit_code in (126, 127) or _program_span(turn, name, None) is not None or script:
+            return names[-1]
+    return None
+
+
+def _site(turn: Turn, message: Message, command: str) -> ErrorSite:
+    span = _program_span(turn, command, message.line if message.script is None else None)
+    if span is None and message.script is not None:
+        return site(message.text, file=relative_file(turn, message.script), number=message.line)
+    if span is None and message.program == "env":  # the `#!/usr/bin/env X` line of a script that the action starts
+        scripts = [c for c in turn.action.invocations if c.words and "/" in c.words[0].value]
+        span = scripts[-1].words[0].inner if scripts else None
+    return site(message.text, span=span)
+
+
+def _program_span(turn: Turn, command: str, line: int | None) -> Span | None:
+    """Return the word of the action that calls ``command``; on ``line`` if several do."""
+    found: list[tuple[Span, int]] = []
+    for call in turn.action.invocations:
+        for word in _program_words(call):
+            if word.value == command:
+                found.append((word.inner, turn.command.count("\n", 0, word.start) + 1))
+    if not found:
+        return None
+    on_line = [span for span, number in found if number == line]
+    return (on_line or [span for span, _ in found])[-1]
+
+
+def _program_words(call: Invocation):  # type: ignore[no-untyped-def]
+    if call.words and call.program not in SHELLS:
+        yield call.words[0]
+    for wrapper in call.wrappers:
+        yield wrapper[0]
+    if call.program == "find":
+        yield from (
+            b for a, b in zip(call.words, call.words[1:], strict=False) if a.value in ("-exec", "-execdir", "-ok")
+        )
+
+
+RULES = (
+    Rule(
+        "commands.missing",
+        ErrorKind.COMMAND_NOT_FOUND,
+        "`command not found` of a shell, a launcher (env, xargs, timeout, sudo ...) that finds no program, a script "
+        "path or interpreter that does not exist at exit 127, or exit 127 without another explanation.",
+        "The command word in the action; for a script of the agent its line.",
+        _not_found,
+    ),
+)

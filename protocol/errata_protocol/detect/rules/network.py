@@ -1,0 +1,109 @@
+"""Rules for what the sandbox forbids: reaching the network."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.place import INLINE_FILES, Span, inline_span, last_own_frame, site
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind
+
+_UNREACHABLE = re.compile(
+    r"could(?: not|n't) resolve (?:host|proxy|')|cannot resolve host|unable to resolve host|temporary failure (?:in name resolution|resolving)|"
+    r"name or service not known|network is unreachable|network unreachable|\bEAI_AGAIN\b|\bENOTFOUND\b|\bENETUNREACH\b|"
+    r"\bEHOSTUNREACH\b|no address associated with hostname|nodename nor servname|getaddrinfo failed|no route to host|"
+    r"failed to lookup address|lookup \S+(?: on \S+)?: (?:no such host|server misbehaving|dial|temporary)|UnknownHostException|"
+    r"name resolution failed|failed to resolve|host not found|unknown host|bad address|blocked by (?:the )?(?:network )?policy|"
+    r"command (?:is )?(?:blocked|not allowed) by policy",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"connection refused|connection timed out|ECONNREFUSED|ETIMEDOUT|failed to connect to|couldn't connect to server|"
+    r"connection failed|unable to connect",
+    re.IGNORECASE,
+)
+_HOST_SAID = re.compile(
+    r"(?:host(?:name)?(?: address)?[:=]? |host=|resolve |resolving |lookup |ENOTFOUND |EAI_AGAIN |connect to |connecting to )"
+    r"['\"‘`(]?(?:\w+://)?(?P<host>[A-Za-z0-9][\w.-]{0,253})",
+    re.IGNORECASE,
+)
+_HOST = re.compile(r"(?<![\w.-])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}[A-Za-z]{2,24})(?![\w-])")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s'\"<>|;&()`\\]{1,2000}")
+_LOOPBACK = re.compile(r"(?<![\w.])(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[?::1\]?)(?![\w.])", re.IGNORECASE)
+_NOT_A_HOST = re.compile(r"\.(?:py|js|ts|c|h|sh|txt|json|md|go|rs|java|rb|pl|log|cfg|toml|yaml|yml|lock|whl|gz)$")
+_HARMLESS = ("sudo: unable to resolve host",)
+
+
+def _network(turn: Turn) -> Finding | None:
+    lines = turn.messages if turn.report is not None else turn.lines
+    hit = None
+    for line in lines:
+        if line.startswith(_HARMLESS):
+            continue
+        if _UNREACHABLE.search(line) or (_REFUSED.search(line) and _remote(line)):
+            hit = line
+            if _place(turn, line) is not None:
+                break
+    if hit is None:
+        return None
+    span = _place(turn, hit) or _only_address(turn)
+    return Finding((site(hit, "message", span=span),))
+
+
+def _remote(line: str) -> bool:
+    """Whether a refused connection went to another machine: only a host that is named can be told."""
+    if _LOOPBACK.search(line):
+        return False
+    return any(not _NOT_A_HOST.search(h) for h in _hosts(line))
+
+
+def _hosts(line: str) -> list[str]:
+    said = [m.group("host").rstrip(".") for m in _HOST_SAID.finditer(line)]
+    return [*said, *(m.group() for m in _HOST.finditer(line))]
+
+
+def _place(turn: Turn, line: str) -> Span | None:
+    """Return the span of the URL with the host that ``line`` names, or of the host itself."""
+    command = turn.command
+    for host in _hosts(line):
+        if len(host) < 2 or host.lower() in ("host", "hostname", "address", "name", "server", "proxy"):
+            continue
+        for url in _URL.finditer(command):
+            if host in url.group():
+                return url.span()
+        match = re.search(r"(?<![\w.-])" + re.escape(host) + r"(?![\w-])", command)
+        if match and not _NOT_A_HOST.search(host):
+            return match.span()
+    return None
+
+
+def _only_address(turn: Turn) -> Span | None:
+    """Without a host in the message: the address in the failing line of inline code, else the last call's only one."""
+    start, end = 0, len(turn.command)
+    if turn.tracebacks:
+        frame = last_own_frame(turn, turn.tracebacks[-1].frames)
+        if frame is None or frame.file not in INLINE_FILES:
+            return None
+        start, end = inline_span(turn, frame.file, frame.line) or (start, end)
+        return _address_in(turn, start, end) or _address_in(turn, 0, len(turn.command))
+    return _address_in(turn, start, end)
+
+
+def _address_in(turn: Turn, start: int, end: int) -> Span | None:
+    urls = [m.span() for m in _URL.finditer(turn.command, start, end)]
+    if urls:
+        return urls[-1]
+    hosts = [m.span() for m in _HOST.finditer(turn.command, start, end) if not _NOT_A_HOST.search(m.group())]
+    return hosts[0] if len(hosts) == 1 else None
+
+
+RULES = (
+    Rule(
+        "network.unreachable",
+        ErrorKind.POLICY_VIOLATION,
+        "A name that does not resolve, an unreachable network, or a refused connection to another machine than this.",
+        "The URL in the action that has the host of the message, else the host; none if the action names neither.",
+        _network,
+    ),
+)

@@ -1,0 +1,139 @@
+"""Rules for edits that did not apply: patches, merges, replacements."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.benign import git_subcommand
+from errata_protocol.detect.place import Span, relative_file, site
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind, ErrorSite
+
+_GIT_HUNK = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d+)$")
+_GIT_FILE = re.compile(
+    r"^error: (?P<file>[^:]+): (?:patch does not apply|already exists in (?:working directory|index)|does not exist in index|"
+    r"does not match index|wrong type|has type \d+, expected)"
+)
+_GIT_NO_FILE = re.compile(r"^error: (?P<file>[^:]+): No such file or directory$")
+_PATCH_TEXT = re.compile(
+    r"(?:corrupt patch at (?:(?P<file>[^:\s]+):|line )(?P<line>\d+))|(?:malformed patch at line (?P<malformed>\d+))|"
+    r"(?:patch fragment without header at (?:line |\S+:)(?P<fragment>\d+))|No valid patches|Only garbage was found in the patch|"
+    r"patch unexpectedly ends|git diff header lacks filename|unrecognized input$|cannot apply binary patch"
+)
+_PATCHING = re.compile(r"^(?:patching|checking) file '?(?P<file>.+?)'?(?: \(.*\))?$")
+_HUNK = re.compile(r"^Hunk #\d+ (?:FAILED|ignored|NOT MERGED) at (?P<line>\d+)|^Hunk #\d+ (?:FAILED|ignored)")
+_HUNKS = re.compile(r"^\d+ out of \d+ hunks? (?:FAILED|ignored)")
+_REVERSED = re.compile(r"^(?:Reversed \(or previously applied\)|Unreversed) patch detected")
+_NO_TARGET = re.compile(r"^can't find file to patch at input line (?P<line>\d+)")
+_OLD_NAME = re.compile(r"^\|(?:---|\+\+\+) (?P<file>[^\t]+)")
+_CONFLICT = re.compile(r"^CONFLICT \((?P<type>[^)]*)\): (?:Merge conflict in (?P<file>.+)|(?P<first>\S+) )")
+_NOT_APPLIED = re.compile(
+    r"could not apply [0-9a-f]{4,40}|^Patch failed at \d+|^error: could not (?:apply|revert)|^Automatic merge failed"
+)
+_REPLACEMENT = re.compile(
+    r"No replacement was performed|old_str(?:ing)? .*(?:not found|not unique|did not appear)|no match(?:es)? for (?:old|search) (?:string|block)",
+    re.IGNORECASE,
+)
+_IN_FILE = re.compile(r"\bin (?:the )?(?:file )?[`'\"]?(?P<file>[\w./~-]*\w\.\w+|/[\w./-]+)[`'\"]?(?=[\s.,:;)]|$)")
+
+
+def _patch(turn: Turn) -> Finding | None:
+    if not turn.mentions(
+        "patch",
+        "hunk",
+        "conflict (",
+        "could not apply",
+        "could not revert",
+        "replacement",
+        "old_str",
+        "already exists in",
+        "merge failed",
+        "index",
+        "no such file",
+        "search",
+        "wrong type",
+    ):
+        return None
+    found: list[ErrorSite] = []
+    fired = False
+    file: str | None = None
+    applies = any(c.program == "git" and git_subcommand(c)[0] in ("apply", "am") for c in turn.action.invocations)
+    lines = turn.reported
+    for index, line in enumerate(lines):
+        match = _PATCHING.match(line)
+        if match:
+            file = match.group("file")
+            continue
+        sites = _sites(turn, line, file, lines[index : index + 12], applies=applies)
+        if sites is not None:
+            fired = True
+            found.extend(sites)
+    if not fired:
+        return None
+    return Finding(tuple(dict.fromkeys(found))[:20])
+
+
+def _sites(turn: Turn, line: str, file: str | None, ahead: tuple[str, ...], *, applies: bool) -> list[ErrorSite] | None:
+    """Return the sites of one line, or None when it does not say that an edit failed."""
+    if match := _GIT_HUNK.match(line):
+        return [site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))]
+    if match := _GIT_FILE.match(line) or (_GIT_NO_FILE.match(line) if applies else None):
+        return [site(line, file=relative_file(turn, match.group("file")))]
+    if match := _PATCH_TEXT.search(line):
+        number = match.group("line") or match.group("malformed") or match.group("fragment")
+        span = _patch_argument(turn)
+        return [site(line, span=span, number=int(number) if number else None)] if span or number else []
+    if match := _HUNK.match(line):
+        number = match.group("line")
+        return [site(line, file=relative_file(turn, file), number=int(number) if number else None)] if file else []
+    if _HUNKS.match(line) or _REVERSED.match(line):
+        return [site(line, file=relative_file(turn, file))] if file else []
+    if _NO_TARGET.match(line):
+        names = [m.group("file").strip() for item in ahead if (m := _OLD_NAME.match(item))]
+        name = next((n for n in names if n != "/dev/null"), None)
+        return [site(line, file=_stripped(turn, name))] if name else []
+    if match := _CONFLICT.match(line):
+        return [site(line, file=match.group("file") or match.group("first"))]
+    if _NOT_APPLIED.search(line):
+        return []
+    if _REPLACEMENT.search(line):
+        where = list(_IN_FILE.finditer(line))
+        return [site(line, file=relative_file(turn, where[-1].group("file")))] if where else []
+    return None
+
+
+def _stripped(turn: Turn, name: str) -> str:
+    """Take off as many leading parts of a patch's file name as the action's ``-p`` says."""
+    for call in turn.action.invocations:
+        for value in call.arguments if call.program == "patch" else ():
+            match = re.match(r"(?:-p|--strip=)(\d)$", value)
+            if match:
+                return "/".join(name.split("/")[int(match.group(1)) :]) or name
+    return name
+
+
+def _patch_argument(turn: Turn) -> Span | None:
+    """Return the word that names the patch file: the last operand of the applying call, else its input redirection."""
+    for call in reversed(turn.action.invocations):
+        applies = call.program == "git" and git_subcommand(call)[0] in ("apply", "am")
+        if not applies and call.program != "patch":
+            continue
+        for redirect in call.simple.redirects:
+            if redirect.operator == "<" and redirect.target is not None:
+                return redirect.target.inner
+        words = [w for w in call.words[1:] if not w.value.startswith("-") and w.value not in ("apply", "am")]
+        return words[-1].inner if words else None
+    return None
+
+
+RULES = (
+    Rule(
+        "patch.failed",
+        ErrorKind.PATCH_FAILED,
+        "A hunk or file that git apply, patch, merge, cherry-pick, rebase, revert or stash pop could not apply; a patch "
+        "that is no patch; an edit tool that performed no replacement.",
+        "File and line of the hunk, the conflicting file, or the argument that names the corrupt patch and its line.",
+        _patch,
+    ),
+)

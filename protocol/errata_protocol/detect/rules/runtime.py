@@ -1,0 +1,148 @@
+"""Rules for programs that crash, and the last resort: a status that nothing explains."""
+
+from __future__ import annotations
+
+import re
+
+from errata_protocol.detect.place import (
+    INLINE_FILES,
+    argument_span,
+    frame_site,
+    is_own,
+    last_own_frame,
+    relative_file,
+    site,
+    whole_action,
+)
+from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.rules.shell_message import read_message
+from errata_protocol.detect.text import quoted
+from errata_protocol.detect.turn import Turn
+from errata_protocol.markers import ErrorKind, ErrorSite, Severity
+
+_SHELL_RUNTIME = re.compile(
+    r"unbound variable$|parameter (?:null or )?not set$|bad substitution$|division by (?:0|zero)|readonly variable$|is read ?only$|"
+    r"maximum function nesting level exceeded|bad array subscript$|value too great for base"
+)
+_JQ = re.compile(r"^jq: error(?: \(at (?P<where>[^)]*)\))?: ")
+_SQL = re.compile(r"^(?:Error: stepping|Runtime error|Error: near line \d+:|ERROR:  )")
+_SIGNAL_TEXT = re.compile(
+    r"Segmentation fault|Aborted|Bus error|Floating point exception|Illegal instruction|core dumped|Trace/breakpoint trap|"
+    r"terminate called|AddressSanitizer|UndefinedBehaviorSanitizer|Assertion .* failed|double free|stack smashing"
+)
+_AWK = re.compile(r"^(?:g|m)?awk: .*(?:division by zero|fatal: )")
+
+
+def _crash(turn: Turn) -> Finding | None:
+    for traceback in reversed(turn.tracebacks):
+        if traceback.caused_next:
+            continue
+        frame = last_own_frame(turn, traceback.frames)
+        return Finding((frame_site(turn, frame, traceback.line, traceback.text),) if frame else ())
+    crash = turn.crash
+    if crash is not None and _believable(turn, crash.language):
+        frame = last_own_frame(turn, crash.frames)
+        if frame is None and crash.head is not None and is_own(crash.head.file):
+            frame = crash.head
+        if frame is None:
+            return Finding()
+        where = frame_site(turn, frame, crash.line, crash.text)
+        return Finding((where.model_copy(update={"column": crash.column or None}),))
+    internal = _pytest_internal(turn)
+    if internal is not None:
+        return internal
+    for line in turn.messages:
+        found = _message(turn, line)
+        if found is not None:
+            return Finding(found)
+    return None
+
+
+def _believable(turn: Turn, language: str) -> bool:
+    """`TEXT at FILE line N.` is perl's form, but also plain prose: it counts when perl ran or a script did."""
+    if language != "perl":
+        return True
+    return any(
+        c.program.startswith("perl") or c.program.endswith(".pl") or c.program in ("prove", "make")
+        for c in turn.action.invocations
+    )
+
+
+def _pytest_internal(turn: Turn) -> Finding | None:
+    for line in turn.reported:
+        if line.startswith("INTERNALERROR> Traceback"):
+            return Finding((site(line, "message"),))
+    return None
+
+
+def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
+    message = read_message(line)
+    if message.from_shell and _SHELL_RUNTIME.search(message.rest):
+        if message.script is not None:
+            return (site(line, file=relative_file(turn, message.script), number=message.line),)
+        span = turn.action.line_span(0, len(turn.command), message.line) if message.line else None
+        return (site(line, span=span),) if span else ()
+    if _JQ.match(line) or _SQL.match(line):
+        return ()
+    if _AWK.match(line):
+        return ()
+    if _SIGNAL_TEXT.search(line):
+        if message.script is not None:
+            return (site(line, file=relative_file(turn, message.script), number=message.line),)
+        match = re.match(r"^(?:\S+: )?(?P<file>[\w./-]+\.\w+):(?P<line>\d+): .*Assertion", line)
+        return (
+            (site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line"))),)
+            if match
+            else ()
+        )
+    return None
+
+
+def _signal(turn: Turn) -> Finding | None:
+    """Status 128+n: ended by signal n. 128 itself and git's 129 are no signals."""
+    code = turn.exit_code
+    if code is None or not 129 <= code <= 192:
+        return None
+    deciders = turn.action.deciders
+    if deciders and (deciders[0].program == "git" or (deciders[0].program == "exit" and len(deciders[0].words) > 1)):
+        return None
+    return Finding()
+
+
+def _nonzero(turn: Turn) -> Finding | None:
+    if not turn.failed:
+        return None
+    severity: Severity = "error" if turn.action.deciders else "warning"
+    line = next((x for x in reversed(turn.stderr) if x.strip()), "")
+    return Finding((whole_action(turn, line),), severity)
+
+
+RULES = (
+    Rule(
+        "runtime.crash",
+        ErrorKind.RUNTIME_ERROR,
+        "A Python traceback that no rule above explains (of a chain the last exception), an uncaught error of node, Go, "
+        "Rust, Java, Ruby, Perl or PHP, a shell's unbound variable or division by zero, an error that jq or SQL meets "
+        "while it runs, or the text of a fatal signal.",
+        "The last frame inside the workspace, else the line of the code in the action.",
+        _crash,
+    ),
+    Rule(
+        "runtime.signal",
+        ErrorKind.RUNTIME_ERROR,
+        "Exit 129 to 192: ended by a signal, when no text explains it.",
+        "None.",
+        _signal,
+        last_resort=True,
+    ),
+)
+LAST_RULES = (
+    Rule(
+        "exit.nonzero",
+        ErrorKind.NONZERO_EXIT,
+        "Any other exit status than 0 that is not an answer; a warning when it is unknown which command decided it.",
+        "The whole action.",
+        _nonzero,
+        last_resort=True,
+    ),
+)

@@ -1,0 +1,54 @@
+"""Takes a message apart: which program printed it, at which line of which script, and what it says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_BASH = re.compile(r"^(?P<program>[^\s:][^:]{0,300}): (?:-c: )?line (?P<line>\d{1,9}): (?P<rest>.*)$")
+_DASH = re.compile(r"^(?P<program>[^\s:][^:]{0,300}): (?P<line>\d{1,9}): (?P<rest>.*)$")
+_PROGRAM = re.compile(r"^(?P<program>[\w./+-]{1,300}?(?: \[\w+\])?)(?:\[\d+\])?: ?(?P<rest>.*)$")
+_SHELL = re.compile(r"^-?(?:\S*/)?(?:bash|sh|dash|zsh|ksh|ash|environment)$")
+_BUILTINS = frozenset(
+    "cd source . pushd popd exec export unset read test [ [[ let eval ulimit umask trap kill wait shift exit return local "
+    "declare typeset readonly printf echo type hash command set alias unalias bind fg bg jobs enable getopts history help "
+    "mapfile readarray shopt suspend times true false pwd dirs disown compgen complete caller builtin break continue".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    Args:
+        text: The whole line.
+        program: Base name of the program that prints it, or a shell builtin's name; empty when it does not say.
+        rest: What it says.
+        script: Script file that a shell was running, None for the action itself or for another program.
+        line: Line in the script or in the action; None when not given.
+        from_shell: True when a shell prints it.
+    """
+
+    text: str
+    program: str
+    rest: str
+    script: str | None = None
+    line: int | None = None
+    from_shell: bool = False
+
+
+def read_message(text: str) -> Message:
+    """Take one line of output apart."""
+    match = _BASH.match(text) or _DASH.match(text)
+    if match:
+        program, rest = match.group("program"), match.group("rest")
+        script = None if _SHELL.match(program) else program
+        builtin = rest.split(": ", 1)[0]
+        if builtin in _BUILTINS and ": " in rest:
+            return Message(text, builtin, rest.split(": ", 1)[1], script, int(match.group("line")), True)
+        return Message(text, "", rest, script, int(match.group("line")), True)
+    match = _PROGRAM.match(text)
+    if not match:
+        return Message(text, "", text)
+    program = match.group("program")
+    return Message(text, program.rsplit("/", 1)[-1], match.group("rest"), from_shell=bool(_SHELL.match(program)))

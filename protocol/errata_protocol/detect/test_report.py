@@ -1,0 +1,222 @@
+"""Reads the reports of pytest and unittest: the first failing test, its frames, and what broke during collection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from errata_protocol.detect.python_traceback import Frame
+
+_SUMMARY = re.compile(r"^(?P<status>FAILED|ERROR) (?P<id>[^\s].*?)(?: - (?P<why>.*))?$")
+_COUNTS = re.compile(r"^=* ?(?=.*\b\d+ (?:failed|errors?)\b)(?:\d+ [a-z]+(?:, )?)+ in [\d.]+s(?: \([\d:]+\))? ?=*$")
+_PASSED = re.compile(r"^=* ?(?:\d+ [a-z]+(?:, )?)+ in [\d.]+s(?: \([\d:]+\))? ?=*$")
+_VERBOSE = re.compile(r"^(?P<id>\S+::\S.*?) (?P<status>FAILED|ERROR)\b")
+_SECTION = re.compile(r"^_{3,} (?P<name>.+?) _{3,}$")
+_HEADING = re.compile(r"^={3,} (?P<name>.+?) ={3,}$")
+_PYTEST_FRAME = re.compile(r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d{1,9})(?::(?: .*)?)?$")
+_NATIVE_FRAME = re.compile(r'^(?:E?\s+)File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})')
+_CAPTURED = re.compile(r"^-{3,} ?(?:Captured|generated)")
+_E_EXCEPTION = re.compile(r"^E\s+(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<text>.*))?$")
+_CONFTEST = re.compile(r"^ImportError while loading conftest '(?P<file>[^']+)'")
+_UNIT_CASE = re.compile(r"^(?P<status>FAIL|ERROR): (?P<method>\S+)(?: \((?P<where>[\w.<>]+)\))?(?P<sub>.*)$")
+_UNIT_END = re.compile(r"^FAILED \((?:failures|errors|skipped|expected|unexpected)")
+_SYNTAX_NAMES = ("SyntaxError", "IndentationError", "TabError")
+_IMPORT_NAMES = ("ImportError", "ModuleNotFoundError")
+MAX_TESTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTest:
+    """One failing test, or one file that could not be collected.
+
+    Args:
+        test_id: As the runner prints it; None when it does not.
+        frames: Outermost first.
+        line: The line of output that names it.
+        collection: True when the file broke before any test of it ran.
+        exception: Class name of what it raised, if shown.
+        text: Message of what it raised, if shown.
+    """
+
+    test_id: str | None
+    frames: tuple[Frame, ...]
+    line: str
+    collection: bool = False
+    exception: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """What one run of pytest or unittest reported; only runs with failures have one."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    runner: str
+    failed: tuple[FailedTest, ...]
+    lines: frozenset[str]
+
+    @property
+    def collection_failure(self) -> FailedTest | None:
+        """The first file that could not be collected because of an import or a syntax error inside it."""
+        wanted = (*_SYNTAX_NAMES, *_IMPORT_NAMES)
+        return next((t for t in self.failed if t.collection and t.exception in wanted), None)
+
+
+def is_failure_summary(line: str) -> bool:
+    """Whether ``line`` is pytest's last line and counts failures or errors."""
+    return len(line) < 300 and _COUNTS.match(line) is not None
+
+
+def is_summary(line: str) -> bool:
+    """Whether ``line`` is the last line of a pytest run."""
+    return len(line) < 300 and _PASSED.match(line) is not None
+
+
+def find_report(lines: Sequence[str]) -> TestReport | None:
+    """Return the report of the first test run with failures in ``lines``; pytest before unittest."""
+    return _find_pytest(lines) or _find_unittest(lines)
+
+
+def _find_pytest(lines: Sequence[str]) -> TestReport | None:
+    end = next((i for i in range(len(lines) - 1, -1, -1) if is_failure_summary(lines[i])), None)
+    conftest = next((i for i, line in enumerate(lines) if line.startswith("ImportError while loading conftest")), None)
+    if end is None and conftest is None:
+        return None
+    if end is None:
+        assert conftest is not None
+        return _conftest_report(lines, conftest)
+    sections = _sections(lines[:end])
+    summary: list[tuple[str, str, str]] = []  # status, id, line
+    verbose: list[tuple[str, str, str]] = []
+    listed = False
+    for line in lines[:end]:
+        heading = _HEADING.match(line) if line.startswith("===") else None
+        if heading:
+            listed = "short test summary" in heading.group("name")
+        match = _SUMMARY.match(line) if line.startswith(("FAILED ", "ERROR ")) else None
+        if match and (listed or "::" in line or ".py" in line):
+            summary.append((match.group("status"), match.group("id"), line))
+        elif "::" in line and (seen := _VERBOSE.match(line)):
+            verbose.append((seen.group("status"), seen.group("id"), line))
+    named = summary or verbose
+    failed: list[FailedTest] = []
+    for status, test_id, line in named[:MAX_TESTS]:
+        section = _section_of(test_id, status, sections)
+        failed.append(_failed(test_id, line, section, collection=status == "ERROR" and "::" not in test_id))
+    if not named:
+        for name, body in sections[:MAX_TESTS]:
+            failed.append(_failed(None, f"___ {name} ___", body, collection=name.startswith("ERROR collecting")))
+    if not failed:
+        failed.append(FailedTest(None, (), lines[end]))
+    return TestReport("pytest", tuple(failed), frozenset(lines[: end + 1]))
+
+
+def _conftest_report(lines: Sequence[str], start: int) -> TestReport:
+    body = tuple(lines[start:])
+    match = _CONFTEST.match(lines[start])
+    failed = _failed(None, lines[start], body, collection=True)
+    if not failed.frames and match:
+        failed = FailedTest(None, (), lines[start], True, failed.exception or "ImportError", failed.text)
+    return TestReport("pytest", (failed,), frozenset(body))
+
+
+def _sections(lines: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the failure sections of a pytest report: heading and body, captured output left out."""
+    found: list[tuple[str, list[str]]] = []
+    reading = False
+    for line in lines:
+        match = _SECTION.match(line) if line.startswith("___") else None
+        if match and "_ _ _" not in line:
+            found.append((match.group("name"), []))
+            reading = True
+        elif (line.startswith("===") and _HEADING.match(line)) or _CAPTURED.match(line):
+            reading = False
+        elif reading:
+            found[-1][1].append(line)
+    return [(name, tuple(body)) for name, body in found]
+
+
+def _section_of(test_id: str, status: str, sections: list[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
+    name = ".".join(test_id.split("::")[1:]) if "::" in test_id else test_id
+    for heading, body in sections:
+        if heading == name or heading in (f"ERROR at setup of {name}", f"ERROR at teardown of {name}"):
+            return body
+        if heading.startswith("ERROR collecting") and heading.endswith(test_id):
+            return body
+        if heading == f"[doctest] {name}":
+            return body
+    if "::" not in test_id:
+        for heading, body in sections:
+            if heading.startswith("ERROR collecting") and test_id.endswith(heading.rsplit("/", 1)[-1]):
+                return body
+    return ()
+
+
+def _failed(test_id: str | None, line: str, body: tuple[str, ...], *, collection: bool) -> FailedTest:
+    frames: list[Frame] = []
+    exception = text = ""
+    for item in body:
+        native = _NATIVE_FRAME.match(item) if 'File "' in item else None
+        if native:
+            frames.append(Frame(native.group("file"), int(native.group("line"))))
+            continue
+        if item[:1] not in ("", " ", ">", "E") or (item.startswith("E") and ".py:" in item[:120]):
+            match = _PYTEST_FRAME.match(item) or re.match(
+                r"^(?P<file>[^\s:][^:\n]{0,400}\.\w+):(?P<line>\d{1,9}): ", item
+            )
+            if match:
+                frames.append(Frame(match.group("file"), int(match.group("line"))))
+                continue
+        if item.startswith("E ") and (match := _E_EXCEPTION.match(item)):
+            exception, text = match.group("type").rsplit(".", 1)[-1], (match.group("text") or "").strip()
+    if collection and not exception and " - " in line:
+        match = re.match(r"(?P<type>\w+)(?:: (?P<text>.*))?", line.split(" - ", 1)[1])
+        if match:
+            exception, text = match.group("type"), match.group("text") or ""
+    return FailedTest(test_id, tuple(frames), line, collection, exception, text)
+
+
+def _find_unittest(lines: Sequence[str]) -> TestReport | None:
+    if not any(_UNIT_END.match(line) for line in lines if line.startswith("FAILED (")):
+        return None
+    failed: list[FailedTest] = []
+    inside: set[str] = set()
+    index = 0
+    while index < len(lines):
+        match = _UNIT_CASE.match(lines[index]) if index and lines[index - 1].startswith("=====") else None
+        if not match or len(failed) >= MAX_TESTS:
+            index += 1
+            continue
+        heading = lines[index]
+        where, method = match.group("where") or "", match.group("method")
+        body: list[str] = []
+        index += 1
+        while index < len(lines) and not lines[index].startswith(("=====", "Ran ")):
+            body.append(lines[index])
+            index += 1
+        inside.update(body)
+        frames: list[Frame] = []
+        exception = text = ""
+        for item in body:
+            native = re.match(r'^\s+File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})', item)
+            if native:
+                frames.append(Frame(native.group("file"), int(native.group("line"))))
+            elif item[:1].isalpha() and (raised := re.match(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$", item)):
+                exception, text = raised.group("type").rsplit(".", 1)[-1], raised.group("text") or ""
+        broken = "_FailedTest" in where
+        failed.append(FailedTest(_unit_id(method, where), tuple(frames), heading, broken, exception, text))
+    if not failed:
+        end = next(line for line in lines if _UNIT_END.match(line))
+        failed.append(FailedTest(None, (), end))
+    return TestReport("unittest", tuple(failed), frozenset(inside))
+
+
+def _unit_id(method: str, where: str) -> str:
+    """Return ``module.Class.method``: newer Pythons print it so, older ones print the class alone."""
+    if not where:
+        return method
+    if where.rsplit(".", 1)[-1] == method:
+        return where
+    return f"{where}.{method}"
