@@ -34,9 +34,9 @@ test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the pu
 test-full: check test test-chaos bench test-cleanroom ## everything
 
 check: setup ## style, types and import rules
-	@.cache/venv/bin/ruff check .
+	@.cache/venv/bin/ruff check --output-format concise .
 	@.cache/venv/bin/ruff format --check .
-	@.cache/venv/bin/mypy
+	@.cache/venv/bin/mypy --no-error-summary
 	@.cache/venv/bin/lint-imports --no-logo
 
 bench: base ## run every benchmark once, small; `python bench/NAME.py` measures
