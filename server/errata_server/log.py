@@ -23,11 +23,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class _NoAccessIds(logging.Filter):
-    """Drops uvicorn's access lines: their paths hold session ids and eids, which are capabilities."""
+class _NoIds(logging.Filter):
+    """Drops the lines of the web server that quote requests: paths and frames hold ids, which are capabilities."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.name != "uvicorn.access" and "WebSocket /" not in record.getMessage()
+        if record.name.startswith(("uvicorn", "websockets")):
+            return record.levelno > logging.DEBUG and "WebSocket /" not in record.getMessage()
+        return True
 
 
 def configure(*, as_json: bool, level: str = "info") -> None:
@@ -36,7 +38,7 @@ def configure(*, as_json: bool, level: str = "info") -> None:
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
-    handler.addFilter(_NoAccessIds())
+    handler.addFilter(_NoIds())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -44,4 +46,5 @@ def configure(*, as_json: bool, level: str = "info") -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("httpx").setLevel(logging.WARNING)

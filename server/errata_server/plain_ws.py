@@ -6,6 +6,7 @@ code, and its session lives.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -43,6 +44,9 @@ from .sessions import Sessions
 
 log = logging.getLogger("errata.ws")
 
+MAX_PIPELINED = 64
+"""Frames read ahead of the one that runs; beyond it the socket is not read, and TCP slows the sender down."""
+
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -76,6 +80,8 @@ class PlainSocket:
         self._action_cls = action_cls
         self._capabilities = capabilities
         self._principal = principal
+        self._attached_by_id = False
+        self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=MAX_PIPELINED)
         self._told = False  # the client asked for capabilities: frames may carry eid, t and digest (C1)
 
     async def serve(self) -> None:
@@ -87,11 +93,9 @@ class PlainSocket:
             await self._send(_error_frame(_as_upstream(error)))
             await self._close()
             return
+        reader = asyncio.create_task(self._read(session))
         try:
-            while True:
-                message = await self._websocket.receive()
-                if message["type"] == "websocket.disconnect":
-                    break
+            while (message := await self._inbox.get()) is not None:
                 reply = await self._answer(session, message)
                 if reply is None:
                     break
@@ -99,13 +103,28 @@ class PlainSocket:
         except WebSocketDisconnect:
             pass
         finally:
+            reader.cancel()
             await self._sessions.detach(session, self)
             await self._close()
+
+    async def _read(self, session: Session) -> None:
+        """Queue what the client sends. Reading on while a step runs shows at once when the client is gone.
+
+        A given-out session is free for its next socket from that moment; the step that runs still commits.
+        """
+        try:
+            while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
+                await self._inbox.put(message)
+            if session.given_out:
+                await self._sessions.detach(session, self)
+        finally:
+            await self._inbox.put(None)
 
     async def _session(self) -> Session:
         wanted = self._websocket.query_params.get("session_id")
         if wanted:
             session = await self._sessions.find(wanted, self._principal)
+            self._attached_by_id = True
         else:
             session = await self._sessions.open(principal=self._principal)
         self._sessions.attach(session, self)
@@ -157,7 +176,7 @@ class PlainSocket:
                 return to_json({"type": "capabilities", "data": told.model_dump(mode="json")})
             case "close":
                 WSCloseMessage(**frame)
-                session.closing = True
+                session.closing = session.closing or not self._attached_by_id  # upstream: an attached socket detaches
                 return None
             case "mcp":
                 return await self._mcp_frame(session, WSMCPMessage(**frame).data)

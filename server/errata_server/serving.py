@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -131,6 +134,18 @@ class _Announced(uvicorn.Server):
         self._runtime = runtime
         self._url = url
         self._name = app.state.spec.name
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on a signal and return; uvicorn's own would raise the signal again afterwards, losing exit status 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -122,7 +122,20 @@ def test_a_given_out_session_outlives_its_socket_and_an_ungiven_one_does_not(cli
                 socket.ask("reset", {})
             assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == total
     with connect(client, f"/ws?session_id={sid}") as socket:
-        socket.ws.send_text('{"type":"close"}')
+        socket.ws.send_text('{"type":"close"}')  # upstream: an attached socket only leaves
+    close = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": {"session_id": sid}}
+    assert client.post("/mcp", json=close).json()["result"] == {"session_id": sid, "closed": True}
+    with client.websocket_connect(f"/ws?session_id={sid}") as ws:
+        assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_ERROR"
+
+
+def test_closing_a_session_by_rpc_waits_for_its_socket_to_leave(client: TestClient) -> None:
+    created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+    sid = created["result"]["session_id"]
+    close = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": {"session_id": sid}}
+    with connect(client, f"/ws?session_id={sid}") as socket:
+        assert client.post("/mcp", json=close).json()["result"]["closing"] is True
+        socket.ask("reset", {})
     with client.websocket_connect(f"/ws?session_id={sid}") as ws:
         assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_ERROR"
 
