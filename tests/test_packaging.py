@@ -1,0 +1,162 @@
+"""The distribution holds what it needs: packages, types, tasks, entry points, and pinned development dependencies."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SOURCES = ("protocol", "server", "client", "envs", "trainer_adapter")
+PACKAGES = ("errata_protocol", "errata_server", "errata_client", "errata_trainer", "terminal_env")
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment in which the build backend is new enough; `make setup` installs one that is."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    if Version(importlib.metadata.version("setuptools")) < Version("77"):
+        target = tmp_path_factory.mktemp("backend")
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), "setuptools>=77"]
+        subprocess.run(command, check=True, timeout=120)
+        environment["PYTHONPATH"] = str(target)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, backend: dict[str, str]) -> Path:
+    """A directory with the sdist, and the wheel that was built from the unpacked sdist."""
+    work = tmp_path_factory.mktemp("build")
+    source = work / "source"
+    source.mkdir()
+    for name in listed("--cached", "--others", "--exclude-standard"):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    out = work / "out"
+    out.mkdir()
+    call(source, backend, "build_sdist", out)
+    (archive,) = out.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(work / "unpacked", filter="data")
+    (unpacked,) = (work / "unpacked").iterdir()
+    call(unpacked, backend, "build_wheel", out)
+    return out
+
+
+def listed(*arguments: str) -> list[str]:
+    """Return the files git knows, relative to the root."""
+    result = subprocess.run(["git", "ls-files", "-z", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in result.stdout.split("\0") if name]
+
+
+def call(source: Path, environment: dict[str, str], hook: str, out: Path) -> None:
+    code = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(out)],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def information(wheel: zipfile.ZipFile, name: str) -> str:
+    (path,) = [entry for entry in wheel.namelist() if entry.endswith(f".dist-info/{name}")]
+    return wheel.read(path).decode()
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return email.message_from_string(information(wheel, "METADATA"))
+
+
+def test_the_wheel_holds_every_file_of_every_package(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for source in SOURCES:
+        for name in listed("--", source):
+            if (ROOT / name).is_file():  # not deleted in the working tree
+                assert name.removeprefix(f"{source}/") in names
+
+
+def test_the_wheel_holds_only_our_packages(wheel: zipfile.ZipFile) -> None:
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_typed(wheel: zipfile.ZipFile, package: str) -> None:
+    assert f"{package}/py.typed" in wheel.namelist()
+
+
+def test_the_bundled_tasks_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    tasks = {path.name for path in (ROOT / "envs/terminal_env/tasks").iterdir() if (path / "task.toml").is_file()}
+    packed = {name.split("/")[2] for name in wheel.namelist() if name.startswith("terminal_env/tasks/")}
+    assert len(tasks) >= 6
+    assert tasks <= packed
+
+
+def test_entry_points_name_importable_things(wheel: zipfile.ZipFile) -> None:
+    parser = configparser.ConfigParser()
+    parser.read_string(information(wheel, "entry_points.txt"))
+    assert parser["console_scripts"]["errata"] == "errata_server.cli:main"
+    assert parser["errata.environments"]["terminal"] == "terminal_env:SPEC"
+    for group in parser.sections():
+        for name, value in parser[group].items():
+            assert importlib.metadata.EntryPoint(name, value, group).load() is not None
+
+
+def test_the_metadata_says_what_pyproject_says(metadata: Message) -> None:
+    assert metadata["Name"] == PROJECT["name"]
+    assert metadata["Version"] == PROJECT["version"]
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+
+
+def test_the_sdist_holds_tests_and_licence(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "protocol/errata_protocol/errors.py"} <= names
+
+
+def test_every_development_dependency_is_pinned_to_a_version_the_project_accepts() -> None:
+    lines = (ROOT / "requirements/dev.lock").read_text(encoding="utf-8").splitlines()
+    locked = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = {normal(pin.name): pin for pin in locked}
+    for pin in locked:
+        assert [specifier.operator for specifier in pin.specifier] == ["=="], pin
+    for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+        wanted = Requirement(text)
+        pin = pins[normal(wanted.name)]
+        (specifier,) = pin.specifier
+        assert wanted.specifier.contains(specifier.version), f"{text}: locked at {specifier.version}, run make lock"
+
+
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
