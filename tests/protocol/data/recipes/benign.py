@@ -1,0 +1,73 @@
+"""More commands without an error: answers behind wrappers, groups and pipes, and alarming text that is only data."""
+
+from __future__ import annotations
+
+from .model import Recipe
+from .negatives import quiet
+
+MAKE_IGNORES = {"Makefile": "all:\n\t-@test -d nowhere\n\t@echo done\n"}
+
+RECIPES: list[Recipe] = [
+    # exit 1 that is an answer
+    quiet("LC_ALL=C grep -n zeta notes.txt"),
+    quiet("env LC_ALL=C grep -n zeta notes.txt"),
+    quiet("timeout 5 grep -rn zeta shop/", also=("nonzero_exit",)),
+    quiet("time grep -q zeta notes.txt"),
+    quiet("(cd shop && grep -n zeta cart.py)"),
+    quiet("{ echo looking; grep zeta notes.txt; }"),
+    quiet("egrep 'zeta|eta$' README.md"),
+    quiet("grep -q alpha notes.txt && grep -q omega notes.txt"),
+    quiet("# is there an async cart?\ngrep -rn async \\\n  shop/ \\\n  tests/"),
+    quiet("ls *.md | grep -v README"),
+    quiet('while read -r line; do [ "$line" = zeta ]; done < notes.txt'),
+    quiet("read -r first < /dev/null"),
+    quiet('[[ "$(cat notes.txt)" =~ delta ]]'),
+    quiet('n=$(wc -l < notes.txt); test "$n" -eq 4'),
+    quiet("cmp -s notes.txt README.md && echo same", also=("nonzero_exit",)),
+    quiet("diff -u notes.txt <(sort -r notes.txt) | grep '^+zeta'"),
+    quiet("diff --brief --recursive shop tests 2>&1"),
+    quiet("pip list 2>/dev/null | grep -i torch"),
+    quiet("dpkg -l | grep -w nginx"),
+    quiet("ps -ef | grep '[g]unicorn'"),
+    quiet("env | grep OPENAI"),
+    quiet("set -e\ncd shop\ngrep -n refund cart.py"),
+    quiet("cat >> notes.txt <<'EOF'\ndelta\nEOF\ngrep -n epsilon notes.txt"),
+    quiet("python3 -m pytest -q tests | grep -c failed"),
+    quiet('[ -z "$(git status --porcelain)" ]', tree="repo", setup="echo six >> poem.txt"),
+    quiet('test "$(git rev-parse HEAD)" = "$(git rev-parse feature)"', tree="repo"),
+    quiet("git status --porcelain | grep '^UU'", tree="repo"),
+    quiet("git remote -v | grep origin", tree="repo"),
+    quiet("git -C /testbed grep -n perimeter -- '*.py'", tree="repo"),
+    quiet("git diff --exit-code --stat feature -- poem.txt", tree="repo"),
+    quiet("diff <(git show feature:poem.txt) poem.txt", tree="repo"),
+    quiet("git log --oneline main..feature | grep -i revert", tree="repo"),
+    # exit 0 with alarming text
+    quiet("python3 -c \"print('1 failed, 2 passed in 0.10s')\""),
+    quiet("grep -h failed old_run.log"),
+    quiet("which pytest && tail -n 1 old_run.log"),
+    quiet("cat <<'EOF'\nTraceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nKeyError: 'x'\nEOF"),
+    quiet("cat > run_pytest.sh <<'EOF'\npytest -q tests\nEOF\ntail -n1 old_run.log"),
+    quiet("node -e \"try { JSON.parse('{') } catch (e) { console.log(e.stack) }\"", tree="web"),
+    quiet("sqlite3 :memory: \"select 'Error: near line 1: syntax error'\""),
+    quiet("ls -la /root 2>&1 | head -1"),
+    quiet("find /etc -name 'ssl*' 2>&1 | head -20 | wc -l"),
+    quiet("cat /etc/shadow; true"),
+    quiet("timeout 1 sleep 5 || echo 'timed out, as planned'"),
+    quiet("make -B 2>&1", tree="none", files=MAKE_IGNORES),
+    quiet("python3 -m unittest discover -s tests"),
+    quiet("python3 -m doctest -v shop/pricing.py"),
+    quiet("python3 -c \"import warnings; warnings.warn('ImportError: No module named x')\""),
+    quiet("rg -n 'raise ValueError' shop"),
+    quiet("jq '.errors | length' config.json"),
+    quiet("git checkout -b fix/import-error", tree="repo"),
+    quiet("echo x >> geo.py && git commit -am 'Fix: error: patch failed'", tree="repo"),
+    quiet("git clone /testbed /tmp/copy", tree="repo"),
+    quiet("git merge --no-edit v1; git merge --ff-only feature 2>/dev/null || echo 'needs a merge'", tree="repo"),
+    quiet("git checkout feature 2>&1 && git rebase --abort 2>/dev/null; git branch", tree="repo"),
+    quiet("python3 - <<'EOF'\nfor code in (1, 127, 137):\n    print(f'Error: exit status {code}')\nEOF"),
+    quiet("bash -c 'exit 3'; echo \"rc=$?\""),
+    quiet("python3 -m py_compile shop/*.py && echo 'no SyntaxError'"),
+    quiet("echo 'usage: tool [-h] FILE' && echo \"tool: error: unrecognized arguments: -x\""),
+    quiet("tail -n 2 server.log >&2"),
+    quiet("ulimit -a | grep -i 'open files'"),
+]
