@@ -67,6 +67,8 @@ class CommandResult:
         stdout_bytes: All that was written, kept or not.
         stderr_bytes: Likewise.
         truncated: Something of stdout or stderr was not kept.
+        shell_saved: The next command continues with this one's shell state. False when it left none (``exec``, a kill,
+            a timeout) or one above 32 KiB: then the next one starts from the state before this command.
     """
 
     exit_code: int | None
@@ -79,6 +81,7 @@ class CommandResult:
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     truncated: bool = False
+    shell_saved: bool = True
 
 
 @dataclass(frozen=True, slots=True)

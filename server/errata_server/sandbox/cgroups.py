@@ -1,0 +1,231 @@
+"""The memory and pids cgroups of commands: found at start, one directory per slot, used again by the next command.
+
+Probed in this order: cgroup v2 with both controllers, v1 hierarchies of both, none. Moving a process between cgroups is
+slow, so a runner joins its slot's before it is lent, and a command costs at most a write per limit that differs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import Limits
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How often the kernel stopped processes of a slot, since it was made."""
+
+    oom_kills: int = 0
+    pids_refused: int = 0
+
+
+class Cgroups:
+    """The cgroup directories of one data directory.
+
+    Args:
+        name: Name of our directory in each hierarchy; the same after a restart.
+        version: 2, 1, or 0 where there is none.
+        memory: Our directory in the hierarchy that has the memory controller.
+        pids: Likewise for pids; the same directory in version 2.
+        note: Why there is none, empty otherwise.
+    """
+
+    def __init__(self, name: str, version: int, memory: Path, pids: Path, note: str = "") -> None:
+        self.name = name
+        self.version = version
+        self.note = note
+        self._memory = memory
+        self._pids = pids
+        self._applied: dict[str, tuple[int, int]] = {}
+
+    @property
+    def roots(self) -> list[str]:
+        """Directories below which a slot has its own."""
+        return list(dict.fromkeys([str(self._memory), str(self._pids)])) if self.version else []
+
+    @property
+    def launcher_procs(self) -> list[str]:
+        """The files the launcher writes itself into: a leaf, because v2 allows no process beside children."""
+        return [f"{root}/launcher/cgroup.procs" for root in self.roots]
+
+    def apply(self, slot: str, limits: Limits) -> None:
+        """Set the limits of a slot, where they differ from what it has."""
+        wanted = (limits.memory_bytes, limits.pids)
+        if not self.version or self._applied.get(slot) == wanted:
+            return
+        memory, pids = self._memory / slot, self._pids / slot
+        _write(pids / "pids.max", limits.pids)
+        if self.version == 2:
+            _write(memory / "memory.max", limits.memory_bytes)
+            _write_if_there(memory / "memory.swap.max", 0)
+        else:
+            # The limit with swap may never be below the one without, whichever way both move.
+            swap = memory / "memory.memsw.limit_in_bytes"
+            _write_if_there(swap, -1)
+            _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+            _write_if_there(swap, limits.memory_bytes)
+        self._applied[slot] = wanted
+
+    def counters(self, slot: str) -> Counters:
+        """Read a slot's counters."""
+        if not self.version:
+            return Counters()
+        events = "memory.events" if self.version == 2 else "memory.oom_control"
+        return Counters(
+            _read_counter(self._memory / slot / events, b"oom_kill "),
+            _read_counter(self._pids / slot / "pids.events", b"max "),
+        )
+
+    def forget(self) -> None:
+        """Forget what was applied: a new launcher starts."""
+        self._applied.clear()
+
+    def remove(self) -> None:
+        """Kill what runs in our cgroups and remove them. Called before a launcher starts and after it ended."""
+        for root in self.roots:
+            directory = Path(root)
+            deadline = time.monotonic() + 10.0
+            while directory.is_dir() and time.monotonic() < deadline:
+                if not _kill_below(directory) and _remove_below(directory):
+                    break
+                time.sleep(0.01)
+
+
+def _write(path: Path, value: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"%d" % value)
+    finally:
+        os.close(fd)
+
+
+def _write_if_there(path: Path, value: int) -> None:
+    try:
+        _write(path, value)
+    except OSError:
+        pass  # a kernel without swap accounting has no such file
+
+
+def _read_counter(path: Path, key: bytes) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for line in os.read(fd, 4096).splitlines():
+            if line.startswith(key):
+                return int(line[len(key) :])
+    finally:
+        os.close(fd)
+    return 0
+
+
+def _kill_below(directory: Path) -> int:
+    """Kill every process in ``directory`` and below; return how many there were."""
+    count = 0
+    for path in [directory, *(child for child in directory.iterdir() if child.is_dir())]:
+        try:
+            pids = [int(pid) for pid in (path / "cgroup.procs").read_text().split()]
+        except OSError:
+            continue
+        for pid in pids:
+            count += 1
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    return count
+
+
+def _remove_below(directory: Path) -> bool:
+    try:
+        for child in directory.iterdir():
+            if child.is_dir():
+                child.rmdir()
+        directory.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def find(name: str) -> Cgroups:
+    """Return the cgroups to use on this machine, with nothing made yet but our directory.
+
+    Args:
+        name: Name of our directory.
+    """
+    own = _own_paths()
+    problems = []
+    for version, places in ((2, _v2_places(own)), (1, _v1_places(own))):
+        if places is None:
+            continue
+        memory, pids = places[0] / name, places[1] / name
+        found = Cgroups(name, version, memory, pids)
+        try:
+            # What a dead owner left there must be gone before anything else.
+            found.remove()
+            for root in found.roots:
+                if version == 2:
+                    _enable_controllers(Path(root).parent)
+                Path(root).mkdir(exist_ok=True)
+                if version == 2:
+                    _enable_controllers(Path(root))
+                (Path(root) / "launcher").mkdir(exist_ok=True)
+                (Path(root) / "probe").mkdir(exist_ok=True)
+            found.apply("probe", Limits())
+            found.counters("probe")
+            return found
+        except OSError as error:
+            found.remove()
+            problems.append(f"v{version}: {error.strerror} ({error.filename})")
+    why = "; ".join(problems) or "neither hierarchy has the memory and pids controllers"
+    note = f"memory and pids are not limited, no writable cgroup: {why}. Run as root with /sys/fs/cgroup writable"
+    return Cgroups(name, 0, _ROOT, _ROOT, note)
+
+
+def _own_paths() -> dict[str, str]:
+    """Return this process's cgroup by controller; v2's under the empty name."""
+    found = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        found.update((controller, path) for controller in controllers.split(","))
+    return found
+
+
+def _v2_places(own: dict[str, str]) -> tuple[Path, Path] | None:
+    place = _ROOT / own.get("", "/").lstrip("/")
+    try:
+        controllers = (place / "cgroup.controllers").read_text().split()
+    except OSError:
+        return None
+    return (place, place) if {"memory", "pids"} <= set(controllers) else None
+
+
+def _v1_places(own: dict[str, str]) -> tuple[Path, Path] | None:
+    places = tuple(_ROOT / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids"))
+    if not all((place / "cgroup.procs").exists() for place in places):
+        # In a container /proc/self/cgroup may name the host's path while only the container's own is mounted.
+        places = tuple(_ROOT / name for name in ("memory", "pids"))
+    return (places[0], places[1]) if all((place / "cgroup.procs").exists() for place in places) else None
+
+
+def _enable_controllers(place: Path) -> None:
+    """Hand memory and pids down to the children of ``place``.
+
+    A v2 cgroup with processes of its own cannot (but the real root); then this process, if it is alone there with its
+    children, moves into a leaf.
+    """
+    control = place / "cgroup.subtree_control"
+    if {"memory", "pids"} <= set(control.read_text().split()):
+        return
+    try:
+        control.write_text("+memory +pids")
+    except OSError:
+        leaf = place / "errata-server"
+        leaf.mkdir(exist_ok=True)
+        for pid in (place / "cgroup.procs").read_text().split():
+            (leaf / "cgroup.procs").write_text(pid)
+        control.write_text("+memory +pids")

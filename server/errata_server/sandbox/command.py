@@ -1,0 +1,212 @@
+"""One request on one runner, from the server's side: send it, drain its output, end it in time, take the result."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import marshal
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from errata_protocol.errors import SandboxFailed
+
+from .base import LimitHit
+from .output import BoundedOutput
+from .runners import Runner
+
+FAST_BYTES = 16 * 1024**2
+"""Output up to here is read as fast as it comes, what follows at `SLOW_BYTES_PER_S`: `yes` prints 2 GB/s, and reading
+it all would take a core from every other session."""
+SLOW_BYTES_PER_S = 32 * 1024**2
+_PAUSE_S = 0.05
+_READ_BYTES = 1 << 16
+_KILL_GRACE_S = 10.0
+
+Watch = Callable[[], Awaitable[LimitHit | None]]
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a request ended.
+
+    Args:
+        status: Exit code of the child, negative for a signal.
+        background: Command names of processes that were killed because they outlived the child.
+        cpu_s: CPU seconds of all its processes.
+        killed: Why the server killed it, if it did.
+        answer: What the child itself reported, for requests that start no program.
+    """
+
+    status: int
+    background: tuple[str, ...]
+    cpu_s: float
+    killed: Literal["timeout"] | LimitHit | None
+    answer: tuple[Any, ...] | None
+
+
+class Exchange:
+    """The life of one request. Everything here belongs to the event loop of the one call that made it.
+
+    Args:
+        runner: Runs this request and nothing else.
+        timeout_s: Wall time until it is killed.
+        output_bytes: Output until it is killed.
+    """
+
+    def __init__(self, runner: Runner, *, timeout_s: float, output_bytes: int = 0) -> None:
+        self._runner = runner
+        self._timeout_s = timeout_s
+        self._output_bytes = output_bytes
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[Any, ...]] = self._loop.create_future()
+        self._streams: dict[int, BoundedOutput] = {}
+        self._killed: Literal["timeout"] | LimitHit | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._total = self._burst = 0
+
+    async def run(
+        self,
+        order: Mapping[str, Any],
+        fds: Sequence[int],
+        streams: Mapping[int, BoundedOutput],
+        *,
+        after_send: Callable[[], None],
+        kill: Callable[[], None],
+        watch: Watch | None = None,
+    ) -> Ending:
+        """Send ``order`` and wait for its end.
+
+        Args:
+            order: The request.
+            fds: Descriptors that go with it.
+            streams: Non-blocking read ends of pipes and what keeps their data.
+            after_send: Closes this side's copies of ``fds``.
+            kill: Last resort against a runner whose init does not answer.
+            watch: Runs beside the request; what it returns ends it.
+
+        Raises:
+            SandboxFailed: The request was not carried out, or its end never came.
+        """
+        self._streams = dict(streams)
+        watcher: asyncio.Future[None] | None = None
+        try:
+            try:
+                _send(self._runner.request, order, fds)
+            except OSError as error:
+                raise SandboxFailed(f"the sandbox process died before the command: {error}") from error
+            finally:
+                after_send()
+            self._loop.add_reader(self._runner.control.fileno(), self._on_control)
+            for fd in self._streams:
+                self._loop.add_reader(fd, self._on_output, fd)
+            self._timers.append(self._loop.call_later(self._timeout_s, self._kill, "timeout"))
+            hard = self._timeout_s + _KILL_GRACE_S
+            self._timers.append(self._loop.call_later(hard, self._give_up, kill))
+            if watch is not None:
+                watcher = asyncio.ensure_future(self._watch(watch))
+            message = await self._ended
+        finally:
+            self._loop.remove_reader(self._runner.control.fileno())
+            for fd in self._streams:
+                self._loop.remove_reader(fd)
+            for timer in self._timers:
+                timer.cancel()
+            if watcher is not None:
+                watcher.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watcher
+        for fd in self._streams:
+            self._drain(fd)
+        answer = self._answer()
+        if answer is not None and answer[0] == "broken":
+            raise SandboxFailed(f"the sandbox could not be set up: {answer[1]}")
+        _, status, background, cpu_s = message
+        names = tuple(name.decode("utf-8", "backslashreplace") for name in background)
+        return Ending(status, names, cpu_s, self._killed, answer)
+
+    async def _watch(self, watch: Watch) -> None:
+        hit = await watch()
+        if hit is not None:
+            self._kill(hit)
+
+    def _on_control(self) -> None:
+        try:
+            data = self._runner.control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if self._ended.done():
+            return
+        if not data:
+            self._ended.set_exception(SandboxFailed("the sandbox process was killed from outside"))
+            return
+        message = marshal.loads(data)
+        if message[0] == "broken":
+            self._ended.set_exception(SandboxFailed(f"the sandbox could not be set up: {message[1]}"))
+        else:
+            self._ended.set_result(message)
+
+    def _answer(self) -> tuple[Any, ...] | None:
+        try:
+            data = self._runner.request.recv(65536)
+        except (BlockingIOError, ConnectionError):
+            return None
+        return marshal.loads(data) if data else None
+
+    def _on_output(self, fd: int) -> None:
+        size = self._read(fd)
+        if size == 0:
+            self._loop.remove_reader(fd)
+            return
+        if self._total > self._output_bytes:
+            self._kill("output")
+        if self._total <= FAST_BYTES:
+            return
+        self._burst += size
+        if self._burst >= SLOW_BYTES_PER_S * _PAUSE_S:
+            self._burst = 0
+            for other in self._streams:
+                self._loop.remove_reader(other)
+            self._timers.append(self._loop.call_later(_PAUSE_S, self._go_on))
+
+    def _go_on(self) -> None:
+        self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]
+        if not self._ended.done():
+            for fd in self._streams:
+                self._loop.add_reader(fd, self._on_output, fd)
+
+    def _read(self, fd: int) -> int:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return -1
+        self._total += len(data)
+        self._streams[fd].feed(data)
+        return len(data)
+
+    def _drain(self, fd: int) -> None:
+        """Take what a pipe still holds; all its writers are dead, so that is at most its buffer."""
+        while self._read(fd) > 0:
+            pass
+
+    def _kill(self, why: Literal["timeout"] | LimitHit) -> None:
+        if self._killed is not None or self._ended.done():
+            return
+        self._killed = why
+        with contextlib.suppress(OSError):
+            self._runner.control.send(b"kill")
+
+    def _give_up(self, kill: Callable[[], None]) -> None:
+        if not self._ended.done():
+            kill()
+            self._ended.set_exception(SandboxFailed(f"processes survive SIGKILL for {_KILL_GRACE_S:.0f} s"))
+
+
+def _send(sock: socket.socket, order: Mapping[str, Any], fds: Sequence[int]) -> None:
+    packed = array.array("i", fds)
+    sock.sendmsg([marshal.dumps(dict(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if fds else [])

@@ -1,0 +1,302 @@
+"""Sandboxes from Linux namespaces and overlayfs: no daemon, no process between commands, root required.
+
+`NamespaceBackend` owns the data directory, the layers and the launcher; `namespace_sandbox` is one session's side of
+it; `command`, `runners` and `launcher` run one command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import SandboxFailed, SandboxUnavailable
+
+from . import seccomp
+from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from .base_tree import AGENT_UID, BaseTree, find_base
+from .cgroups import Cgroups, find
+from .layers import LayerStore
+from .namespace_sandbox import NamespaceSandbox
+from .runners import Runners
+from .shellstate import ShellState
+from .treewalk import remove_tree
+
+_OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
+"""Written out, because the defaults are the distribution's. ``volatile``: the unmount at the end of a command would
+otherwise sync the whole file system of the data directory; durability is the affair of `NamespaceSandbox.snapshot`."""
+
+_CAP_SYS_ADMIN = 21
+_RESERVE_BYTES = 256 * 1024**2
+
+
+class NamespaceBackend(Backend):
+    """See `Backend`.
+
+    Args:
+        data_dir: Directory of layers and writable directories; made if missing. One live owner at a time.
+        bases: Base trees the operator named, by name.
+        limits: Limits of sandboxes opened without their own.
+        sync: Layers are on stable storage when `NamespaceSandbox.snapshot` returns.
+        spare: Prepared processes kept waiting, so that a command need not wait for one.
+        max_running: Commands at any one time; further ones wait their turn.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        bases: Mapping[str, Path] = MappingProxyType({}),
+        limits: Limits | None = None,
+        sync: bool = False,
+        spare: int = 4,
+        max_running: int = 400,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self.limits = limits or Limits()
+        self.store = LayerStore(self.data_dir / "layers", self.data_dir / "trash", sync=sync)
+        self.live_dir = self.data_dir / "live" / secrets.token_hex(6)
+        self.live: dict[str, NamespaceSandbox] = {}
+        self.runners = Runners(self._launch_config, spare=spare, bound=max_running, started=self._record_launcher)
+        self.cgroups: Cgroups | None = None
+        self._bases = bases
+        self._trees: dict[str, BaseTree] = {}
+        self._preparing = threading.Lock()
+        self._lock_fd = -1
+        self._info: BackendInfo | None = None
+        self._reserve_bytes = 0
+        self._orphans = 0
+
+    async def start(self) -> BackendInfo:
+        if self._info is None:
+            try:
+                await asyncio.to_thread(self._prepare)
+                self._info = await self._probe()
+            except SandboxFailed as error:
+                await self.close()
+                raise SandboxUnavailable(_explain(str(error), self.data_dir)) from error
+            except BaseException:
+                await self.close()
+                raise
+        return self._info
+
+    def _prepare(self) -> None:
+        with self._preparing:
+            if self._lock_fd >= 0:
+                return
+            _check_privileges()
+            self.base(self._default_base())
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            self._kill_dead_owner()
+            for name in ("layers", "live", "trash", "bases", "stage"):
+                (self.data_dir / name).mkdir(mode=0o700, exist_ok=True)
+            for old in (self.data_dir / "live").iterdir():
+                self._orphans += sum(1 for _ in old.iterdir())
+                old.rename(self.data_dir / "trash" / f"{old.name}-{secrets.token_hex(4)}")
+            self.live_dir.mkdir(mode=0o700)
+            space = os.statvfs(self.data_dir)
+            self._reserve_bytes = min(_RESERVE_BYTES, space.f_blocks * space.f_frsize // 20)
+
+    def _take_lock(self) -> None:
+        fd = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise SandboxUnavailable(
+                f"another server uses the sandboxes in {self.data_dir}: stop it or choose another data directory"
+            ) from error
+        self._lock_fd = fd
+
+    def _kill_dead_owner(self) -> None:
+        """End the launcher a dead owner left; its runners end with it. Cgroups are searched when one starts."""
+        record = self.data_dir / "launcher"
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = (int(field) for field in record.read_text().split())
+            deadline = time.monotonic() + 10.0
+            while _start_time(pid) == started and time.monotonic() < deadline:
+                os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+
+    def _record_launcher(self, pid: int) -> None:
+        (self.data_dir / "launcher").write_text(f"{pid} {_start_time(pid)}")
+
+    def _launch_config(self) -> dict[str, Any]:
+        name = "errata-" + hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:12]
+        self.cgroups = find(name)
+        return {
+            "home": str(self.data_dir / "layers"),
+            "stage": str(self.data_dir / "stage"),
+            "cgroups": self.cgroups.roots,
+            "own_cgroups": self.cgroups.launcher_procs,
+            "overlay": _OVERLAY_OPTIONS,
+            "uid": AGENT_UID,
+            "seccomp": seccomp.program(),
+        }
+
+    async def _probe(self) -> BackendInfo:
+        """Run one command for real: nothing else tells whether all of it works here."""
+        probe = self._new(self.base(self._default_base()), "", ShellState(), Limits())
+        try:
+            result = await probe.run("cd /workspace && printf ok > .errata-probe && rm .errata-probe", timeout_s=30.0)
+        finally:
+            await probe.destroy()
+        if result.exit_code != 0:
+            raise SandboxFailed(f"a trial command failed: {result.stderr.strip() or result.exit_code}")
+        assert self.cgroups is not None
+        enforced = {"file_size_bytes", "disk_bytes", "inodes", "cpu_s", "keep_bytes", "output_bytes", "open_files"}
+        if self.cgroups.version:
+            enforced |= {"memory_bytes", "pids"}
+        return BackendInfo("namespace", frozenset(enforced), (self.cgroups.note,) if self.cgroups.note else ())
+
+    def _default_base(self) -> str:
+        return "default" if "default" in self._bases or not self._bases else next(iter(self._bases))
+
+    def base(self, name: str) -> BaseTree:
+        """Return a base tree by name or id; found once, because a tree never changes.
+
+        Raises:
+            SandboxUnavailable: There is none of that name.
+        """
+        found = self._trees.get(name)
+        if found is None:
+            found = find_base(name, self._bases)
+            self._trees[name] = self._trees[found.id] = found
+        return found
+
+    def link_base(self, base: BaseTree) -> str:
+        """Return the short name of a base tree below the layers directory, for mount options."""
+        link = self.data_dir / "bases" / base.id
+        try:
+            if link.readlink() == base.root:
+                return f"../bases/{base.id}"
+            link.unlink()
+        except FileNotFoundError:
+            pass
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(base.root)
+        return f"../bases/{base.id}"
+
+    def check_room(self) -> None:
+        """Refuse to work on a full disk: the agent must never read our full disk as its own mistake.
+
+        Raises:
+            SandboxFailed: Less than the reserve is free.
+        """
+        space = os.statvfs(self.data_dir)
+        free = space.f_bavail * space.f_frsize
+        if free < self._reserve_bytes or (space.f_files and space.f_ffree < 1000):
+            raise SandboxFailed(
+                f"the disk of {self.data_dir} is full: {free // 1024**2} MiB and {space.f_ffree} inodes free, "
+                f"{self._reserve_bytes // 1024**2} MiB are kept in reserve: make room, then repeat"
+            )
+
+    def _new(self, base: BaseTree, layer: str, shell: ShellState, limits: Limits | None) -> NamespaceSandbox:
+        made = NamespaceSandbox(self, secrets.token_hex(8), base, layer, shell, limits or self.limits)
+        self.live[made.id] = made
+        return made
+
+    async def open(self, *, base: str = "default", limits: Limits | None = None) -> Sandbox:
+        await self.start()
+        return self._new(self.base(base), "", ShellState(), limits)
+
+    async def restore(self, snapshot: SandboxSnapshot, *, limits: Limits | None = None) -> Sandbox:
+        await self.start()
+        try:
+            shell = ShellState.unpack(snapshot.shell)
+        except ValueError as error:
+            raise SandboxFailed("the saved shell state is not one of this backend") from error
+        ref = snapshot.ref
+        layer = ref.id if ref.kind == "layer" else ""
+        base_id = self.store.meta(layer).base if layer else ref.id
+        try:
+            base = self.base(base_id)
+        except SandboxUnavailable as error:
+            raise SandboxFailed(f"base tree {base_id} of the snapshot is not there: {error}") from error
+        return self._new(base, layer, shell, limits)
+
+    async def collect(self, keep: Iterable[SnapshotRef]) -> CollectReport:
+        """See `Backend.collect`. ``keep`` may be lazy: it is read after the live sandboxes were counted, so that a
+        snapshot committed in between is in one of the two."""
+        await self.start()
+        candidates = await asyncio.to_thread(self.store.names)
+        pinned = {sandbox.layer for sandbox in list(self.live.values())}
+        named = [ref.id for ref in keep if ref.kind == "layer"]
+        layers, size = await asyncio.to_thread(self.store.delete, candidates, [*pinned, *named])
+        size += await asyncio.to_thread(self._empty_trash)
+        orphans, self._orphans = self._orphans, 0
+        return CollectReport(layers=layers, sandboxes=orphans, size_bytes=size)
+
+    def _empty_trash(self) -> int:
+        # A layer that is being made is in the trash directory too, under a name of its own.
+        old = [path for path in (self.data_dir / "trash").iterdir() if not path.name.startswith("new-")]
+        return sum(remove_tree(path).size_bytes for path in old)
+
+    async def close(self) -> None:
+        for sandbox in list(self.live.values()):
+            await sandbox.destroy()
+        await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        with self._preparing:
+            self.runners.close()
+            if self.cgroups is not None:
+                self.cgroups.remove()
+            if self._lock_fd >= 0:
+                remove_tree(self.live_dir)
+                os.close(self._lock_fd)
+            self._lock_fd = -1
+            self._info = None
+
+
+def _check_privileges() -> None:
+    capabilities = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            capabilities = int(line.split()[1], 16)
+    if os.geteuid() != 0 or not capabilities >> _CAP_SYS_ADMIN & 1:
+        raise SandboxUnavailable(
+            "the namespace sandbox needs root with CAP_SYS_ADMIN: run the server as root, in a container with "
+            "--privileged (or --cap-add SYS_ADMIN --security-opt seccomp=unconfined)"
+        )
+    try:
+        seccomp.program()
+    except LookupError as error:
+        raise SandboxUnavailable(f"the namespace sandbox does not run here: {error}") from error
+
+
+def _start_time(pid: int) -> int:
+    """Return when a process started, in ticks since boot: with the pid it names one process. 0 if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _explain(failure: str, data_dir: Path) -> str:
+    """Return one line that says what is missing and how to get it."""
+    failure = " ".join(failure.split())
+    if "mount overlay" in failure:
+        return (
+            f"overlayfs does not work in {data_dir} ({failure}): put the data directory on ext4, xfs or tmpfs (not on "
+            "another overlay, such as a container's own file system), with the kernel's overlay module loaded"
+        )
+    if "unshare" in failure or "setns" in failure:
+        return f"the kernel refuses namespaces ({failure}): run outside of a container or with --privileged"
+    if "/bin/bash" in failure or "pivot_root" in failure or "mount on" in failure or WORKSPACE in failure:
+        needs = f"/bin/bash, /proc, /dev and a {WORKSPACE} that belongs to uid {AGENT_UID}"
+        return f"the base tree does not work ({failure}): it needs {needs}"
+    return f"the namespace sandbox does not work here: {failure}"

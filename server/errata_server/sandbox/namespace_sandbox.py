@@ -1,0 +1,411 @@
+"""One sandbox of the namespace backend: a base tree, a chain of layers, a writable directory, a shell state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import SandboxFailed
+
+from . import shellstate
+from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
+from .base_tree import BaseTree
+from .cgroups import Counters
+from .command import Ending, Exchange
+from .output import BoundedOutput
+from .runners import Runner
+from .shellstate import ShellState
+from .treewalk import Usage, remove_tree, usage
+
+if TYPE_CHECKING:
+    from .namespace import NamespaceBackend
+
+MAX_COMMAND_BYTES = 131_071
+"""The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
+_INLINE_ENTRIES = 64
+_INLINE_BYTES = 1024**2
+_POLL_S = 0.3
+_FILE_TIMEOUT_S = 60.0
+_STACK_BYTES = 8 * 1024**2
+_SIGXCPU_STATUS, _SIGXFSZ_STATUS, _KILLED_STATUS = 152, 153, 137
+
+
+class NamespaceSandbox(Sandbox):
+    """See `Sandbox`; made by `NamespaceBackend`."""
+
+    def __init__(
+        self,
+        backend: NamespaceBackend,
+        name: str,
+        base: BaseTree,
+        layer: str,
+        shell: ShellState,
+        limits: Limits,
+    ) -> None:
+        self.id = name
+        self.layer = layer
+        self._backend = backend
+        self._base = base
+        self._shell = shell
+        self._limits = limits
+        self._directory: Path | None = None
+        self._usage = Usage()
+        self._last: Runner | None = None
+        self._destroyed = False
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 30.0,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        clean: bool = False,
+        mounts: Mapping[str, Path] | None = None,
+    ) -> CommandResult:
+        self._check()
+        text = _encode(command)
+        if b"\0" in text:
+            return _refused_command(126, "a command cannot contain a NUL byte")
+        if len(text) > MAX_COMMAND_BYTES:
+            return _refused_command(126, "Argument list too long")
+        startup = b"" if clean else shellstate.startup(self._shell, text, env or {})
+        order = {
+            "do": "run",
+            "argv": [b"/bin/bash", b"-c", text],
+            "env": self._environment(clean, env or {}),
+            "cwd": b"/" if clean else self._shell.cwd,
+            "mounts": [(str(source.absolute()), inside) for inside, source in (mounts or {}).items()],
+        }
+        started = time.monotonic()
+        runner, before = await self._prepare()
+        out, err = BoundedOutput(self._limits.keep_bytes), BoundedOutput(self._limits.keep_bytes)
+        with contextlib.ExitStack() as fds:
+            give: list[int] = [_memory_file(stdin) if stdin else _open_null()]
+            streams = {}
+            for stream in (out, err):
+                read_end, write_end = os.pipe()
+                fds.callback(os.close, read_end)
+                os.set_blocking(read_end, False)
+                streams[read_end] = stream
+                give.append(write_end)
+            state_fd = -1
+            if startup:
+                state_fd = os.memfd_create("shell")
+                fds.callback(os.close, state_fd)
+                os.write(state_fd, startup)
+                give.append(_append_only(state_fd))
+            ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
+            new_shell = None
+            if state_fd >= 0 and ending.killed is None:
+                new_shell = shellstate.saved(os.pread(state_fd, shellstate.MAX_STATE_BYTES + 64, len(startup)))
+        if new_shell is not None:
+            self._shell = new_shell
+        limit_hit = await self._limit_hit(ending, runner, before, err)
+        timed_out = ending.killed == "timeout"
+        exit_code: int | None = ending.status if ending.status >= 0 else 128 - ending.status
+        if ending.killed is not None:
+            exit_code = None if timed_out else _KILLED_STATUS
+        return CommandResult(
+            exit_code=exit_code,
+            stdout=out.text(),
+            stderr=err.text(),
+            duration_s=time.monotonic() - started,
+            timed_out=timed_out,
+            limit_hit=limit_hit,
+            killed_background=ending.background if ending.killed is None else (),
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+            truncated=out.truncated or err.truncated,
+            shell_saved=new_shell is not None,
+        )
+
+    def _environment(self, clean: bool, env: Mapping[str, str]) -> dict[bytes, bytes]:
+        if not clean and not self._shell.pristine:
+            found = {}  # all of it comes from the saved state, also what the agent removed
+        else:
+            found = {
+                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME": "/home/agent" if (self._base.root / "home/agent").is_dir() else WORKSPACE,
+                "USER": "agent",
+                "LOGNAME": "agent",
+                "SHELL": "/bin/bash",
+                "LANG": "C.UTF-8",
+                "TZ": "UTC",
+                "TERM": "dumb",
+                "PYTHONHASHSEED": "0",
+            }
+        encoded = {os.fsencode(name): os.fsencode(value) for name, value in found.items()}
+        encoded[b"PWD"] = b"/" if clean else self._shell.cwd
+        if clean:
+            encoded.update((_encode(name), _encode(value)) for name, value in env.items())
+        else:
+            encoded[b"BASH_ENV"] = b"/proc/self/fd/%d" % shellstate.STATE_FD
+        return encoded
+
+    async def _prepare(self) -> tuple[Runner, Counters]:
+        """Get everything ready that a request needs: room, a writable directory, a runner with our limits."""
+        backend = self._backend
+        backend.check_room()
+        self._make_directory()
+        runner = await backend.runners.take()
+        try:
+            if self._last is not None:
+                # An overlay's writable directory may not be in two mounts at once.
+                await backend.runners.gone(self._last)
+            assert backend.cgroups is not None
+            backend.cgroups.apply(runner.slot, self._limits)
+            before = backend.cgroups.counters(runner.slot)
+        except OSError as error:
+            runner.close()
+            raise SandboxFailed(f"the limits of a command could not be set: {error}") from error
+        except BaseException:
+            runner.close()
+            raise
+        return runner, before
+
+    def _make_directory(self) -> None:
+        try:
+            if self._directory is None:
+                directory = self._backend.live_dir / self.id
+                directory.mkdir(mode=0o700)
+                (directory / "w").mkdir(mode=0o700)
+                (directory / "u").mkdir(mode=0o755)
+                self._directory = directory
+            elif not (self._directory / "u").is_dir():
+                (self._directory / "u").mkdir(mode=0o755)
+            # The umask of the server must not decide whether the agent may enter its own root.
+            (self._directory / "u").chmod(0o755)
+        except OSError as error:
+            raise SandboxFailed(f"the sandbox's directory could not be made: {error}") from error
+
+    async def _exchange(
+        self,
+        runner: Runner,
+        order: dict[str, Any],
+        give: list[int],
+        streams: Mapping[int, BoundedOutput],
+        timeout_s: float,
+        *,
+        watch: bool = False,
+    ) -> Ending:
+        backend, limits = self._backend, self._limits
+        lower = [*backend.store.lowers(self.layer), backend.link_base(self._base)]
+        here = f"../live/{backend.live_dir.name}/{self.id}"
+        order |= {
+            "lower": ":".join(lower),
+            "upper": f"{here}/u",
+            "work": f"{here}/w",
+            "rlimits": [
+                (resource.RLIMIT_FSIZE, (limits.file_size_bytes, limits.file_size_bytes)),
+                (resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 2)),
+                (resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files)),
+                (resource.RLIMIT_STACK, (_STACK_BYTES, resource.RLIM_INFINITY)),
+                (resource.RLIMIT_CORE, (0, 0)),
+            ],
+        }
+        order.setdefault("mounts", [])
+        self._last = runner
+        try:
+            return await Exchange(runner, timeout_s=timeout_s, output_bytes=limits.output_bytes).run(
+                order,
+                give,
+                streams,
+                after_send=lambda: [os.close(fd) for fd in give] and None,
+                kill=lambda: backend.runners.kill(runner),
+                watch=self._watch_disk if watch else None,
+            )
+        finally:
+            runner.close()
+
+    async def _watch_disk(self) -> LimitHit | None:
+        """Count what a long command writes; return once it is too much."""
+        pause = _POLL_S
+        while True:
+            await asyncio.sleep(pause)
+            started = time.monotonic()
+            hit = self._over(await asyncio.to_thread(self._count))
+            if hit is not None:
+                return hit
+            pause = max(_POLL_S, 10 * (time.monotonic() - started))
+
+    def _count(self, max_entries: int | None = None) -> Usage:
+        limits = self._limits
+        entries = limits.inodes if max_entries is None else max_entries
+        return usage(self._upper, max_entries=entries, max_bytes=limits.disk_bytes)
+
+    @property
+    def _upper(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "u"
+
+    def _over(self, used: Usage) -> LimitHit | None:
+        if used.size_bytes > self._limits.disk_bytes:
+            return "disk"
+        return "inodes" if used.entries > self._limits.inodes else None
+
+    async def _limit_hit(self, ending: Ending, runner: Runner, before: Counters, err: BoundedOutput) -> LimitHit | None:
+        """Tell which limit ended or broke the command; counts what it wrote on the way."""
+        backend = self._backend
+        assert backend.cgroups is not None
+        after = backend.cgroups.counters(runner.slot)
+        try:
+            self._usage = self._count(_INLINE_ENTRIES)
+            if self._usage.entries > _INLINE_ENTRIES:
+                self._usage = await asyncio.to_thread(self._count)
+        except OSError as error:
+            raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
+        over = self._over(self._usage)
+        if ending.killed is not None and ending.killed != "timeout":
+            return ending.killed
+        if over is None:
+            # Whatever failed in there may have failed because our disk is full; that is not the agent's error.
+            backend.check_room()
+        if after.oom_kills > before.oom_kills:
+            return "memory"
+        if over is not None:
+            return over
+        if ending.status in (_SIGXFSZ_STATUS, 128 - _SIGXFSZ_STATUS) or (
+            ending.status != 0 and "File too large" in err.text()
+        ):
+            return "file_size"
+        cpu_signals = (_SIGXCPU_STATUS, 128 - _SIGXCPU_STATUS)
+        if ending.status in cpu_signals or (ending.status == _KILLED_STATUS and ending.cpu_s >= self._limits.cpu_s):
+            return "cpu"
+        return "pids" if after.pids_refused > before.pids_refused else None
+
+    async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
+        data = os.memfd_create("read")
+        try:
+            await self._file_request(path, {"do": "read", "max_bytes": max_bytes}, data)
+            return os.pread(data, max_bytes, 0)
+        finally:
+            os.close(data)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        self._check()
+        if len(data) > self._limits.file_size_bytes:
+            raise _refused(path, errno.EFBIG)
+        if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
+            raise _refused(path, errno.EDQUOT)
+        content = _memory_file(data)
+        try:
+            await self._file_request(path, {"do": "write", "mode": mode}, content)
+        finally:
+            os.close(content)
+        self._usage = await asyncio.to_thread(self._count)
+
+    async def _file_request(self, path: str, order: dict[str, Any], data: int) -> None:
+        self._check()
+        raw = _encode(path)
+        if not raw or b"\0" in raw:
+            raise _refused(path, errno.EINVAL if raw else errno.ENOENT)
+        runner, _ = await self._prepare()
+        order["path"] = raw if raw.startswith(b"/") else self._shell.cwd.rstrip(b"/") + b"/" + raw
+        ending = await self._exchange(runner, order, [os.dup(data)], {}, _FILE_TIMEOUT_S)
+        if ending.answer is None:
+            raise SandboxFailed(f"no answer about {path!r}: the helper ended with {ending.status}")
+        if ending.answer[0] == "refused":
+            self._backend.check_room()
+            raise _refused(path, ending.answer[1])
+
+    async def snapshot(self) -> SandboxSnapshot:
+        self._check()
+        if self._changed():
+            arguments = (self._upper, self.layer, self._base, self._usage)
+            small = self._usage.entries <= _INLINE_ENTRIES and self._usage.size_bytes <= _INLINE_BYTES
+            try:
+                # A thread costs more than freezing a few small files.
+                freeze = self._backend.store.freeze
+                meta = freeze(*arguments) if small else await asyncio.to_thread(freeze, *arguments)
+            except OSError as error:
+                raise SandboxFailed(f"a layer could not be written: {error}") from error
+            self.layer = meta.id
+            self._usage = Usage()
+        return SandboxSnapshot(self._ref(), self._shell.pack())
+
+    def _changed(self) -> bool:
+        if self._directory is None:
+            return False
+        try:
+            with os.scandir(self._upper) as entries:
+                return next(entries, None) is not None
+        except FileNotFoundError:
+            return False
+
+    def _ref(self) -> SnapshotRef:
+        if self.layer:
+            return SnapshotRef("layer", self.layer, self._backend.store.meta(self.layer).digest)
+        return SnapshotRef("base", self._base.id)
+
+    async def merged_digest(self) -> str:
+        self._check()
+        upper = self._upper if self._changed() else None
+        try:
+            return await asyncio.to_thread(self._backend.store.merged_digest, self.layer, upper, self._base)
+        except OSError as error:
+            raise SandboxFailed(f"the files could not be read: {error}") from error
+
+    async def destroy(self) -> None:
+        if self._destroyed:
+            return
+        self._destroyed = True
+        self._backend.live.pop(self.id, None)
+        if self._last is not None:
+            self._last.close()
+            await self._backend.runners.gone(self._last)
+        if self._directory is not None:
+            await asyncio.to_thread(remove_tree, self._directory)
+
+    def _check(self) -> None:
+        if self._destroyed:
+            raise SandboxFailed(f"sandbox {self.id} is destroyed: open or restore another")
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _refused_command(status: int, message: str) -> CommandResult:
+    text = f"/bin/bash: {message}\n"
+    return CommandResult(exit_code=status, stdout="", stderr=text, stderr_bytes=len(text), shell_saved=False)
+
+
+def _refused(path: str, number: int) -> PathRefused:
+    # EXDEV: the path leads to a mount of its own (/proc, /dev), where no file of the agent is.
+    number = errno.EACCES if number == errno.EXDEV else number
+    message = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
+    return PathRefused(path, errno.errorcode.get(number, str(number)), message)
+
+
+def _memory_file(content: bytes) -> int:
+    """Return a read-only descriptor of ``content``."""
+    fd = os.memfd_create("content")
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        made = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+    return made
+
+
+def _open_null() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _append_only(fd: int) -> int:
+    """Return another descriptor of a memory file that only appends."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -1,0 +1,315 @@
+"""The runners that the launcher makes ahead of need: a pool with a bound, handed out first come, first served.
+
+A thread reads the launcher's socket, so that nothing here belongs to an event loop: a caller waits with a future of its
+own loop. A launcher that dies takes its runners along; the next caller starts another.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import SandboxFailed
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_WAIT_S = 120.0
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    """One prepared process pair.
+
+    Args:
+        pid: Of its init, on the host.
+        slot: Name of the slot (network namespace, cgroup) it occupies.
+        request: Socket to the child.
+        control: Socket to init.
+    """
+
+    pid: int
+    slot: str
+    request: socket.socket
+    control: socket.socket
+
+    def close(self) -> None:
+        """Let go: an unused runner ends, one with a command is killed by its init."""
+        self.request.close()
+        self.control.close()
+
+
+_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class Runners:
+    """The pool and the launcher process behind it.
+
+    Args:
+        config: Called before each start of a launcher, to clean up after the last one; returns what it is told.
+        spare: Runners kept ready.
+        bound: Runners at any one time; further callers wait.
+        started: Called with the pid of each launcher.
+    """
+
+    def __init__(
+        self, config: Callable[[], dict[str, Any]], *, spare: int, bound: int, started: Callable[[int], None]
+    ) -> None:
+        self._config = config
+        self._spare = spare
+        self._bound = bound
+        self._started = started
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._ready: deque[Runner] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        self._leaving: dict[int, list[_Waiter]] = {}
+        self._alive: set[int] = set()
+        self._making = 0
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure = ""
+
+    @property
+    def pids(self) -> set[int]:
+        """Host pids of the launcher and of every runner's init."""
+        with self._lock:
+            return self._alive | ({self._process.pid} if self._process else set())
+
+    def start(self) -> None:
+        """Start the launcher if none runs. Blocks some 50 ms."""
+        with self._starting:
+            if self._socket is not None:
+                return
+            config = self._config()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-E", str(_LAUNCHER), str(theirs.fileno())],
+                    env={},
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            self._started(self._process.pid)
+            ours.send(marshal.dumps(config | {"server": os.getpid()}))
+            with self._lock:
+                self._failure = ""
+                self._making = 0
+                self._socket = ours
+            threading.Thread(target=self._read, args=(ours, self._process), daemon=True, name="errata-runners").start()
+            with self._lock:
+                self._top_up()
+
+    async def take(self) -> Runner:
+        """Return a runner that nobody else has, waiting behind earlier callers if the bound is reached.
+
+        Raises:
+            SandboxFailed: The launcher cannot make one.
+        """
+        if self._socket is None:
+            await asyncio.to_thread(self.start)
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._ready and not self._waiters:
+                runner = self._ready.popleft()
+                self._top_up()
+                return runner
+            waiter: _Waiter = (loop, loop.create_future())
+            self._waiters.append(waiter)
+            self._serve()
+            self._top_up()
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                found: Runner = await waiter[1]
+                return found
+        except TimeoutError as error:
+            raise SandboxFailed(
+                f"no free sandbox process for {_WAIT_S:.0f} s: lower the load or raise the bound"
+            ) from error
+        finally:
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                elif waiter[1].cancelled():
+                    pass  # `_deliver` takes the runner back
+                self._top_up()
+
+    def kill(self, runner: Runner) -> None:
+        """Kill a runner whose init does not answer, with all that runs in it."""
+        with self._lock:
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.send(marshal.dumps(("kill", runner.pid)))
+
+    async def gone(self, runner: Runner, *, timeout_s: float = 20.0) -> None:
+        """Wait until no process and no mount of ``runner`` is left.
+
+        Raises:
+            SandboxFailed: It does not end.
+        """
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if runner.pid not in self._alive:
+                return
+            waiter: _Waiter = (loop, loop.create_future())
+            self._leaving.setdefault(runner.pid, []).append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter[1]
+        except TimeoutError as error:
+            self.kill(runner)
+            raise SandboxFailed(f"processes of a sandbox did not end within {timeout_s:.0f} s of SIGKILL") from error
+
+    def close(self) -> None:
+        """End the launcher with all runners and wait for it."""
+        with self._lock:
+            ours, self._socket = self._socket, None
+        if ours is not None:
+            # shutdown wakes the reading thread, close alone would not.
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+        if self._process is not None:
+            try:
+                self._process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _top_up(self) -> None:
+        """Ask for as many runners as are missing. The lock is held."""
+        if self._socket is None:
+            return
+        wanted = self._spare + len(self._waiters) - len(self._ready) - self._making
+        for _ in range(min(wanted, self._bound - len(self._alive) - self._making)):
+            try:
+                self._socket.send(marshal.dumps(("make",)))
+            except OSError:
+                return  # the reading thread meets the end of the launcher too
+            self._making += 1
+
+    def _serve(self) -> None:
+        """Give ready runners to waiters. The lock is held."""
+        while self._ready and self._waiters:
+            waiter, runner = self._waiters.popleft(), self._ready.popleft()
+            try:
+                waiter[0].call_soon_threadsafe(self._deliver, waiter[1], runner)
+            except RuntimeError:  # its loop was closed meanwhile
+                self._ready.appendleft(runner)
+
+    def _deliver(self, future: asyncio.Future[Any], runner: Runner) -> None:
+        if not future.done():
+            future.set_result(runner)
+            return
+        with self._lock:
+            self._ready.appendleft(runner)
+            self._serve()
+
+    def _read(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        while True:
+            fds = array.array("i")
+            try:
+                data, ancillary, _, _ = ours.recvmsg(65536, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                data, ancillary = b"", []
+            for _, _, packed in ancillary:
+                fds.frombytes(packed)
+            if not data:
+                break
+            message = marshal.loads(data)
+            with self._lock:
+                self._obey(message, fds)
+        self._end(ours, process)
+
+    def _obey(self, message: tuple[Any, ...], fds: array.array[int]) -> None:
+        kind = message[0]
+        if kind == "runner":
+            self._making -= 1
+            self._alive.add(message[1])
+            request, control = (socket.socket(fileno=fd) for fd in fds)
+            request.setblocking(False)
+            control.setblocking(False)
+            self._ready.append(Runner(message[1], message[2], request, control))
+            self._serve()
+        elif kind == "gone":
+            self._alive.discard(message[1])
+            dead = [runner for runner in self._ready if runner.pid == message[1]]
+            for runner in dead:
+                self._ready.remove(runner)
+                runner.close()
+            for loop, future in self._leaving.pop(message[1], ()):
+                _resolve(loop, future, None)
+        else:
+            self._making -= kind == "failed"
+            self._failure = message[1]
+            self._fail_waiters()
+            return
+        self._top_up()
+
+    def _fail_waiters(self) -> None:
+        failure = SandboxFailed(f"no sandbox process could be made: {self._failure or 'the launcher ended'}")
+        while self._waiters:
+            _resolve(*self._waiters.popleft(), failure)
+
+    def _end(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """The launcher is gone and its runners with it."""
+        process.wait()
+        with self._lock:
+            alive, self._alive = self._alive, set()
+            ready, self._ready = self._ready, deque()
+            leaving, self._leaving = self._leaving, {}
+            if self._socket is ours:
+                self._socket = None
+        ours.close()
+        for runner in ready:
+            runner.close()
+        _wait_for_end(alive)
+        with self._lock:
+            self._fail_waiters()
+        for waiters in leaving.values():
+            for loop, future in waiters:
+                _resolve(loop, future, None)
+
+
+def _wait_for_end(pids: set[int]) -> None:
+    """Wait until the runners of a dead launcher are gone, and reap those that became our children.
+
+    They do where this process is pid 1 or a subreaper. Only known pids are waited for: every other child has an owner.
+    """
+    deadline = time.monotonic() + 5.0
+    while pids and time.monotonic() < deadline:
+        for pid in list(pids):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                pids.discard(pid)
+        time.sleep(0.005)
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: object) -> None:
+    def settle() -> None:
+        if future.done():
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
+        loop.call_soon_threadsafe(settle)

@@ -1,0 +1,247 @@
+"""File trees as values: what a layer changes, layers folded into one, and the digest of the result.
+
+A `Node` is immutable and shared: folding one layer on a thousand copies only the directories it touches, and each
+node keeps its digest, so that a digest after a step costs what the step changed (a Merkle tree).
+
+The digest of a folded tree names the differences from the base tree, so two roads to the same tree give the same
+digest: an entry equal to the base's does not count, nor how something was removed. Of an entry count path bytes, kind,
+mode, owner, size, content or symlink target; not times, inode numbers or link counts, nor the names in `NOISE`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from .treewalk import Visit, walk
+
+NOISE = frozenset({"__pycache__", ".pytest_cache"})
+"""Names of caches that embed times. They are kept as files but do not count in digests; nor do ``*.pyc``, nor
+``index`` in ``.git`` (a cache of lstat results)."""
+
+_EMPTY: Mapping[str, Node] = MappingProxyType({})
+_ROW = struct.Struct(">IBBH32s")
+_KINDS = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s"}
+_GONE = b"w"
+_SAME = b""
+_PATH_MAX = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One entry of a layer or of several folded ones.
+
+    Args:
+        kind: ``f d l p s``, or ``w`` for an entry that is removed.
+        mark: Hash over what counts of the entry itself.
+        opaque: A directory that hides what lies below it.
+        children: Entries of a directory.
+        digest: Digest relative to the base tree, None until it is asked for; b"" when equal to the base.
+    """
+
+    kind: bytes
+    mark: bytes = b""
+    opaque: bool = False
+    children: Mapping[str, Node] = field(default_factory=lambda: _EMPTY)
+    digest: bytes | None = None
+
+
+ROOT = Node(b"d")
+
+
+def is_noise(name: str, parent: str) -> bool:
+    """Tell whether an entry is left out of digests.
+
+    Args:
+        name: Its name.
+        parent: Name of its directory.
+    """
+    return name in NOISE or name.endswith(".pyc") or (name == "index" and parent == ".git")
+
+
+def _mark(name: str, info: os.stat_result, dir_fd: int) -> tuple[bytes, bytes]:
+    """Return kind and hash of an entry. Opens regular files and symlinks only, never a FIFO or device."""
+    form = stat.S_IFMT(info.st_mode)
+    if form == stat.S_IFCHR and info.st_rdev == 0:
+        return _GONE, b""
+    kind = _KINDS.get(form, b"x")
+    digest = hashlib.sha256(b"%s %o %d %d\0" % (kind, info.st_mode & 0o7777, info.st_uid, info.st_gid))
+    if kind == b"l":
+        digest.update(os.fsencode(os.readlink(name, dir_fd=dir_fd)))
+    elif kind == b"f" and info.st_size:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=dir_fd)
+        try:
+            while block := os.read(fd, 1 << 18):
+                digest.update(block)
+        finally:
+            os.close(fd)
+    return kind, digest.digest()
+
+
+def _is_opaque(visit: Visit) -> bool:
+    fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
+    try:
+        return os.getxattr(fd, "trusted.overlay.opaque") in (b"y", b"x")
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def scan(upper: Path) -> Node:
+    """Return what the writable directory of an overlay changes. Noise is left out.
+
+    Args:
+        upper: The upper directory, not in use.
+    """
+    open_dirs: list[tuple[str, dict[str, Node]]] = [("", {})]
+    hidden = 0  # depth of the noise directory the walk is in
+    for visit in walk(upper):
+        if hidden and visit.depth > hidden:
+            continue
+        del open_dirs[visit.depth :]
+        parent, children = open_dirs[-1]
+        hidden = visit.depth if is_noise(visit.name, parent) else 0
+        if hidden:
+            continue
+        kind, mark = _mark(visit.name, visit.info, visit.dir_fd)
+        below: dict[str, Node] = {}
+        opaque = kind == b"d" and _is_opaque(visit)
+        children[visit.name] = Node(kind, mark, opaque, below if kind == b"d" else _EMPTY)
+        if kind == b"d":
+            open_dirs.append((visit.name, below))
+    return Node(b"d", children=open_dirs[0][1])
+
+
+def fold(below: Node, layer: Node) -> Node:
+    """Return ``layer`` laid over ``below``; neither is changed. Iterative: trees may be thousands deep."""
+    plan: list[tuple[Node, Node | None, int, str, bool]] = [(layer, below, -1, "", layer.opaque)]
+    at = 0
+    while at < len(plan):
+        over, under, _, _, opaque = plan[at]
+        if over.kind == b"d":
+            merged = under if under is not None and under.kind == b"d" and not opaque else None
+            for name, child in over.children.items():
+                found = None if merged is None else merged.children.get(name)
+                # A directory made where something else was hides whatever the base has there.
+                hides = child.opaque or (found is not None and found.kind != b"d")
+                plan.append((child, found, at, name, hides))
+        at += 1
+    built: list[dict[str, Node]] = [{} for _ in plan]
+    result = below
+    for index in range(len(plan) - 1, -1, -1):
+        over, under, parent, name, opaque = plan[index]
+        node = over
+        if over.kind == b"d":
+            keep = under is not None and under.kind == b"d" and not opaque
+            children = dict(under.children) | built[index] if keep and under is not None else built[index]
+            node = Node(b"d", over.mark, opaque or (keep and under is not None and under.opaque), children)
+        if parent < 0:
+            result = node
+        else:
+            built[parent][name] = node
+    return result
+
+
+def tree_digest(root: Node, base: Path, base_id: str) -> str:
+    """Return ``sha256:<hex>`` of a folded tree; digests of nodes are kept in them.
+
+    Args:
+        root: What all layers together change.
+        base: Root directory of the base tree.
+        base_id: Its name in the digest.
+    """
+    base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # name, node, index of the parent, opaque (its own or inherited)
+        plan: list[tuple[str, Node, int, bool]] = [("", root, -1, root.opaque)]
+        dirs = [b"."]
+        at = 0
+        while at < len(plan):
+            _, node, _, opaque = plan[at]
+            if node.digest is None and node.kind == b"d":
+                for child_name, child in node.children.items():
+                    plan.append((child_name, child, at, opaque or child.opaque))
+                    # Past the length of a path the base has nothing, and the paths of a deep tree would be quadratic.
+                    deep = len(dirs[at]) >= _PATH_MAX
+                    dirs.append(dirs[at] if deep else dirs[at] + b"/" + os.fsencode(child_name))
+            at += 1
+        for index in range(len(plan) - 1, -1, -1):
+            name, node, parent, opaque = plan[index]
+            if node.digest is None:
+                node.digest = _node_digest(node, dirs[index], name, opaque, base_fd, is_root=parent < 0)
+    finally:
+        os.close(base_fd)
+    return "sha256:" + hashlib.sha256(base_id.encode() + b"\0" + (root.digest or b"")).hexdigest()
+
+
+def _node_digest(node: Node, path: bytes, name: str, opaque: bool, base_fd: int, *, is_root: bool) -> bytes:
+    """Return the digest of a node whose children have theirs; b"" when the base has the same."""
+    theirs: tuple[bytes, bytes] | None = None
+    names: list[str] = []
+    if len(path) < _PATH_MAX:
+        try:
+            info = os.stat(path, dir_fd=base_fd, follow_symlinks=False)
+            if node.kind == _GONE:
+                return _GONE
+            theirs = (b"d", b"") if is_root else _mark(os.fsdecode(path), info, base_fd)
+            if theirs[0] == b"d" and node.kind == b"d" and opaque:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base_fd)
+                try:
+                    names = os.listdir(fd)  # noqa: PTH208 - a descriptor, not a path
+                finally:
+                    os.close(fd)
+        except (FileNotFoundError, NotADirectoryError):
+            if node.kind == _GONE:
+                return _SAME
+    elif node.kind == _GONE:
+        return _SAME
+    own = _SAME if theirs == (node.kind, node.mark) else node.kind + node.mark
+    parts = {child_name: child.digest or _SAME for child_name, child in node.children.items()}
+    # What an opaque directory hides is as gone as what was removed by name.
+    parts.update((hidden, _GONE) for hidden in names if hidden not in parts and not is_noise(hidden, name))
+    rows = sorted((os.fsencode(child_name), digest) for child_name, digest in parts.items() if digest)
+    if not own and not rows:
+        return _SAME
+    total = hashlib.sha256(own)
+    for child_name, digest in rows:
+        total.update(b"\0" + child_name + b"\0" + hashlib.sha256(digest).digest())
+    return total.digest()
+
+
+def pack(root: Node) -> bytes:
+    """Return the bytes of a tree that `unpack` reads."""
+    rows: list[bytes] = []
+    todo = [("", root, 0)]
+    while todo:
+        name, node, depth = todo.pop()
+        raw = os.fsencode(name)
+        rows.append(_ROW.pack(depth, node.kind[0], node.opaque, len(raw), node.mark) + raw)
+        todo.extend((child_name, child, depth + 1) for child_name, child in node.children.items())
+    return b"".join(rows)
+
+
+def unpack(data: bytes) -> Node:
+    """Return the tree that `pack` wrote."""
+    open_dirs: list[dict[str, Node]] = []
+    at, root = 0, ROOT
+    while at < len(data):
+        depth, kind, opaque, length, mark = _ROW.unpack_from(data, at)
+        at += _ROW.size
+        name = os.fsdecode(data[at : at + length])
+        at += length
+        children: dict[str, Node] = {}
+        node = Node(bytes([kind]), mark if depth and kind != _GONE[0] else b"", bool(opaque), children)
+        del open_dirs[depth:]
+        if depth:
+            open_dirs[-1][name] = node
+        else:
+            root = node
+        open_dirs.append(children)
+    return root
