@@ -2,7 +2,7 @@
 
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
-BENCHES := $(sort $(wildcard bench/bench_*.py))
+BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup base demo test test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
@@ -40,7 +40,10 @@ check: setup ## style, types and import rules
 	@.cache/venv/bin/lint-imports --no-logo
 
 bench: base ## run every benchmark once, small; `python bench/NAME.py` measures
-	@for bench in $(BENCHES); do echo "$$bench --smoke" && $(PYTHON_BIN) $$bench --smoke || exit 1; done
+	@for bench in $(BENCHES); do \
+		if grep -q -e --smoke $$bench; then small=--smoke; else small=; fi; \
+		echo "$$bench $$small" && $(PYTHON_BIN) $$bench $$small || exit 1; \
+	done
 
 lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
