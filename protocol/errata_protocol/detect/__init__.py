@@ -47,6 +47,8 @@ def detect(
         `NOTHING_WRONG`, or the first kind in order of precedence that fits. Severity is ``"warning"`` when the only
         evidence stands on standard output, or when it is unknown which command decided the exit status.
     """
+    if exit_code is not None and exit_code < 0:  # Python's way of saying "ended by signal n"
+        exit_code = 128 - exit_code
     turn = Turn.of(command, exit_code, stdout, stderr, timed_out=timed_out, limit_hit=limit_hit, cwd=cwd)
     if not timed_out and limit_hit is None:
         if exit_code == 0:

@@ -19,7 +19,7 @@ WORKSPACE_ROOTS = ("/workspace", "/testbed")
 INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
 _FOREIGN = re.compile(
     r"site-packages|dist-packages|node_modules|/\.?venv/|^/usr/|^/opt/|^/lib|^<frozen|^node:|^internal/|/lib/python3|"
-    r"/\.cargo/|/rustc/|^<(?!string>|stdin>)|^\(eval"
+    r"/\.cargo/|/rustc/|-wrapper$|^<(?!string>|stdin>)|^\(eval"
 )
 
 Span = tuple[int, int]
@@ -185,12 +185,36 @@ def argument_place(
                 if span is not None:
                     return span, call
     if in_code:
+        paths = [t for t in texts if " " not in t or "/" in t]
         for group in (own, calls):
-            for text in texts:
+            for text in paths:
                 for call in group:
                     span = _in_code(turn, call, text)
                     if span is not None:
                         return span, call
+        for call in own:
+            for text in paths:
+                span = _parent_word(turn, call, text)
+                if span is not None:
+                    return span, call
+        for text in paths:  # the words of a `for`, a here-string, a text piped on
+            at = _bounded_find(turn.command, text, 0, len(turn.command)) if len(text) > 1 else None
+            if at is not None and calls:
+                return (at, at + len(text)), (own or calls)[0]
+    return None
+
+
+def _parent_word(turn: Turn, call: Invocation, text: str) -> Span | None:
+    """Return the argument that lies on the way to ``text`` (``cp f DIR/``) or beyond it (``mkdir -p TEXT/y``)."""
+    wanted = _absolute(turn, text)
+    if wanted is None:
+        return None
+    for word in reversed(call.words[1:]):
+        if not word.literal or word.value.startswith("-") or len(word.value.strip("./")) < 1:
+            continue
+        own = _absolute(turn, word.value)
+        if own is not None and (wanted.startswith(own + "/") or own.startswith(wanted + "/")):
+            return word.inner
     return None
 
 
@@ -226,11 +250,9 @@ def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
         value = word.value
         if value.rstrip("/") == text.rstrip("/") and text.strip("/"):
             return word.inner
-        if (
-            len(text) > 1
-            and value.endswith(text)
-            and value[-len(text) - 1] in "=:@," + ("" if len(value) - len(text) > 2 else value)
-        ):
+        before = value[-len(text) - 1 : -len(text)] if len(value) > len(text) and value.endswith(text) else ""
+        attached = value.startswith("-") and len(value) - len(text) == 2  # -INAME
+        if before == "=" or (len(text) > 1 and (before and before in ":@," or (before and attached))):
             return _within(turn, word, text)
     return None
 

@@ -25,7 +25,7 @@ _RUST_PANIC = re.compile(
 _JAVA = re.compile(r'^Exception in thread "[^"]*" (?P<type>[\w.$]+)(?:: (?P<text>.*))?$')
 _JAVA_FRAME = re.compile(r"^\s+at (?P<class>[\w.$<>/]+)\((?P<file>[\w$]+\.(?:java|kt|scala)):(?P<line>\d+)\)$")
 _RUBY = re.compile(
-    r"^(?:\s*from )?(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):in [`'](?P<where>[^']*)': (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$"
+    r"^(?:\s*from )?(?P<file><internal:[^>]{1,200}>|[^\s:][^:]{0,300}):(?P<line>\d+):in [`'](?P<where>[^']*)': (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$"
 )
 _RUBY_TOP = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$")
 _RUBY_FRAME = re.compile(r"^\s*from (?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):in ")

@@ -15,6 +15,7 @@ _VERBOSE = re.compile(r"^(?P<id>\S+::\S.*?) (?P<status>FAILED|ERROR)\b")
 _SECTION = re.compile(r"^_{3,} (?P<name>.+?) _{3,}$")
 _HEADING = re.compile(r"^={3,} (?P<name>.+?) ={3,}$")
 _PYTEST_FRAME = re.compile(r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d{1,9})(?::(?: .*)?)?$")
+_TB_LINE = re.compile(r"^(?P<file>/[^:\n]{1,400}\.py):(?P<line>\d{1,9}): .*$")
 _NATIVE_FRAME = re.compile(r'^(?:E?\s+)File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})')
 _CAPTURED = re.compile(r"^-{3,} ?(?:Captured|generated)")
 _E_EXCEPTION = re.compile(r"^E\s+(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<text>.*))?$")
@@ -101,9 +102,12 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
         elif "::" in line and (seen := _VERBOSE.match(line)):
             verbose.append((seen.group("status"), seen.group("id"), line))
     named = summary or verbose
+    bare = [m for line in lines[:end] if (m := _TB_LINE.match(line))] if not sections else []
     failed: list[FailedTest] = []
     for status, test_id, line in named[:MAX_TESTS]:
         section = _section_of(test_id, status, sections)
+        if len(bare) == len(named):  # --tb=line prints one line per failure, in the same order
+            section = (bare[len(failed)].group(),)
         failed.append(_failed(test_id, line, section, collection=status == "ERROR" and "::" not in test_id))
     if not named:
         for name, body in sections[:MAX_TESTS]:

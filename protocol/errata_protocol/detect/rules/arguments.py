@@ -37,7 +37,7 @@ PHRASES = (
         r"(?:missing|expected) (?:an? )?(?:\w+ ){0,4}(?:operand|operands|argument|arguments|parameter|value)s?\b|(?:the following )?(?:required )?arguments? (?:are|is|were) (?:required|not provided|missing)|"
         r"the following (?:required )?arguments|requires? (?:an?|at least|exactly|one|two|\d+|more|the)\b.*\b(?:argument|arguments|value|values|parameter|operand|arg)s?\b|"
         r"requires? (?:argument|a value)|you must specify|must be specified|must specify|(?:not enough|too few|insufficient) (?:arguments|operands|parameters)|"
-        r"no (?:pattern|input files?|program|query|files?|arguments?|command|expression) (?:given|specified|provided|supplied)|no input files|"
+        r"no (?:pattern|input files?|program|query|files?|arguments?|command|expression) (?:given|specified|provided|supplied)|no input files$|\[: missing|"
         r"missing required|needs? (?:an? )?(?:value|argument)|argument (?:expected|missing)|option .* (?:needs|expects) |"
         r"missing argument|no (?:search )?pattern|filename argument expected|cowardly refusing|you need to specify|"
         r"must give exactly one|takes (?:no|exactly|at (?:least|most)) .*argument|wrong number of arguments|no url specified|missing url|"
@@ -50,7 +50,8 @@ PHRASES = (
         r"flag provided but not defined|extra operand|is not an? (?:\S+ )?(?:command|subcommand|option)\b|isn't a \w+ command|"
         r"option .{1,80} (?:is ambiguous|doesn't allow an argument|not recognized|is unknown)|did you mean (?:-|`-|'-)|unknown key|"
         r"is not a recogni[sz]ed (?:option|command|flag)|arguments? .{1,80} (?:not recognized|is invalid)|got unexpected extra argument|"
-        r"unsupported option|is not a valid option|missing script:|no rule for option|paths must precede expression",
+        r"unsupported option|is not a valid option|missing script:|no rule for option|paths must precede expression|"
+        r"found argument .{1,200} wasn't expected|due to unexpected token|no such remote|(?:branch|tag|remote|stash entry) .{1,200} not found",
         "option",
     ),
     _phrase(
@@ -74,14 +75,14 @@ PHRASES = (
     ),
 )
 _NOT_ARGUMENTS = re.compile(
-    r"^\s|^(?:warning|note|hint|info|debug|I|W)\b|not a git repository|syntax error|invalid syntax|^Hint:|invalid literal|: \w*Error: (?!.*argument)|"
+    r"^\s|^(?:warning|note|hint|info|debug|I|W)\b|not a git repository|syntax error|invalid syntax|^Hint:|invalid literal|: (?-i:[A-Z]\w*Error): (?!.*argument)|"
     r"invalid (?:magic|header|compressed|tar|signature|cross-device|checksum|password|credentials|token|json|utf)|"
     r"bad (?:substitution|address|gateway)|^\s*at |invalid option name: pipefail$",
     re.IGNORECASE,
 )
 _USAGE = re.compile(r"^(?:ERROR: )?(?:\S+: )?usage:(?:\s|$)|: usage: ", re.IGNORECASE)
 _TRY_HELP = re.compile(
-    r"^(?:Try|See|Run|Use) ['`\"‘]?[\w ./+-]+(?: -h\b| --?help\b| --usage\b| help\b)|^For more information,? try '?--help",
+    r"^(?:\S+: )?(?:Try|See|Run|Use) ['`\"‘]?[\w ./+-]+(?: -h\b| --?help\b| --usage\b| help\b)|^For more information,? try '?--help",
     re.IGNORECASE,
 )
 _CHAR = re.compile(r"(?:--|:|flag|switch) ?['\"‘`]?-{0,2}(?P<char>[A-Za-z0-9#@%?])['\"’`]?(?:$|[\s.,(])")
@@ -96,7 +97,7 @@ def _arguments(turn: Turn) -> Finding | None:
             fired = True
             general = general or _call_site(turn, read_message(line), line)
             continue
-        if _NOT_ARGUMENTS.search(line):
+        if _NOT_ARGUMENTS.search(line) or (turn.crash and line == turn.crash.line and "OptionParser" not in line):
             continue
         for phrase in PHRASES:
             match = phrase.pattern.search(line)
@@ -104,7 +105,7 @@ def _arguments(turn: Turn) -> Finding | None:
                 continue
             fired = True
             message = read_message(line)
-            span = None if phrase.at == "call" else _fault(turn, message, phrase, match)
+            span = _got(turn, message) if phrase.at == "call" else _fault(turn, message, phrase, match)
             if span is not None:
                 return Finding((site(line, span=span),))
             if phrase.at == "call":
@@ -138,7 +139,8 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
             span = _bundle(turn, message, single.group("char"))
             if span:
                 return span
-        names += [m.group("word") for m in _DASHED.finditer(after)]
+        names += [after.rsplit(": ", 1)[1].strip()] if ": " in after else []
+        names += [m.group("word") for m in _DASHED.finditer(rest)]
     names += _tokens(after)
     before = message.text[: match.start()]
     names += [m.group("word") for m in _DASHED.finditer(before)]
@@ -148,6 +150,13 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
         turn, (n for n in names if len(n) < 400 and n != message.program), message.program, in_code=False
     )
     return span if span is not None and not _is_program(turn, span) else None
+
+
+def _got(turn: Turn, message: Message) -> Span | None:
+    """Return the argument of "expected a number, but got 'x'"; other messages of a missing operand blame the call."""
+    if " got " not in message.rest:
+        return None
+    return argument_span(turn, quoted(message.rest.split(" got ", 1)[1])[:1], message.program, in_code=False)
 
 
 def _is_program(turn: Turn, span: Span) -> bool:

@@ -33,6 +33,7 @@ _OTHER = re.compile(
     r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |^compilation terminated\.|"
     r"^\d+ errors? generated\.$|^\d+ errors?$|^cc1\w*: |: fatal error: |^lto1: "
 )
+_NO_SOURCE = re.compile(r"^cc1\w*: fatal error: (?P<file>.+): No such file or directory$")
 _NOT_COMPILED = re.compile(r"\.(?:pyi?|txt|log|json|md|ya?ml)$")
 
 
@@ -59,10 +60,13 @@ def _build(turn: Turn) -> Finding | None:
         elif _MAKE.match(line) or (_MAKEFILE.match(line) and not line.startswith("configure")):
             fired = True
             fallback.extend(_make(turn, line))
-        elif line.startswith("CMake Error") and not _names_a_place(line):
+        elif line.startswith("CMake Error") and not _is_about_arguments(line):
             fired = True
         elif _OTHER.search(line) and not _is_driver_argument(lines, line):
             fired = True
+            missing = _NO_SOURCE.match(line)
+            span = argument_span(turn, [missing.group("file")], in_code=False) if missing else None
+            fallback += [site(line, span=span)] if span else []
     if not fired:
         return None
     return Finding(tuple(dict.fromkeys([*found, *([] if found else fallback)]))[:20])
@@ -132,8 +136,8 @@ def _make(turn: Turn, line: str) -> list[ErrorSite]:
     return [site(line, span=span)] if span else []
 
 
-def _names_a_place(line: str) -> bool:
-    return "does not exist" in line
+def _is_about_arguments(line: str) -> bool:
+    return re.search(r"does not exist|Unknown argument|--help", line) is not None
 
 
 def _is_driver_argument(lines: tuple[str, ...], line: str) -> bool:

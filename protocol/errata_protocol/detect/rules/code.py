@@ -101,6 +101,7 @@ def _syntax(turn: Turn) -> Finding | None:
         "compil",
         "incomplete",
         "symbol",
+        "prepare",
     ):
         return None
     for line in turn.messages:
@@ -277,10 +278,13 @@ def _import(turn: Turn) -> Finding | None:
         return Finding((_collected(turn, broken),)) if broken and broken.exception in _IMPORT_NAMES else None
     for traceback in _final(turn):
         if traceback.name in _IMPORT_NAMES:
-            return Finding(_traceback_sites(turn, traceback))
+            sites = _traceback_sites(turn, traceback)
+            span = None if sites else argument_span(turn, quoted(traceback.text), in_code=False)
+            return Finding((site(traceback.line, span=span),) if span else sites)
     if not turn.mentions("module", "@inc", "cannot load such", "classnotfound", "main class", "package", "noclassdef"):
         return None
-    for line in turn.messages:
+    lines = [x for x in turn.messages if not re.match(r"\s+(?:throw new |code: )", x)]
+    for line in lines:
         found = _import_message(turn, line)
         if found is not None:
             return Finding(found)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 
 from errata_protocol.detect.action import SHELLS, Invocation
 from errata_protocol.detect.place import Span, relative_file, site
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import Message, read_message
+from errata_protocol.detect.shell_tree import Word
 from errata_protocol.detect.text import quoted
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
@@ -41,7 +44,7 @@ def _not_found(turn: Turn) -> Finding | None:
         first = (placed or found)[-1]
         first = next(s for s in found if s.action_span == first.action_span and s.file == first.file)
         return Finding((first, *(s for s in found if s is not first))[:20])
-    if turn.exit_code == 127 and not any("No such file" in line or "cannot open" in line for line in turn.stderr):
+    if turn.exit_code == 127 and not any(turn.stderr):
         calls = [c for c in turn.action.deciders if c.words]
         span = (calls[0].words[0].start, calls[0].words[0].end) if len(calls) == 1 else None
         return Finding((site("", "action", span=span),) if span else ())
@@ -70,6 +73,12 @@ def _command_of(turn: Turn, message: Message) -> str | None:
         match = _FISH.search(message.text)
         if match:
             return match.group("command")
+    if (
+        message.program == "find"
+        and (names := quoted(message.rest))
+        and message.rest.endswith("No such file or directory")
+    ):
+        return names[-1] if _program_span(turn, names[-1], None) is not None else None
     if message.program in _LAUNCHERS and _LAUNCH.search(message.rest):
         names = quoted(message.rest) or [message.rest.split(": ", 1)[0].split()[-1]]
         name = names[-1].replace("\\r", "")
@@ -102,7 +111,7 @@ def _program_span(turn: Turn, command: str, line: int | None) -> Span | None:
     return (on_line or [span for span, _ in found])[-1]
 
 
-def _program_words(call: Invocation):  # type: ignore[no-untyped-def]
+def _program_words(call: Invocation) -> Iterator[Word]:
     if call.words and call.program not in SHELLS:
         yield call.words[0]
     for wrapper in call.wrappers:

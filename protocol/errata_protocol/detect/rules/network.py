@@ -14,7 +14,7 @@ _UNREACHABLE = re.compile(
     r"name or service not known|network is unreachable|network unreachable|\bEAI_AGAIN\b|\bENOTFOUND\b|\bENETUNREACH\b|"
     r"\bEHOSTUNREACH\b|no address associated with hostname|nodename nor servname|getaddrinfo failed|no route to host|"
     r"failed to lookup address|lookup \S+(?: on \S+)?: (?:no such host|server misbehaving|dial|temporary)|UnknownHostException|"
-    r"name resolution failed|failed to resolve|host not found|unknown host|bad address|blocked by (?:the )?(?:network )?policy|"
+    r"name resolution failed|failed to resolve|host not found|unknown host|bad (?:address|hostname)|blocked by (?:the )?(?:network )?policy|"
     r"command (?:is )?(?:blocked|not allowed) by policy",
     re.IGNORECASE,
 )
@@ -49,6 +49,25 @@ def _network(turn: Turn) -> Finding | None:
         return None
     span = _place(turn, hit) or _only_address(turn)
     return Finding((site(hit, "message", span=span),))
+
+
+_CURL_STATUS = (5, 6)  # no such proxy, no such host
+_WGET_STATUS = 4  # network failure
+
+
+def _silent_network(turn: Turn) -> Finding | None:
+    """``curl -s`` and ``wget -q`` say it in their exit status only."""
+    calls = turn.action.deciders
+    if len(calls) != 1 or any(turn.stderr):
+        return None
+    call = calls[0]
+    if (call.program == "curl" and turn.exit_code in _CURL_STATUS) or (
+        call.program == "wget" and turn.exit_code == _WGET_STATUS
+    ):
+        span = _address_in(turn, *call.span)
+        if span is None or not _LOOPBACK.search(turn.command[span[0] : span[1]]):
+            return Finding((site("", "action", span=span),) if span else ())
+    return None
 
 
 def _remote(line: str) -> bool:
@@ -105,5 +124,12 @@ RULES = (
         "A name that does not resolve, an unreachable network, or a refused connection to another machine than this.",
         "The URL in the action that has the host of the message, else the host; none if the action names neither.",
         _network,
+    ),
+    Rule(
+        "network.status",
+        ErrorKind.POLICY_VIOLATION,
+        "curl or wget ends in its exit status for a host that cannot be resolved or reached, without a word.",
+        "The URL or host in that call.",
+        _silent_network,
     ),
 )

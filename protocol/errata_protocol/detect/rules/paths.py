@@ -90,7 +90,7 @@ def _candidates(message: Message, phrase: re.Pattern[str]) -> list[str]:
     before, after = (rest[: match.start()], rest[match.end() :]) if match else (rest, "")
     out = list(reversed(quotes))
     out += [q.split(":", 1)[1] for q in quotes if ":" in q]
-    parts = [p.strip() for p in before.rstrip(": ").split(": ") if p.strip()]
+    parts = [p.strip() for p in before.rstrip(": (").split(": ") if p.strip()]
     out += list(reversed(parts))
     out += [p.strip(" .'\"") for p in after.strip(": -").split(": ") if p.strip(" .'\"")]
     tokens = [t.strip("'\",;()[]`‘’") for p in reversed(parts) for t in reversed(p.split())]

@@ -77,7 +77,7 @@ def _pytest_internal(turn: Turn) -> Finding | None:
 
 def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     message = read_message(line)
-    if message.from_shell and _SHELL_RUNTIME.search(message.rest):
+    if message.from_shell and (_SHELL_RUNTIME.search(message.rest) or _demands(turn, message.rest)):
         if message.script is not None:
             return (site(line, file=relative_file(turn, message.script), number=message.line),)
         span = turn.action.line_span(0, len(turn.command), message.line) if message.line else None
@@ -96,6 +96,12 @@ def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
             else ()
         )
     return None
+
+
+def _demands(turn: Turn, rest: str) -> bool:
+    """``${NAME:?text}`` ends the shell with a text of the agent's choice."""
+    match = re.match(r"(?P<name>[A-Za-z_]\w*): ", rest)
+    return match is not None and re.search(r"\$\{" + match.group("name") + r":?\?", turn.command) is not None
 
 
 def _signal(turn: Turn) -> Finding | None:
