@@ -1,0 +1,73 @@
+"""A full disk freezes sessions and loses nothing (PROTOCOL E4): on a small file system of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from errata_client import ErrataClient
+from errata_protocol.errors import ErrataError
+
+from .process import ServerProcess
+
+COUNT = "tests.server.environments:CountEnvironment"
+
+pytestmark = pytest.mark.sandbox  # mounting a small file system needs root
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(directory)], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """Take all space but a few pages; return the file to delete."""
+    hog = directory / "hog"
+    with hog.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"\0" * 4096):
+                pass
+        except OSError:
+            pass
+    return hog
+
+
+@pytest.mark.parametrize("floor", ["0", "1000000"], ids=["after the step ran", "before the step runs"])
+async def test_a_session_freezes_on_a_full_disk_and_goes_on_when_space_returns(small_disk: Path, floor: str) -> None:
+    env = {"ERRATA_DISK_FLOOR_BYTES": floor}
+    with ServerProcess(COUNT, small_disk, env=env) as server, ErrataClient(server.url).sync() as held:
+        held.reset()
+        held.step({"n": 1})
+        hog = fill(small_disk)
+        waiting = asyncio.create_task(asyncio.to_thread(held.step, {"n": 2}))
+        done, _ = await asyncio.wait([waiting], timeout=1.0)
+        assert not done, "no reply while it cannot be made durable"
+        hog.unlink()
+        result = await asyncio.wait_for(waiting, 20)
+        assert result.observation["n"] == 3 and held.t == 2
+        assert held.step({"n": 1}).observation["n"] == 4
+
+
+async def test_a_disk_that_stays_full_is_an_exception_with_a_code_and_nothing_ran(small_disk: Path) -> None:
+    env = {"ERRATA_JOURNAL_WAIT_S": "0.5"}
+    with ServerProcess(COUNT, small_disk, env=env) as server:
+        async with ErrataClient(server.url) as client:
+            await client.reset()
+            await client.step({"n": 1})
+            hog = fill(small_disk)
+            with pytest.raises(ErrataError) as caught:
+                await client.step({"n": 100})
+            assert caught.value.code == "JOURNAL_UNAVAILABLE" and caught.value.retryable
+            hog.unlink()
+            assert (await client.step({"n": 1})).observation["n"] == 2
+            assert client.t == 2
