@@ -209,7 +209,16 @@ def supervise(child, control, made_read):
     poll.register(control, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
     status = None
-    while status is None:
+    while True:
+        # First of all without waiting: the child may have ended before the handler was there.
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    status = ended[1]
+        except ChildProcessError:
+            pass
+        if status is not None:
+            break
         for fd, _ in poll.poll():
             if fd == wake_read:
                 os.read(wake_read, 512)
@@ -217,15 +226,6 @@ def supervise(child, control, made_read):
                 os._exit(0)  # the server is gone or gave the runner back; the kernel kills the namespace
             else:
                 libc.kill(-1, _signal.SIGKILL)
-        while True:
-            try:
-                pid, code = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if pid == child:
-                status = code
     left = []
     try:
         # Every process of the namespace is below a child of pid 1, so no child means that nothing is left.
