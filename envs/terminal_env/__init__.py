@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .agent_text import AGENT_TEXT_VERSION, agent_text  # now: the function must shadow the module of its name
+
 if TYPE_CHECKING:
-    from .agent_text import AGENT_TEXT_VERSION, agent_text
     from .client import TerminalEnv
     from .models import TerminalAction, TerminalObservation, TerminalState
     from .spec import SPEC
@@ -25,13 +26,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "AGENT_TEXT_VERSION": "agent_text",
     "SPEC": "spec",
     "TerminalAction": "models",
     "TerminalEnv": "client",
     "TerminalObservation": "models",
     "TerminalState": "models",
-    "agent_text": "agent_text",
 }
 
 

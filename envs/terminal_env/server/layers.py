@@ -36,7 +36,7 @@ UNPACK = (
     f'tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall("{WORKSPACE}")\''
 )
 _SETUP = f"cd {WORKSPACE} && exec bash -euo pipefail /setup/setup.sh"
-_CLAMP = f"find {WORKSPACE} -newermt @{EPOCH_S} -exec touch -h -d @{EPOCH_S} {{}} +"
+CLAMP = f"find {WORKSPACE} -newermt @{EPOCH_S} -exec touch -h -d @{EPOCH_S} {{}} +"
 
 
 class TaskLayers:
@@ -110,7 +110,7 @@ async def _install(sandbox: Sandbox, task: Task) -> None:
             _SETUP, clean=True, env=SHELL_ENV | _env(task), mounts=mounts, timeout_s=SETUP_TIMEOUT_S
         )
         _demand(result, task, "setup.sh")
-    _demand(await sandbox.run(_CLAMP, clean=True), task, "setting file times")
+    _demand(await sandbox.run(CLAMP, clean=True), task, "setting file times")
 
 
 def _demand(result: CommandResult, task: Task | None, what: str) -> None:

@@ -14,9 +14,6 @@ of the agent run before, as probes, each in a copy of its own, and only their ou
         assert text("total.txt").strip() == "42"
 """
 
-# Descriptors and unresolved names matter here, which pathlib hides.
-# ruff: noqa: PTH112, PTH113, PTH118, PTH123
-
 import json
 import os
 import stat

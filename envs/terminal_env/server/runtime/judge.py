@@ -4,9 +4,6 @@ Standard input: one JSON object with the nonce and the results of the probes. Th
 this process was started with; whatever ``verify.py`` prints goes to standard error.
 """
 
-# Descriptors and unresolved names matter here, which pathlib hides.
-# ruff: noqa: PTH100, PTH120
-
 import json
 import os
 import sys

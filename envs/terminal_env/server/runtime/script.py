@@ -5,9 +5,6 @@ reaches a child: it is read before one exists, is not in an argument or variable
 by others of its user (PR_SET_DUMPABLE 0).
 """
 
-# Descriptors and unresolved names matter here, which pathlib hides.
-# ruff: noqa: PTH103, PTH118, PTH123, PTH208
-
 import ctypes
 import json
 import os

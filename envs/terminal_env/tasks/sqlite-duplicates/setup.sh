@@ -2,10 +2,10 @@ sqlite3 shop.db <<'EOF'
 CREATE TABLE customer (id INTEGER PRIMARY KEY, email TEXT NOT NULL, name TEXT NOT NULL);
 CREATE TABLE purchase (id INTEGER PRIMARY KEY, customer_id INTEGER NOT NULL REFERENCES customer (id), cents INTEGER NOT NULL);
 INSERT INTO customer VALUES (1, 'ana@example.org', 'Ana');
-INSERT INTO customer VALUES (2, 'ben@example.org', 'Ben');
+INSERT INTO customer VALUES (2, 'Ben@Example.Org ', 'Ben');
 INSERT INTO customer VALUES (3, 'carla@example.org', 'Carla');
-INSERT INTO customer VALUES (4, 'dora@example.org', 'Dora');
-INSERT INTO customer VALUES (5, 'eli@example.org', 'Eli');
+INSERT INTO customer VALUES (4, 'Dora@Example.Org ', 'Dora');
+INSERT INTO customer VALUES (5, 'ELI@EXAMPLE.ORG', 'Eli');
 INSERT INTO customer VALUES (6, 'fay@example.org', 'Fay');
 INSERT INTO customer VALUES (7, 'ANA@EXAMPLE.ORG', 'Ana');
 INSERT INTO customer VALUES (8, 'Ben@Example.Org', 'Ben');

@@ -1,0 +1,111 @@
+"""Every bundled task on real sandboxes: solved is 1, untouched is 0, nearly is in between, and twice is the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from errata_protocol.payload import encode_payload, semantic_digest
+from errata_server.sandbox.base import Backend
+from terminal_env import TerminalAction, TerminalObservation
+from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.layers import task_layers
+from terminal_env.server.tasks import BUNDLED, Task, load_tasks
+
+from .wrong_solutions import WRONG
+
+pytestmark = pytest.mark.sandbox
+TASKS = {task.id: task for task in load_tasks().splits[BUNDLED]}
+DONE = TerminalAction(tool="submit")
+
+
+def solution(task: Task) -> TerminalAction:
+    return TerminalAction(command=(task.root / "solution" / "solve.sh").read_text())
+
+
+async def play(task: Task, *actions: TerminalAction) -> tuple[list[TerminalObservation], str]:
+    environment = TerminalEnvironment()
+    observations = [await environment.reset_async(seed=1, episode_id="e", task_id=task.id)]
+    observations += [await environment.step_async(action) for action in actions]
+    detail = environment.verdict.detail if environment.verdict else ""
+    await environment.aclose()
+    return observations, detail
+
+
+def test_at_least_eight_tasks_of_different_skills_are_bundled() -> None:
+    assert len(TASKS) >= 8
+    assert len({task.metadata["category"] for task in TASKS.values()}) >= 7
+    assert not load_tasks().broken
+
+
+def test_every_bundled_task_has_wrong_solutions() -> None:
+    assert set(WRONG) == set(TASKS)
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("name", TASKS)
+async def test_the_reference_solution_scores_one(name: str) -> None:
+    (_, solved, end), detail = await play(TASKS[name], solution(TASKS[name]), DONE)
+    assert solved.exit_code == 0 and solved.error_kind is None, solved.stderr
+    assert (end.reward, end.done) == (1.0, True), detail
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("name", TASKS)
+async def test_doing_nothing_scores_nothing(name: str) -> None:
+    (_, end), detail = await play(TASKS[name], DONE)
+    assert end.reward == 0.0 and detail, "the verdict says what is missing"
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize(("name", "index"), [(name, i) for name, ways in WRONG.items() for i in range(len(ways))])
+async def test_a_wrong_solution_scores_less_than_one(name: str, index: int) -> None:
+    what, command, low, high = WRONG[name][index]
+    (_, _, end), detail = await play(TASKS[name], TerminalAction(command=command), DONE)
+    assert isinstance(end.reward, float)
+    assert low <= end.reward <= high < 1.0, f"{what}: {end.reward}: {detail}"
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.deterministic])
+async def test_a_deterministic_task_gives_the_same_bytes_twice(name: str, real: Backend) -> None:
+    look = TerminalAction(command="find . -printf '%p %m %T@ %s %l\\n' | grep -v '/[.]git/index ' | sort; cat nothing")
+    actions = (look, solution(TASKS[name]), DONE)
+
+    def digests(observations: list[TerminalObservation]) -> list[str | None]:
+        return [
+            semantic_digest(
+                encode_payload({"observation": o.model_dump(mode="json"), "reward": o.reward, "done": o.done}),
+                TerminalObservation.VOLATILE_FIELDS,
+            )
+            for o in observations
+        ]
+
+    first, _ = await play(TASKS[name], *actions)
+    task_layers(real).forget(TASKS[name])  # so that its start is made again too
+    again, _ = await play(TASKS[name], *actions)
+    assert digests(first) == digests(again)
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("name", TASKS)
+async def test_no_start_shows_how_it_is_graded(name: str) -> None:
+    everywhere = "cat $(find / -xdev -newermt 2025-12-31 -type f -size -200k 2>/dev/null) 2>/dev/null | grep -c"
+    (_, seen, mounts), _ = await play(
+        TASKS[name],
+        TerminalAction(command=f"{everywhere} errata_verify; ls /verifier /tests /probe /setup /logs"),
+        TerminalAction(command="cat /proc/self/mounts"),
+    )
+    assert seen.stdout.split()[:1] == ["0"], seen.stdout
+    assert not re.search(r"/(verifier|tests|probe|setup|logs)\b", mounts.stdout)
+
+
+async def test_two_builds_of_a_start_are_equal(real: Backend) -> None:
+    task = TASKS["git-lost-commit"]
+    seen = []
+    for _ in range(2):
+        task_layers(real).forget(task)
+        sandbox = await real.restore(await task_layers(real).start(real, task))
+        seen.append(await sandbox.merged_digest())
+        await sandbox.destroy()
+    assert seen[0] == seen[1]

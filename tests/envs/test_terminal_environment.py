@@ -1,0 +1,503 @@
+"""The environment on the fake sandbox: everything that needs no real shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from errata_protocol.environment import MAX_STATE_BYTES, Snapshot, SnapshotRef
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset, SandboxFailed, SandboxUnavailable
+from errata_protocol.payload import encode_payload, semantic_digest
+from errata_server.sandbox.base import Backend, Limits
+from terminal_env import TerminalAction, TerminalObservation, agent_text
+from terminal_env.server import environment as module
+from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.tasks import TASKS_VARIABLE
+
+from .conftest import SEED
+from .scripted import Script, ScriptedBackend, write_task
+
+
+def run(command: str, **more: object) -> TerminalAction:
+    return TerminalAction(command=command, **more)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two tasks of the operator's own, ``copy`` and ``other``."""
+    write_task(
+        tmp_path / "copy",
+        {
+            "instruction.md": "Copy it.\n",
+            "environment/in.txt": "data\n",
+            "tests/expected.txt": "SECRET-OF-THE-TESTS\n",
+            "solution/solve.sh": "echo SECRET-OF-THE-SOLUTION\n",
+        },
+    )
+    write_task(tmp_path / "other", {})
+    monkeypatch.setenv(TASKS_VARIABLE, str(tmp_path))
+    yield tmp_path
+
+
+async def test_a_bare_shell_keeps_directory_and_variables(environment: TerminalEnvironment) -> None:
+    first = await environment.reset_async(seed=3, episode_id="e1")
+    assert (first.instruction, first.task_id, first.reward, first.done) == ("", "", 0.0, False)
+    assert first.cwd == "/workspace"
+    made = await environment.step_async(run("mkdir d; cd d; export X=1"))
+    assert (made.exit_code, made.cwd, made.reward, made.done) == (0, "/workspace/d", 0.0, False)
+    seen = await environment.step_async(run("pwd; echo $X"))
+    assert seen.stdout == "/workspace/d\n1\n"
+    state = environment.state
+    assert (state.episode_id, state.step_count, state.cwd) == ("e1", 2, "/workspace/d")
+    assert (state.task_id, state.submitted) == ("", False)
+
+
+async def test_every_first_shell_has_one_locale_time_zone_and_hash_seed(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(run("echo $LC_ALL $TZ $PYTHONHASHSEED $PYTHONDONTWRITEBYTECODE"))
+    assert seen.stdout == "C.UTF-8 UTC 0 1\n"
+
+
+async def test_an_episode_without_a_name_gets_one(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    first = environment.state.episode_id
+    await environment.reset_async()
+    assert first and environment.state.episode_id and first != environment.state.episode_id
+
+
+async def test_a_reset_starts_over_and_drops_the_old_files(
+    environment: TerminalEnvironment, backend: ScriptedBackend
+) -> None:
+    await environment.reset_async()
+    await environment.step_async(run("echo x > f"))
+    await environment.reset_async()
+    assert (await environment.step_async(run("cat f"))).exit_code == 1
+    assert environment.state.step_count == 1
+    assert len(backend.live) == 1
+
+
+async def test_a_failing_command_is_an_observation_with_a_marker(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(run("cat missing.txt"))
+    assert (seen.exit_code, seen.error_kind, seen.reward) == (1, "path_not_found", 0.0)
+    assert seen.metadata["error_kind"] == "path_not_found"
+    assert seen.metadata["hint_template_key"] == seen.hint_template_key == "fs.missing"
+    assert seen.error_site and seen.error_site.action_field == "command"
+
+
+async def test_an_unknown_tool_is_marked_and_counts_as_a_step(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(TerminalAction(tool="bash", command="ls"))
+    assert seen.error_kind == "tool_not_found"
+    assert seen.error_site and seen.error_site.action_span == (0, 4)
+    assert "run, write_file, read_file, submit" in agent_text(seen)
+    assert environment.state.step_count == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "field"),
+    [
+        (TerminalAction(), "command"),
+        (TerminalAction(command=" \n"), "command"),
+        (TerminalAction(command="a\0b"), "command"),
+        (TerminalAction(command="ls", timeout_s=0), "timeout_s"),
+        (TerminalAction(command="ls", timeout_s=float("nan")), "timeout_s"),
+        (TerminalAction(tool="read_file"), "path"),
+        (TerminalAction(tool="write_file", content="x"), "path"),
+    ],
+)
+async def test_a_missing_or_wrong_argument_is_marked(
+    environment: TerminalEnvironment, action: TerminalAction, field: str
+) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(action)
+    assert seen.error_kind == "invalid_arguments"
+    assert seen.error_site and seen.error_site.action_field == field
+    assert seen.exit_code is None and not seen.done
+
+
+async def test_files_are_written_and_read(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    assert (await environment.step_async(TerminalAction(tool="write_file", path="a/b", content="é\n"))).stderr == ""
+    seen = await environment.step_async(TerminalAction(tool="read_file", path="/workspace/a/b"))
+    assert (seen.content, seen.truncated, seen.error_kind) == ("é\n", False, None)
+
+
+async def test_a_refused_path_is_marked_in_the_words_of_the_shell(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(TerminalAction(tool="read_file", path="none"))
+    assert (seen.stderr, seen.error_kind, seen.content) == ("none: No such file or directory", "path_not_found", None)
+    seen = await environment.step_async(TerminalAction(tool="write_file", path="/etc", content=""))
+    assert "Is a directory" in seen.stderr and seen.error_kind == "invalid_arguments"
+
+
+async def test_a_long_file_is_cut_with_a_warning(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    text = "x" * module.READ_BYTES
+    await environment.step_async(TerminalAction(tool="write_file", path="fits", content=text))
+    await environment.step_async(TerminalAction(tool="write_file", path="long", content=text + "y"))
+    fits = await environment.step_async(TerminalAction(tool="read_file", path="fits"))
+    cut = await environment.step_async(TerminalAction(tool="read_file", path="long"))
+    assert (fits.truncated, fits.error_kind, fits.content) == (False, None, text)
+    assert (cut.truncated, cut.error_kind, cut.severity, cut.content) == (True, "output_truncated", "warning", text)
+
+
+async def test_bytes_that_are_no_text_are_escaped(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    await environment.step_async(run(r"printf '\xff\xfeok' > raw"))
+    assert (await environment.step_async(TerminalAction(tool="read_file", path="raw"))).content == "\\xff\\xfeok"
+
+
+async def test_cut_output_is_a_warning_without_a_site(in_session: Callable[[Backend], None]) -> None:
+    in_session(ScriptedBackend(limits=Limits(keep_bytes=64)))
+    environment = TerminalEnvironment()
+    await environment.reset_async()
+    seen = await environment.step_async(run("echo " + "x" * 500))
+    assert (seen.truncated, seen.error_kind, seen.severity, seen.error_site) == (
+        True,
+        "output_truncated",
+        "warning",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "bound", "given"),
+    [(None, None, 30.0), (5.0, None, 5.0), (1e9, None, 600.0), (float("inf"), None, 600.0), (50.0, 7.0, 7.0)],
+)
+async def test_a_time_limit_is_bounded(
+    environment: TerminalEnvironment, backend: ScriptedBackend, asked: float | None, bound: float | None, given: float
+) -> None:
+    await environment.reset_async()
+    await environment.step_async(run("true", timeout_s=asked), timeout_s=bound)
+    assert backend.script.runs[-1][1]["timeout_s"] == given
+
+
+async def test_a_command_past_its_time_limit_is_an_observation(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    seen = await environment.step_async(run("sleep 60", timeout_s=2))
+    assert (seen.timed_out, seen.exit_code, seen.error_kind) == (True, None, "timeout")
+    assert (await environment.step_async(run("echo still here"))).stdout == "still here\n"
+
+
+async def test_a_broken_sandbox_is_an_exception_and_no_step(
+    environment: TerminalEnvironment, backend: ScriptedBackend
+) -> None:
+    await environment.reset_async()
+    backend.faults.runs = 1
+    with pytest.raises(SandboxFailed):
+        await environment.step_async(run("true"))
+    assert environment.state.step_count == 0
+    assert (await environment.step_async(run("true"))).exit_code == 0
+
+
+async def test_a_machine_without_sandboxes_refuses_the_reset(
+    environment: TerminalEnvironment, backend: ScriptedBackend
+) -> None:
+    backend.faults.unavailable = "no overlayfs: load the module"
+    with pytest.raises(SandboxUnavailable, match="no overlayfs"):
+        await environment.reset_async()
+
+
+async def test_steps_before_a_reset_and_after_the_end_are_refused(environment: TerminalEnvironment) -> None:
+    with pytest.raises(NoReset, match="reset first"):
+        await environment.step_async(run("ls"))
+    await environment.reset_async()
+    end = await environment.step_async(TerminalAction(tool="submit"))
+    assert (end.done, end.reward) == (True, 0.0), "a bare shell has nothing to be graded by"
+    with pytest.raises(InvalidRequest, match="reset to start another"):
+        await environment.step_async(run("ls"))
+    assert environment.state.step_count == 1 and environment.state.submitted
+    await environment.reset_async()
+    assert not environment.state.done
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_task_gives_its_instruction_and_files(environment: TerminalEnvironment) -> None:
+    first = await environment.reset_async(task_id="copy")
+    assert (first.instruction, first.task_id, first.reward) == ("Copy it.", "copy", 0.0)
+    seen = await environment.step_async(run("cat in.txt"))
+    assert (seen.stdout, seen.instruction, seen.task_id) == ("data\n", "", "copy")
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_task_is_set_up_once_for_many_sessions(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    sessions = [environment, *(TerminalEnvironment() for _ in range(20))]
+    await asyncio.gather(*(session.reset_async(task_id="copy") for session in sessions))
+    await asyncio.gather(*(session.step_async(run(f"echo {i} > mine")) for i, session in enumerate(sessions)))
+    assert backend.script.unpacked == 1
+    seen = [(await session.step_async(run("cat mine in.txt"))).stdout for session in sessions]
+    assert seen == [f"{i}\ndata\n" for i in range(len(sessions))]
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_collected_start_is_made_again(backend: ScriptedBackend, environment: TerminalEnvironment) -> None:
+    await environment.reset_async(task_id="copy")
+    await environment.aclose()
+    assert (await backend.collect([])).layers == 1
+    await environment.reset_async(task_id="copy")
+    assert (await environment.step_async(run("cat in.txt"))).stdout == "data\n"
+    assert backend.script.unpacked == 2
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_reset_that_keeps_failing_is_an_exception(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    await environment.reset_async(task_id="copy")
+    backend.faults.restores = 2
+    with pytest.raises(SandboxFailed):
+        await environment.reset_async(task_id="copy")
+    assert (await environment.step_async(run("cat in.txt"))).stdout == "data\n", "the running episode goes on"
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_submit_gives_the_verifiers_score_and_ends(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    def judge(files: object, request: dict[str, str]) -> dict[str, object]:
+        assert isinstance(files, dict) and files["/workspace/out.txt"] == b"half\n"
+        checks = [{"name": "hidden_check", "passed": False, "why": "SECRET-WHY"}]
+        return {"nonce": request["nonce"], "score": 0.5, "checks": checks}
+
+    backend.script.judge = judge
+    await environment.reset_async(task_id="copy")
+    await environment.step_async(run("echo half > out.txt"))
+    end = await environment.step_async(TerminalAction(tool="submit"))
+    assert (end.reward, end.done, end.error_kind) == (0.5, True, None)
+    assert "SECRET" not in end.model_dump_json() + environment.state.model_dump_json()
+    assert "SECRET" not in agent_text(end) and "0.5" not in agent_text(end)
+    assert end.metadata == {}
+    assert environment.verdict and environment.verdict.detail == "SECRET-WHY"
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_the_verifier_runs_in_a_fork_without_the_agents_shell(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    await environment.reset_async(task_id="copy")
+    await environment.step_async(run("export PATH=/workspace/evil; cd /tmp"))
+    mine = backend.script.runs[-1][2]
+    await environment.step_async(TerminalAction(tool="submit"))
+    command, options, sandbox = backend.script.runs[-1]
+    assert command.startswith("exec python3 -I -S /verifier/")
+    assert options["clean"] is True and "env" not in options
+    assert sandbox != mine and set(backend.live) == {mine}, "the fork is destroyed"
+    seen = (await backend.live[mine].run("echo $PATH")).stdout
+    assert seen == "/workspace/evil\n", "the agent's own sandbox is undisturbed"
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_state_that_breaks_a_sound_verifier_is_worth_nothing(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    def judge(files: object, request: dict[str, str]) -> dict[str, object] | None:
+        assert isinstance(files, dict)
+        broken = "/workspace/bomb" in files
+        return None if broken else {"nonce": request["nonce"], "score": 0.0, "checks": []}
+
+    backend.script.judge = judge
+    await environment.reset_async(task_id="copy")
+    await environment.step_async(run("echo boom > bomb"))
+    assert (await environment.step_async(TerminalAction(tool="submit"))).reward == 0.0
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_verifier_that_breaks_by_itself_gives_no_reward(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    backend.script.judge = lambda files, request: None
+    await environment.reset_async(task_id="copy")
+    with pytest.raises(EnvironmentFailed, match="verifier of task copy is broken"):
+        await environment.step_async(TerminalAction(tool="submit"))
+    assert not environment.state.done and environment.state.step_count == 0
+
+
+@pytest.mark.usefixtures("tasks")
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+async def test_a_score_that_is_no_number_is_no_verdict(
+    backend: ScriptedBackend, environment: TerminalEnvironment, score: float
+) -> None:
+    backend.script.judge = lambda files, request: {"nonce": request["nonce"], "score": score, "checks": []}
+    await environment.reset_async(task_id="copy")
+    with pytest.raises(EnvironmentFailed):
+        await environment.step_async(TerminalAction(tool="submit"))
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_verdict_with_another_nonce_does_not_count(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    backend.script.judge = lambda files, request: {"nonce": "0" * 32, "score": 1.0, "checks": []}
+    await environment.reset_async(task_id="copy")
+    with pytest.raises(EnvironmentFailed):
+        await environment.step_async(TerminalAction(tool="submit"))
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_sandbox_that_breaks_while_grading_is_an_exception(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    await environment.reset_async(task_id="copy")
+    backend.faults.runs = 1
+    with pytest.raises(SandboxFailed):
+        await environment.step_async(TerminalAction(tool="submit"))
+    assert (await environment.step_async(TerminalAction(tool="submit"))).reward == 1.0, "it can be tried again"
+
+
+@pytest.mark.usefixtures("tasks")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"task_id": "nope"}, "copy, other"),
+        ({"split": "nope"}, "bundled, local"),
+        ({"split": "local", "index": 2}, "0..1"),
+        ({"split": "local", "index": -1}, "0..1"),
+        ({"task_id": "copy", "split": "local"}, "not by both"),
+    ],
+)
+async def test_a_task_that_is_not_there_is_the_callers_mistake(
+    environment: TerminalEnvironment, arguments: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await environment.reset_async(**arguments)
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_task_is_chosen_by_index_or_by_seed(environment: TerminalEnvironment) -> None:
+    assert (await environment.reset_async(split="local", index=1)).task_id == "other"
+    chosen = [(await environment.reset_async(seed=seed, split="local")).task_id for seed in range(12)]
+    again = [(await environment.reset_async(seed=seed, split="local")).task_id for seed in range(12)]
+    assert chosen == again and set(chosen) == {"copy", "other"}
+    await environment.reset_async(split="local")
+    assert environment.state.seed == SEED, "without a seed the session's counts"
+
+
+async def test_a_snapshot_continues_on_a_fresh_instance(
+    environment: TerminalEnvironment, tasks: Path, backend: ScriptedBackend
+) -> None:
+    await environment.reset_async(seed=5, episode_id="mine", task_id="copy")
+    await environment.step_async(run("export A=b; mkdir deep; cd deep; echo 1 > n"))
+    snapshot = await environment.snapshot()
+    assert len(snapshot.state) <= MAX_STATE_BYTES and [ref.kind for ref in snapshot.refs] == ["layer"]
+    await environment.step_async(run("echo 2 > n"))
+
+    other = TerminalEnvironment()
+    await other.restore(snapshot)
+    assert other.state.model_dump() == {
+        "episode_id": "mine", "step_count": 1, "task_id": "copy", "seed": 5,
+        "cwd": "/workspace/deep", "submitted": False, "done": False,
+    }  # fmt: skip
+    assert (await other.step_async(run("pwd; echo $A; cat n"))).stdout == "/workspace/deep\nb\n1\n"
+    assert (await environment.step_async(run("cat n"))).stdout == "2\n", "the parent is undisturbed"
+    assert (await other.step_async(TerminalAction(tool="submit"))).reward == 1.0
+    ended = await other.snapshot()
+    third = TerminalEnvironment()
+    await third.restore(ended)
+    with pytest.raises(InvalidRequest):
+        await third.step_async(run("ls"))
+
+
+async def test_nothing_can_be_kept_before_a_reset(environment: TerminalEnvironment) -> None:
+    with pytest.raises(NoReset):
+        await environment.snapshot()
+
+
+@pytest.mark.parametrize("state", [b"", b"[]", b"{}", b'{"v":99}', b"\xff"])
+async def test_a_foreign_snapshot_is_refused(environment: TerminalEnvironment, state: bytes) -> None:
+    with pytest.raises(EnvironmentFailed, match="unreadable snapshot"):
+        await environment.restore(Snapshot(state))
+
+
+async def test_a_snapshot_of_an_unknown_task_is_refused(
+    environment: TerminalEnvironment, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await environment.reset_async(task_id="copy")
+    snapshot = await environment.snapshot()
+    monkeypatch.delenv(TASKS_VARIABLE)
+    with pytest.raises(EnvironmentFailed, match="task copy"):
+        await TerminalEnvironment().restore(snapshot)
+
+
+async def test_a_snapshot_whose_layer_is_gone_is_refused(environment: TerminalEnvironment) -> None:
+    await environment.reset_async()
+    snapshot = await environment.snapshot()
+    record = json.loads(snapshot.state) | {"ref": ["layer", "layer-99", ""]}
+    with pytest.raises(SandboxFailed):
+        await TerminalEnvironment().restore(Snapshot(json.dumps(record).encode(), (SnapshotRef("layer", "layer-99"),)))
+
+
+async def test_the_same_actions_give_the_same_semantic_digest(in_session: Callable[[Backend], None]) -> None:
+    actions = [
+        run("echo hi; echo no >&2; false"),
+        TerminalAction(tool="x"),
+        run("cat none"),
+        TerminalAction(tool="submit"),
+    ]
+
+    async def digests() -> list[str | None]:
+        in_session(ScriptedBackend(Script()))
+        environment = TerminalEnvironment()
+        observations = [await environment.reset_async(seed=1)]
+        observations += [await environment.step_async(action) for action in actions]
+        payloads = [
+            encode_payload(
+                {"observation": o.model_dump(exclude={"reward", "done"}), "reward": o.reward, "done": o.done}
+            )
+            for o in observations
+        ]
+        return [semantic_digest(payload, TerminalObservation.VOLATILE_FIELDS) for payload in payloads]
+
+    first = await digests()
+    assert None not in first and first == await digests()
+
+
+async def test_closing_destroys_the_sandbox(environment: TerminalEnvironment, backend: ScriptedBackend) -> None:
+    await environment.reset_async()
+    assert len(backend.live) == 1
+    environment.close()
+    await asyncio.gather(*environment._closing)
+    assert not backend.live
+    environment.close()
+    await environment.aclose()
+
+
+def test_sync_calls_work_outside_of_an_event_loop(environment: TerminalEnvironment, backend: ScriptedBackend) -> None:
+    environment.reset(seed=1)
+    assert environment.step(run("echo sync")).stdout == "sync\n"
+    environment.close()
+    assert not backend.live
+
+
+async def test_sync_calls_inside_an_event_loop_say_what_to_use(environment: TerminalEnvironment) -> None:
+    with pytest.raises(RuntimeError, match="reset_async"):
+        environment.reset()
+
+
+@pytest.mark.usefixtures("tasks")
+def test_the_task_api_shows_nothing_of_tests_or_solutions() -> None:
+    fresh = TerminalEnvironment()
+    assert [split["name"] for split in fresh.list_splits()] == ["bundled", "local"]
+    assert fresh.num_tasks("local") == 2 and fresh.num_tasks("bundled") >= 8
+    assert fresh.get_task("local", 0)["instruction"] == "Copy it."
+    assert fresh.list_tasks("local") == fresh.get_task_range("local") == [fresh.get_task("local", i) for i in (0, 1)]
+    assert fresh.get_task_range("local", 1, 9) == [fresh.get_task("local", 1)]
+    shown = json.dumps([fresh.list_tasks(split["name"]) for split in fresh.list_splits()])
+    assert "SECRET" not in shown and "solve" not in shown
+    for index in (2, -1):
+        with pytest.raises(IndexError):
+            fresh.get_task("local", index)
+    with pytest.raises(IndexError):
+        fresh.num_tasks("nope")
+
+
+def test_the_environment_describes_itself() -> None:
+    metadata = TerminalEnvironment().get_metadata()
+    assert metadata.name == "terminal" and metadata.description
+    assert "## Rewards" in (metadata.readme_content or "")
