@@ -16,8 +16,7 @@ from websockets.exceptions import WebSocketException
 from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError
 from errata_protocol.replay import StateAt
-
-from ..server.process import ServerProcess
+from errata_server.process import ServerProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
 

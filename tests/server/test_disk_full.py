@@ -11,8 +11,7 @@ import pytest
 
 from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError
-
-from .process import ServerProcess
+from errata_server.process import ServerProcess
 
 COUNT = "tests.server.environments:CountEnvironment"
 

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from errata_client import ErrataClient
-from errata_protocol.errors import ErrataError, StateOutOfRange, UnknownEpisode
-
-from .process import ServerProcess
+from errata_protocol.errors import ErrataError, ServiceError, StateOutOfRange, UnknownEpisode
+from errata_server.process import ServerProcess
 
 COUNT = "tests.server.environments:CountEnvironment"
 PINNED = "tests.server.environments:PinnedEnvironment"
@@ -100,14 +99,14 @@ async def test_sigterm_ends_with_status_0_and_given_out_sessions_go_on_on_the_su
 
 def test_a_second_server_on_the_same_data_directory_is_refused_in_one_line(tmp_path: Path) -> None:
     with ServerProcess(COUNT, tmp_path):
-        with pytest.raises(AssertionError) as caught:
+        with pytest.raises(ServiceError) as caught:
             ServerProcess(COUNT, tmp_path)
         assert "in use by process" in str(caught.value)
         assert "Traceback" not in str(caught.value)
 
 
 def test_a_public_bind_without_a_token_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(ServiceError) as caught:
         ServerProcess(COUNT, tmp_path, "--host", "0.0.0.0")
     assert "set ERRATA_TOKEN" in str(caught.value)
     assert "Traceback" not in str(caught.value)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from . import benign, builds, files, git, limits, negatives, network, python_runs, shell, tests_run, wrong_arguments
+from . import (
+    benign,
+    builds,
+    files,
+    git,
+    hard,
+    limits,
+    negatives,
+    network,
+    python_runs,
+    shell,
+    tests_run,
+    wrong_arguments,
+)
 from .model import WHOLE, Recipe, Site, Span
 from .trees import TREES
 
@@ -20,6 +33,7 @@ RECIPES: list[Recipe] = [
         network,
         negatives,
         benign,
+        hard,
     )
     for recipe in subject.RECIPES
 ]

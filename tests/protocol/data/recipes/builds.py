@@ -63,8 +63,6 @@ RECIPES: list[Recipe] = [
         None,
         tree="none",
         files={"shapes.cpp": "struct A { int x; }\nint main() { A a; return a.y; }\n"},
-        ambiguous=True,  # exit 0 by the pipe, although the compiler failed
-        also=("build_error",),
     ),
     row(
         "cd /workspace && gcc -Wall -Iinclude -o app src/main.c && ./app",
@@ -120,8 +118,6 @@ RECIPES: list[Recipe] = [
         None,
         tree="none",
         files={"crash.c": "int main(void) { int *p = 0; *p = 1; return 0; }\n"},
-        ambiguous=True,
-        also=("runtime_error",),
     ),
     row(
         "gcc -g crash.c -o /tmp/crash 2>/dev/null; /tmp/crash",
@@ -149,4 +145,80 @@ RECIPES: list[Recipe] = [
         tree="none",
         files={"assert.c": "#include <assert.h>\nint main(void) { int n = 3; assert(n < 2); return n; }\n"},
     ),
+    row(
+        "gcc -Iinclude src/main.c src/stack.c extra.c -o app 2>&1 | tail -20; test ${PIPESTATUS[0]} -eq 0",
+        None,
+        tree="c",
+        files={"extra.c": "int pop(void *s) { return 0; }\n"},
+        ambiguous=True,
+        also=("build_error",),
+    ),
+    row(
+        "gcc -Iinclude src/main.c src/stack.c extra.c -o app",
+        "build_error",
+        tree="c",
+        files={"extra.c": "int pop(void *s) { return 0; }\n"},
+    ),
+    row("gcc -Iinclude src/main.c src/stack.c -o app -lnosuchlib", "build_error", tree="c"),
+    row(
+        "g++ -std=c++20 -fsyntax-only list.cpp",
+        "build_error",
+        Site(file="list.cpp", line=6),
+        tree="none",
+        files={
+            "list.cpp": "#include <list>\n#include <algorithm>\n\nint main() {\n    std::list<int> l{3, 1};\n"
+            "    l.sortt();\n}\n"
+        },
+    ),
+    row(
+        "gcc -c outer.c -o /tmp/o.o",
+        "build_error",
+        Site(file="inner.h", line=1),
+        Site(file="outer.c", line=1),
+        tree="none",
+        files={"outer.c": '#include "inner.h"\nint x;\n', "inner.h": "#include <nosuch/header.h>\n"},
+    ),
+    row(
+        "gcc -c old.c -o /tmp/old.o -Werror=implicit-function-declaration",
+        "build_error",
+        Site(file="old.c", line=2),
+        tree="none",
+        files={"old.c": "int main(void) {\n    return helper(1);\n}\n"},
+    ),
+    row(
+        "cmake -S . -B build > /dev/null && cmake --build build",
+        "build_error",
+        Site(file="main.c", line=2),
+        tree="none",
+        files={
+            "CMakeLists.txt": "cmake_minimum_required(VERSION 3.16)\nproject(app C)\nadd_executable(app main.c)\n",
+            "main.c": "int main(void) {\n    return oops;\n}\n",
+        },
+    ),
+    row(
+        "make -f rules.mk",
+        "build_error",
+        Site(file="rules.mk", line=3),
+        tree="none",
+        files={"rules.mk": "all:\n\t@echo building\n\t@cat nothing.txt\n"},
+        also=("path_not_found",),
+    ),
+    row("make -f build/rules.mk", "build_error", Site("build/rules.mk"), tree="none", also=("path_not_found",)),
+    row(
+        "make lint",
+        "build_error",
+        Site(file="Makefile", line=2),
+        tree="none",
+        files={"Makefile": "lint:\n\teslint src/\n"},
+        also=("command_not_found",),
+    ),
+    row(
+        "as -o /tmp/x.o code.s",
+        "build_error",
+        Site(file="code.s", line=2),
+        tree="none",
+        files={"code.s": "main:\n    movvq %rax, %rbx\n"},
+        also=("nonzero_exit", "syntax_error"),
+    ),
+    row("ld -o app missing.o", "build_error", Site("missing.o"), tree="none", also=("path_not_found",)),
 ]

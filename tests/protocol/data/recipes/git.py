@@ -47,12 +47,7 @@ def repo(
 RECIPES: list[Recipe] = [
     repo("git merge feature -m 'take feature'", "patch_failed", Site(file="poem.txt")),
     repo("git rebase feature", "patch_failed", Site(file="poem.txt")),
-    repo(
-        "git checkout -q feature && git cherry-pick main 2>&1 | tail -3; git status --short",
-        None,
-        ambiguous=True,
-        also=("patch_failed",),
-    ),
+    repo("git checkout -q feature && git cherry-pick main 2>&1 | tail -3; git status --short", None),
     repo(
         "git revert --no-edit HEAD~1",
         "patch_failed",
@@ -72,13 +67,7 @@ RECIPES: list[Recipe] = [
         Site(file="poem.txt", line=1),
     ),
     repo("patch -p1 < fix.diff", "patch_failed", Site(file="poem.txt", line=1), files={"fix.diff": STALE}),
-    repo(
-        "patch -p1 --forward < fix.diff; cat poem.txt.rej",
-        None,
-        files={"fix.diff": STALE},
-        ambiguous=True,
-        also=("patch_failed",),
-    ),
+    repo("patch -p1 --forward < fix.diff; cat poem.txt.rej", None, files={"fix.diff": STALE}),
     repo(
         "git apply short.diff",
         "patch_failed",
@@ -174,4 +163,37 @@ RECIPES: list[Recipe] = [
         Site("git log --oneline -3"),
     ),
     repo("git commit --amend --no-edit -q && git add .git/config/x", "path_not_found", Site(".git/config/x")),
+    repo(
+        "git apply --3way side.diff", "patch_failed", Site(file="poem.txt"), setup="git diff main~1 feature > side.diff"
+    ),
+    repo("patch -p1 -N < done.diff", "patch_failed", Site(file="poem.txt"), setup="git diff HEAD~1 HEAD > done.diff"),
+    repo(
+        "patch -p1 <<'EOF'\n*** Begin Patch\n*** Update File: poem.txt\n-one\n+uno\n*** End Patch\nEOF", "patch_failed"
+    ),
+    repo(
+        "git apply -p0 fix.diff",
+        "patch_failed",
+        Site(file="b/poem.txt"),
+        Site(file="a/poem.txt"),
+        Site("fix.diff"),
+        files={"fix.diff": STALE},
+        also=("path_not_found",),
+        ambiguous=True,
+    ),
+    repo("git cherry-pick feature && git log --oneline -1", "patch_failed", Site(file="poem.txt")),
+    repo("git merge feature 2>&1 | grep CONFLICT", None),
+    repo("git merge -q feature; git commit -qm 'merge anyway'", "nonzero_exit", also=("patch_failed",), ambiguous=True),
+    repo(
+        "patch -p1 --dry-run < two.diff",
+        "patch_failed",
+        Site(file="poem.txt", line=1),
+        files={"two.diff": STALE + "@@ -9,2 +9,3 @@\n nine\n+nine and a half\n ten\n"},
+    ),
+    repo("git apply --index fix.diff", "patch_failed", Site(file="poem.txt"), files={"fix.diff": STALE}),
+    repo(
+        "git apply --reverse half.diff",
+        "patch_failed",
+        Site(file="poem.txt", line=1),
+        setup="git diff main~1 feature > half.diff",
+    ),
 ]
