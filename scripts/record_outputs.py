@@ -82,6 +82,7 @@ def prepare_tree(tree: Path) -> None:
         group.write_text(group.read_text() + f"agent:x:{UID}:\n")
     for name in ("workspace", "testbed", "home/agent"):
         (tree / name).mkdir(parents=True, exist_ok=True)
+    (tree / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
 
 
 def enter(tree: Path, scratch: Path, cwd: str, command: str, limit_s: float) -> tuple[int | None, bytes, bytes]:
