@@ -54,4 +54,5 @@ SPEC = EnvironmentSpec(
     agent_text_version=AGENT_TEXT_VERSION,
     tools=TOOLS,
     state_cls="terminal_env.models:TerminalState",
+    sandbox=True,
 )

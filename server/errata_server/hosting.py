@@ -126,11 +126,9 @@ class EnvHost:
         if self._mcp is not None:
             await self._mcp.close()
             self._mcp = None
+        aclose = getattr(self.env, "aclose", None)
         try:
-            await self._call(self.env.close, 60.0)
-            aclose = getattr(self.env, "aclose", None)
-            if callable(aclose):
-                await self._call(aclose, 60.0)
+            await self._call(aclose if callable(aclose) else self.env.close, 60.0)
         except Exception as error:
             self._context.log.warning("close of %s failed: %s", type(self.env).__name__, error)
         self.abandon()

@@ -9,12 +9,12 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from errata_protocol.environment import Recovery
+from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import JournalUnavailable, SandboxUnavailable
 
 from .ids import Clock, Ids
@@ -128,7 +128,7 @@ class Runtime:
         if self._sandboxes is None and not left_behind:
             return CollectReport()
         await self.sandboxes.start()
-        return await self.sandboxes.collect(await self.read(self.journal.refs))
+        return await self.sandboxes.collect(_Lazy(self.journal.refs))
 
     async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking read of the journal off the event loop."""
@@ -210,6 +210,19 @@ class Runtime:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+class _Lazy:
+    """The journal's refs, read when the backend iterates: after it noted which layers live sandboxes need.
+
+    Read earlier, a layer whose row is committed and whose sandbox is closed in between would be in neither.
+    """
+
+    def __init__(self, refs: Callable[[], set[SnapshotRef]]) -> None:
+        self._refs = refs
+
+    def __iter__(self) -> Iterator[SnapshotRef]:
+        return iter(self._refs())
 
 
 def _lock(directory: Path) -> int:

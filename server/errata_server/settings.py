@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     step_timeout_s: float = Field(default=900.0, gt=0)
     journal_wait_s: float = Field(default=30.0, ge=0)
     detach_ttl_s: float = Field(default=600.0, ge=0)
-    disk_floor_bytes: int = Field(default=64 * 1024**2, ge=0)
+    disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
     token: SecretStr | None = None
     base: dict[str, Path] = Field(default_factory=dict)

@@ -262,6 +262,11 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
         await self._release()
         self._backend, self._sandbox, self._task, self._episode = backend, sandbox, task, episode
 
+    async def forked(self, episode_id: str) -> None:
+        """Become a child episode that was forked here: its own name, and no steps yet (PROTOCOL D11)."""
+        episode, _ = self._live()
+        episode.episode_id, episode.step_count = episode_id, 0
+
     async def aclose(self) -> None:
         """End the session and drop what no snapshot names."""
         await self._release()
