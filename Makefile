@@ -34,10 +34,11 @@ test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the pu
 test-full: check test test-chaos bench test-cleanroom ## everything
 
 check: setup ## style, types and import rules
-	@.cache/venv/bin/ruff check --output-format concise .
-	@.cache/venv/bin/ruff format --check .
-	@.cache/venv/bin/mypy --no-error-summary
-	@.cache/venv/bin/lint-imports --no-logo
+	@status=0; \
+	for tool in "ruff check --quiet --output-format concise ." "ruff format --quiet --check ." \
+		"mypy --no-error-summary" "lint-imports --no-logo"; do \
+		.cache/venv/bin/$$tool || { echo "check: $$tool failed"; status=1; }; \
+	done; exit $$status
 
 bench: base ## run every benchmark once, small; `python bench/NAME.py` measures
 	@for bench in $(BENCHES); do \

@@ -308,9 +308,7 @@ class TestTheDefaultTree:
         ]
 
     def test_it_has_the_tools_that_agents_use(self, tree: BaseTree) -> None:
-        tools = (
-            "python3 python git gcc make jq perl awk sed grep rg sqlite3 curl file less tar unzip xz ps patch bc"
-        )
+        tools = "python3 python git gcc make jq perl awk sed grep rg sqlite3 curl file less tar unzip xz ps patch bc"
         result = self.inside(tree, f"for tool in {tools}; do command -v $tool >/dev/null || echo $tool; done")
         assert result.stdout == ""
 
