@@ -138,7 +138,9 @@ def _count_site(score: Score, row: dict[str, Any], found: Detection) -> None:
         if accepted or got.get(key) == expected[key]:
             score.sites_right[key] += 1
         else:
-            score.misses.append(f"{row['id']}: {row['command'][:100]!r} {key} expected {expected[key]}, got {got.get(key)}")
+            score.misses.append(
+                f"{row['id']}: {row['command'][:100]!r} {key} expected {expected[key]}, got {got.get(key)}"
+            )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -172,7 +174,9 @@ def _print_table(scores: dict[str, Score], *, verbose: bool) -> None:
     for name, score in scores.items():
         figures = score.as_dict()
         print(f"{name}: {score.rows} rows ({score.positives} errors, {score.negatives} negatives)")
-        print(f"  precision {score.precision:.3f}   recall {score.recall:.3f}   negatives marked {score.negatives_marked}")
+        print(
+            f"  precision {score.precision:.3f}   recall {score.recall:.3f}   negatives marked {score.negatives_marked}"
+        )
         print("  sites     " + "   ".join(f"{k} {score.site(k):.3f} of {score.sites[k]}" for k in SITE_KEYS))
         print(f"  time      p50 {figures['time_ms']['p50']} ms   p99 {figures['time_ms']['p99']} ms")
         for pair, count in figures["confusion"].items():

@@ -192,7 +192,7 @@ def argument_place(
                     span = _in_code(turn, call, text)
                     if span is not None:
                         return span, call
-        for call in own:
+        for call in own or calls[:1]:
             for text in paths:
                 span = _parent_word(turn, call, text)
                 if span is not None:
@@ -251,7 +251,7 @@ def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
         if value.rstrip("/") == text.rstrip("/") and text.strip("/"):
             return word.inner
         before = value[-len(text) - 1 : -len(text)] if len(value) > len(text) and value.endswith(text) else ""
-        attached = value.startswith("-") and len(value) - len(text) == 2  # -INAME
+        attached = value.startswith("-") and 1 <= len(value) - len(text) <= 2  # -INAME, -SIGNAME
         if before == "=" or (len(text) > 1 and (before and before in ":@," or (before and attached))):
             return _within(turn, word, text)
     return None

@@ -15,6 +15,8 @@ _CHAINED = (
     "During handling of the above exception",
 )
 MAX_TRACEBACKS = 50
+_HEADLESS_LINES = 60
+"""A traceback without its first line is looked for this far only: every frame of a long text may start one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,13 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
         header = _HEADER.match(line) if "Traceback (most" in line else None
         if header:
             traceback = _read(lines, index, header.group("margin"))
-        elif "File" in line and (match := _FRAME.match(line)) and not match.group("within"):
-            traceback = _read_syntax_error(lines, index, Frame(match.group("file"), int(match.group("line")), False))
+        elif "File" in line and (match := _FRAME.match(line)):
+            if match.group("within"):  # a traceback of which `tail` left only the end
+                traceback = _read(lines, index - 1, "", _HEADLESS_LINES)
+            else:
+                traceback = _read_syntax_error(
+                    lines, index, Frame(match.group("file"), int(match.group("line")), False)
+                )
         else:
             traceback = None
         if traceback is None:
@@ -77,12 +84,12 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
     return tuple(found)
 
 
-def _read(lines: Sequence[str], start: int, margin: str) -> Traceback | None:
+def _read(lines: Sequence[str], start: int, margin: str, limit: int = 2_000) -> Traceback | None:
     frames: list[Frame] = []
     group = "|" in margin or "+" in margin
     width = len(margin)
     index = start + 1
-    while index < len(lines):
+    while index < min(len(lines), start + limit):
         line = lines[index]
         match = _FRAME.match(line) if "File" in line else None
         if match:

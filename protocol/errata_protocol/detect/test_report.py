@@ -175,7 +175,7 @@ def _failed(test_id: str | None, line: str, body: tuple[str, ...], *, collection
                 continue
         if item.startswith("E ") and (match := _E_EXCEPTION.match(item)):
             exception, text = match.group("type").rsplit(".", 1)[-1], (match.group("text") or "").strip()
-    if collection and not exception and " - " in line:
+    if not exception and " - " in line:
         match = re.match(r"(?P<type>\w+)(?:: (?P<text>.*))?", line.split(" - ", 1)[1])
         if match:
             exception, text = match.group("type"), match.group("text") or ""

@@ -140,7 +140,10 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
             if span:
                 return span
         names += [after.rsplit(": ", 1)[1].strip()] if ": " in after else []
-        names += [m.group("word") for m in _DASHED.finditer(rest)]
+        names += [m.group("word").rstrip(":.,=") for m in _DASHED.finditer(rest)]
+    else:
+        names += [p.strip() for p in after.split(": ") if p.strip()]
+        names.sort(key=lambda n: n.startswith("-"))  # "argument --maxfail: invalid int value: 'x'" blames x
     names += _tokens(after)
     before = message.text[: match.start()]
     names += [m.group("word") for m in _DASHED.finditer(before)]

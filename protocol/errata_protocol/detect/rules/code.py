@@ -239,6 +239,10 @@ def _crash_sites(turn: Turn, crash: Crash) -> tuple[ErrorSite, ...]:
     return (frame_site(turn, frame, crash.line, crash.text),) if frame and is_own(frame.file) else ()
 
 
+def _test_id(broken: FailedTest) -> str | None:
+    return broken.test_id if broken.test_id and not broken.collection else None
+
+
 def _collected(turn: Turn, broken: FailedTest) -> ErrorSite:
     frame = last_own_frame(turn, broken.frames)
     if frame is not None:
@@ -257,10 +261,9 @@ def _collected(turn: Turn, broken: FailedTest) -> ErrorSite:
 _NO_MODULE = re.compile(
     r"^(?:\S*/)?(?:python|pypy)[\d.]*: (?:No module named|Error while finding module specification for) (?P<module>\S+)"
 )
-_NODE_MODULE = re.compile(
-    r"Cannot find (?:module|package) '(?P<module>[^']+)'(?: imported from (?P<file>\S+))?|ERR_MODULE_NOT_FOUND|MODULE_NOT_FOUND"
-)
+_NODE_MODULE = re.compile(r"Cannot find (?:module|package) '(?P<module>[^']+)'(?: imported from (?P<file>\S+))?")
 _PERL_MODULE = re.compile(r"^Can't locate (?P<module>\S+) in @INC.* at (?P<file>\S+) line (?P<line>\d+)\.?$")
+_PERL_OPTION = re.compile(r"^Can't locate (?P<module>\S+?)(?:\.pm)? in @INC")
 _RUBY_MODULE = re.compile(r"cannot load such file -- (?P<module>\S+)")
 _GO_MODULE = re.compile(
     r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:no required module provides package|cannot find package|package \S+ is not in|cannot find module)"
@@ -268,14 +271,18 @@ _GO_MODULE = re.compile(
 _TS_MODULE = re.compile(r"^(?P<file>[^\s(]+)[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS(?:2307|7016)")
 _OTHER_MODULE = re.compile(
     r"Could not find or load main class|ClassNotFoundException|NoClassDefFoundError|there is no package called|module '[^']+' not found:|"
-    r"no required module provides package|Error importing plugin|Cannot find module|No module named '?[\w.]+'?$|ModuleNotFoundError: "
+    r"no required module provides package|Error importing plugin|Cannot find module|ERR_MODULE_NOT_FOUND|MODULE_NOT_FOUND|No module named '?[\w.]+'?$|ModuleNotFoundError: "
 )
 
 
 def _import(turn: Turn) -> Finding | None:
     if turn.report is not None:
         broken = turn.report.collection_failure
-        return Finding((_collected(turn, broken),)) if broken and broken.exception in _IMPORT_NAMES else None
+        if broken is None and all(t.exception in _IMPORT_NAMES for t in turn.report.failed):
+            broken = turn.report.failed[0]  # every failing test stops at the same kind of line
+        if broken is None or broken.exception not in _IMPORT_NAMES:
+            return None
+        return Finding((_collected(turn, broken).model_copy(update={"test_id": _test_id(broken)}),))
     for traceback in _final(turn):
         if traceback.name in _IMPORT_NAMES:
             sites = _traceback_sites(turn, traceback)
@@ -301,6 +308,10 @@ def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
         match = pattern.match(line)
         if match:
             return (frame_site(turn, Frame(match.group("file"), int(match.group("line"))), line, source="message"),)
+    match = _PERL_OPTION.match(line)
+    if match:
+        span = argument_span(turn, (match.group("module").replace("/", "::"),), "perl")
+        return (site(line, span=span),) if span else ()
     crash = turn.crash
     match = _NODE_MODULE.search(line)
     if match:

@@ -36,7 +36,9 @@ _HARMLESS = ("sudo: unable to resolve host",)
 
 
 def _network(turn: Turn) -> Finding | None:
-    lines = turn.messages if turn.report is not None else turn.lines
+    if turn.report is not None:
+        return _tests_offline(turn)
+    lines = turn.lines
     hit = None
     for line in lines:
         if line.startswith(_HARMLESS):
@@ -49,6 +51,15 @@ def _network(turn: Turn) -> Finding | None:
         return None
     span = _place(turn, hit) or _only_address(turn)
     return Finding((site(hit, "message", span=span),))
+
+
+def _tests_offline(turn: Turn) -> Finding | None:
+    """A test run in which every failing test stopped at the network."""
+    assert turn.report is not None
+    failed = turn.report.failed
+    if not failed or not all(_UNREACHABLE.search(t.text) for t in failed):
+        return None
+    return Finding((site(failed[0].line, test_id=failed[0].test_id),))
 
 
 _CURL_STATUS = (5, 6)  # no such proxy, no such host
@@ -121,7 +132,8 @@ RULES = (
     Rule(
         "network.unreachable",
         ErrorKind.POLICY_VIOLATION,
-        "A name that does not resolve, an unreachable network, or a refused connection to another machine than this.",
+        "A name that does not resolve, an unreachable network, or a refused connection to another machine than this; in a test "
+        "report only when every failing test stopped there.",
         "The URL in the action that has the host of the message, else the host; none if the action names neither.",
         _network,
     ),

@@ -67,9 +67,12 @@ def _denied_line(line: str) -> bool:
 def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[ErrorSite, ...]:
     """Return a site per message; those of the last call that failed come first, in their own order."""
     found: list[tuple[int, ErrorSite]] = []
+    calls = turn.action.invocations
+    programs = {c.program for c in calls} | {w[0].value for c in calls for w in c.wrappers}
     for line in lines[:200]:
         message = read_message(line)
-        place = argument_place(turn, _candidates(message, phrase), message.program)
+        names = [c for c in _candidates(message, phrase) if c not in programs or c in quoted(line)]
+        place = argument_place(turn, names, message.program)
         if place is not None:
             span, call = place
             found.append((call.simple.start, site(line, span=span)))
@@ -97,6 +100,10 @@ def _candidates(message: Message, phrase: re.Pattern[str]) -> list[str]:
     tokens += [t.strip("'\".,;()[]`‘’") for t in after.split()]
     out += [t for t in tokens if "/" in t or "." in t]
     out += [p.split()[-1] for p in reversed(parts) if p.split()]
+    out += [t.strip("()") for t in reversed(before.split()) if t.startswith("(")]
+    first = message.text.split(": ", 1)[0]
+    if "/" in first or first == message.program:  # `src/: No such file`: no program speaks, or one without a name
+        out.append(first)
     words = after.split()
     if words and len(words) <= 3:
         out.append(words[0].strip("'\".,;()[]`‘’"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from errata_protocol.detect.action import language
 from errata_protocol.detect.place import (
     INLINE_FILES,
     argument_span,
@@ -14,6 +15,7 @@ from errata_protocol.detect.place import (
     site,
     whole_action,
 )
+from errata_protocol.detect.python_traceback import Frame
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import read_message
 from errata_protocol.detect.text import quoted
@@ -48,6 +50,9 @@ def _crash(turn: Turn) -> Finding | None:
             return Finding()
         where = frame_site(turn, frame, crash.line, crash.text)
         return Finding((where.model_copy(update={"column": crash.column or None}),))
+    fatal = _native(turn)
+    if fatal is not None:
+        return fatal
     internal = _pytest_internal(turn)
     if internal is not None:
         return internal
@@ -55,6 +60,29 @@ def _crash(turn: Turn) -> Finding | None:
         found = _message(turn, line)
         if found is not None:
             return Finding(found)
+    return None
+
+
+_FATAL_FRAME = re.compile(r'^\s+File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9}) in ')
+_SANITIZER = re.compile(r"^(?P<file>[^\s:]+\.\w+):(?P<line>\d+):(?P<column>\d+): runtime error: ")
+_LAST_WORDS = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .*)?$")
+
+
+def _native(turn: Turn) -> Finding | None:
+    """Python's report of a fatal signal (innermost frame first), a sanitizer's, or a traceback of which only the end is shown."""
+    frames = [Frame(m.group("file"), int(m.group("line"))) for x in turn.lines if (m := _FATAL_FRAME.match(x))]
+    fatal = next((x for x in turn.lines if x.startswith("Fatal Python error: ")), None)
+    if fatal is not None:
+        frame = last_own_frame(turn, list(reversed(frames)))
+        return Finding((frame_site(turn, frame, fatal),) if frame else ())
+    for line in turn.messages:
+        match = _SANITIZER.match(line)
+        if match:
+            where = site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))
+            return Finding((where.model_copy(update={"column": int(match.group("column"))}),))
+    last = next((x for x in reversed(turn.lines) if x.strip()), "")
+    if _LAST_WORDS.match(last) and any(language(c.program) == "python" for c in turn.action.invocations):
+        return Finding()
     return None
 
 

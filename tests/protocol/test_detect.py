@@ -1,0 +1,342 @@
+"""The detectors by rule: what fires, where the site is, what must not fire, and how long it takes."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errata_protocol.detect import RULES, detect, output_truncated, path_refused, tool_not_found
+from errata_protocol.markers import HINT_TEMPLATE_KEYS, NOTHING_WRONG, Detection, ErrorKind
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTEST_TAIL = """\
+=========================== short test summary info ============================
+FAILED tests/test_a.py::TestA::test_x[1-2] - assert 1 == 2
+1 failed, 3 passed in 0.02s
+"""
+
+
+def find(command: str, exit_code: int | None, stderr: str = "", stdout: str = "", **more: object) -> Detection:
+    return detect(command, exit_code, stdout, stderr, cwd="/workspace", **more)  # type: ignore[arg-type]
+
+
+def spanned(command: str, detection: Detection) -> str | None:
+    site = detection.error_site
+    return command[slice(*site.action_span)] if site and site.action_span else None
+
+
+# One row per family: command, exit code, stderr, kind, text of the span
+MESSAGES = [
+    ("head -c abc f", 1, "head: invalid number of bytes: ‘abc’", "invalid_arguments", "abc"),
+    ("ls -la --colour f", 2, "ls: unrecognized option '--colour'", "invalid_arguments", "--colour"),
+    ("git switch -c", 129, "error: switch `c' requires a value\nusage: git switch", "invalid_arguments", "git switch -c"),
+    ("git status --shrt", 129, "error: unknown option `shrt'\nusage: git status", "invalid_arguments", "--shrt"),
+    ("git show abc", 128, "fatal: ambiguous argument 'abc': unknown revision", "invalid_arguments", "abc"),
+    ("grep '[a' f", 2, "grep: Unmatched [, [^, [:, [., or [=", "invalid_arguments", "[a"),
+    ("rg '(a' f", 2, "regex parse error:\n    (a\n    ^\nerror: unclosed group", "invalid_arguments", "(a"),
+    ("x.py --n=q", 2, "usage: x.py [-h]\nx.py: error: argument --n: invalid int value: 'q'", "invalid_arguments", "q"),
+    ("flask rnu", 2, "Usage: flask [OPTIONS]\n\nError: No such command 'rnu'.", "invalid_arguments", "rnu"),
+    ("cargo bild", 101, "error: no such command: `bild`", "invalid_arguments", "bild"),
+    ("mkdir", 1, "mkdir: missing operand\nTry 'mkdir --help' for more information.", "invalid_arguments", "mkdir"),
+    ("mv a no/b", 1, "mv: cannot move 'a' to 'no/b': No such file or directory", "path_not_found", "no/b"),
+    ("cat 'a b'", 1, "cat: 'a b': No such file or directory", "path_not_found", "a b"),
+    ("cat a\\ b", 1, "cat: 'a b': No such file or directory", "path_not_found", "a\\ b"),
+    ("dd if=in of=out", 1, "dd: failed to open 'in': No such file or directory", "path_not_found", "in"),
+    ("cat x; cat y", 1, "cat: x: No such file or directory\ncat: y: No such file or directory", "path_not_found", "y"),
+    ("cat x y", 1, "cat: x: No such file or directory\ncat: y: No such file or directory", "path_not_found", "x"),
+    ("sh x.sh", 2, "sh: 0: cannot open x.sh: No such file", "path_not_found", "x.sh"),
+    ("bash x.sh", 127, "bash: x.sh: No such file or directory", "path_not_found", "x.sh"),
+    ("git checkout dev", 1, "error: pathspec 'dev' did not match any file(s) known to git", "path_not_found", "dev"),
+    ("cp f /usr/bin/", 1, "cp: cannot create regular file '/usr/bin/f': Permission denied", "permission_denied", "/usr/bin/"),
+    ("sudo -n rm x", 1, "sudo: a password is required", "permission_denied", None),
+    ("env nope", 127, "env: ‘nope’: No such file or directory", "command_not_found", "nope"),
+    ("ls | xargs nope -x", 127, "xargs: nope: No such file or directory", "command_not_found", "nope"),
+    ("timeout 3 nope", 127, "timeout: failed to run command ‘nope’: No such file or directory", "command_not_found", "nope"),
+    ("echo command; nope", 127, "/bin/bash: line 1: nope: command not found", "command_not_found", "nope"),
+    ("sh -c 'nope a'", 127, "sh: 1: nope: not found", "command_not_found", "nope"),
+    ("./x.sh", 127, "/bin/bash: line 1: ./x.sh: cannot execute: required file not found", "command_not_found", "./x.sh"),
+    ("./x.sh", 127, "/usr/bin/env: ‘python3\\r’: No such file or directory", "command_not_found", "./x.sh"),
+    ("curl -s http://a.example/x", 6, "curl: (6) Could not resolve host: a.example", "policy_violation", "http://a.example/x"),
+    ("curl -s http://a.example/x", 6, "", "policy_violation", "http://a.example/x"),
+    ("ssh u@h.example ls", 255, "ssh: Could not resolve hostname h.example: Name or service", "policy_violation", "h.example"),
+    ("python3 -m nope", 1, "/usr/bin/python3: No module named nope", "import_error", "nope"),
+    ("node x.js", 1, "Error: Cannot find module '/workspace/x.js'", "import_error", "x.js"),
+    ("perl -MA::B -e 1", 2, "Can't locate A/B.pm in @INC (you may need): BEGIN failed", "import_error", "A::B"),
+    ("sed 's/a/b' f", 1, "sed: -e expression #1, char 5: unterminated `s' command", "syntax_error", "s/a/b"),
+    ("kill -0 99; exit 7", 7, "", "nonzero_exit", "kill -0 99; exit 7"),
+    ("curl http://127.0.0.1:9/", 7, "curl: (7) Failed to connect to 127.0.0.1 port 9: refused", "nonzero_exit", "curl http://127.0.0.1:9/"),
+    ("ulimit -f 1; head -c 9999 /dev/zero > f", 153, "", "resource_limit", "ulimit -f 1; head -c 9999 /dev/zero > f"),
+    ("timeout -s KILL 1 sleep 2", 137, "", "timeout", "timeout -s KILL 1 sleep 2"),
+    ("make all2", 2, "make: *** No rule to make target 'all2'.  Stop.", "build_error", "all2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "exit_code", "stderr", "kind", "text"), MESSAGES)
+def test_a_message_gives_its_kind_and_the_word_at_fault(
+    command: str, exit_code: int, stderr: str, kind: str, text: str | None
+) -> None:
+    found = find(command, exit_code, stderr)
+    assert (found.error_kind, spanned(command, found)) == (kind, text)
+    assert found.severity == "error"
+    assert found.hint_template_key == HINT_TEMPLATE_KEYS[ErrorKind(kind)]
+
+
+# command, exit code, output (on both streams' usual one), kind, file, line, test id
+PLACES = [
+    ("gcc a.c", 1, "a.c: In function 'f':\na.c:4:3: error: expected ';'\na.c:9:1: error: x", "build_error", "a.c", 4, None),
+    ("cargo build", 101, "error[E0308]: mismatched types\n --> src/main.rs:2:5\n  |\nerror: could not compile `x`", "build_error", "src/main.rs", 2, None),
+    ("cd g && go build", 1, "# example.com/g\n./main.go:4:14: undefined: x", "build_error", "main.go", 4, None),
+    ("npx tsc", 2, "src/a.ts(3,5): error TS2322: Type 'x'", "build_error", "src/a.ts", 3, None),
+    ("cmake .", 1, "CMake Error at CMakeLists.txt:3 (find_package):\n  x", "build_error", "CMakeLists.txt", 3, None),
+    ("make", 2, "make: *** [Makefile:7: all] Error 1", "build_error", "Makefile", 7, None),
+    ("git apply p", 1, "error: patch failed: a/b.txt:12\nerror: a/b.txt: patch does not apply", "patch_failed", "a/b.txt", 12, None),
+    ("bash s.sh", 1, "s.sh: line 3: X: unbound variable", "runtime_error", "s.sh", 3, None),
+    ("ruby r.rb", 1, "r.rb:3:in `f': undefined local variable `x' (NameError)\n\tfrom r.rb:6:in `<main>'", "runtime_error", "r.rb", 3, None),
+    ("go run m.go", 1, "panic: index out of range\n\ngoroutine 1 [running]:\nmain.main()\n\t/workspace/m.go:5 +0x1d\nexit status 2", "runtime_error", "m.go", 5, None),
+    ("cargo run", 101, "thread 'main' panicked at src/main.rs:3:5:\noops", "runtime_error", "src/main.rs", 3, None),
+    ("java Run", 1, 'Exception in thread "main" java.lang.Foo: x\n\tat java.base/java.util.A.b(A.java:9)\n\tat Run.f(Run.java:2)', "runtime_error", "Run.java", 2, None),
+    ("go test ./...", 1, "--- FAIL: TestAdd (0.00s)\n    add_test.go:7: got 3\nFAIL\nFAIL\texample\t0.002s", "test_failure", "add_test.go", 7, "TestAdd"),
+    ("cargo test", 101, "test tests::works ... FAILED\n\nthread 'tests::works' panicked at src/lib.rs:9:9:\nx\ntest result: FAILED. 0 passed", "test_failure", "src/lib.rs", 9, "tests::works"),
+    ("python3 x.py", 1, "Traceback (most recent call last):\n  File \"/workspace/x.py\", line 3, in <module>\n    open('n')\nFileNotFoundError: [Errno 2] No such file or directory: 'n'", "path_not_found", "x.py", 3, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "exit_code", "text", "kind", "file", "line", "test_id"), PLACES)
+def test_a_report_gives_its_kind_and_place(
+    command: str, exit_code: int, text: str, kind: str, file: str, line: int, test_id: str | None
+) -> None:
+    for found in (find(command, exit_code, stderr=text), find(command, exit_code, stdout=text)):
+        site = found.error_site
+        assert site is not None
+        assert (found.error_kind, site.file, site.line, site.test_id) == (kind, file, line, test_id)
+
+
+NOTHING = [
+    ("grep x f", 1, "", ""),
+    ("cat missing | grep x", 1, "cat: missing: No such file or directory", ""),
+    ("[ -f x ] && cat x", 1, "", ""),
+    ("test -d a && echo yes", 1, "", ""),
+    ("for f in *; do grep -q x $f; done", 1, "", ""),
+    ("type nope", 1, "/bin/bash: line 1: type: nope: not found", ""),
+    ("bash -c 'diff a b'", 1, "", "1c1"),
+    ("x=$(grep a f)", 1, "", ""),
+    ("! grep -q x f", 1, "", ""),
+    ("ls | xargs grep x", 123, "", ""),
+    ("git -C d diff --quiet", 1, "", ""),
+    ("jq -e .a f", 1, "", "null"),
+    ("pytest -q -k none", 5, "", "3 deselected in 0.01s"),
+    ("cat app.log | tail", 0, "", "Traceback (most recent call last):\nValueError: x"),
+    ("cat report.txt", 0, "", PYTEST_TAIL),
+    ("python3 x.py || true", 0, 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nE: x', ""),
+]
+
+
+@pytest.mark.parametrize(("command", "exit_code", "stderr", "stdout"), NOTHING)
+def test_answers_and_data_are_no_errors(command: str, exit_code: int, stderr: str, stdout: str) -> None:
+    assert find(command, exit_code, stderr, stdout) == NOTHING_WRONG
+
+
+ERRORS_IN_SPITE_OF_AN_ANSWERING_PROGRAM = [
+    ("grep x < f", 1, "/bin/bash: line 1: f: No such file or directory", "path_not_found"),
+    ("cd d && grep x f", 1, "/bin/bash: line 1: cd: d: No such file or directory", "path_not_found"),
+    ("grep x f", 2, "grep: f: No such file or directory", "path_not_found"),
+    ("let 1/0", 1, '/bin/bash: line 1: let: 1/0: division by 0 (error token is "0")', "runtime_error"),
+    ("set -u; [[ $A ]]", 1, "/bin/bash: line 1: A: unbound variable", "runtime_error"),
+    ("diff a", 2, "diff: missing operand after 'a'", "invalid_arguments"),
+    ("cat app.log; exit 3", 3, "", "nonzero_exit"),
+]
+
+
+@pytest.mark.parametrize(("command", "exit_code", "stderr", "kind"), ERRORS_IN_SPITE_OF_AN_ANSWERING_PROGRAM)
+def test_an_answering_program_that_could_not_work_is_an_error(
+    command: str, exit_code: int, stderr: str, kind: str
+) -> None:
+    assert find(command, exit_code, stderr, "MemoryError\nNo such file or directory\n").error_kind == kind
+
+
+def test_a_hidden_test_failure_counts_only_when_pytest_ran() -> None:
+    found = find("pytest -q | tail -3", 0, stdout=PYTEST_TAIL)
+    assert found.error_kind == "test_failure"
+    assert found.error_site is not None and found.error_site.test_id == "tests/test_a.py::TestA::test_x[1-2]"
+    assert find("./run.sh | tail -3", 0, stdout=PYTEST_TAIL) == NOTHING_WRONG
+    assert find("pytest -q; echo done", 0, stdout=PYTEST_TAIL + "done\n") == NOTHING_WRONG
+
+
+def test_code_in_the_action_is_mapped_to_its_line() -> None:
+    command = "cd d\npython3 - <<'EOF'\nimport os\n    \nif os:\n    print(os.x)\nEOF"
+    trace = 'Traceback (most recent call last):\n  File "<stdin>", line 4, in <module>\nAttributeError: x'
+    found = find(command, 1, trace)
+    assert spanned(command, found) == "print(os.x)"
+    command = "python3 -c \"é = 1\nraise X('é')\""
+    trace = 'Traceback (most recent call last):\n  File "<string>", line 2, in <module>\nNameError: X'
+    assert spanned(command, find(command, 1, trace)) == "raise X('é')"
+
+
+def test_the_last_exception_of_a_chain_counts() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "/workspace/a.py", line 1, in f\nFileNotFoundError: [Errno 2]\n\n'
+    )
+    trace += "During handling of the above exception, another exception occurred:\n\n"
+    trace += 'Traceback (most recent call last):\n  File "/workspace/a.py", line 9, in g\nRuntimeError: no config\n'
+    found = find("python3 a.py", 1, trace)
+    assert found.error_kind == "runtime_error"
+    assert found.error_site is not None and found.error_site.line == 9
+
+
+def test_frames_of_packages_are_not_the_site() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/workspace/p/a.py", line 4, in <module>\n'
+    trace += '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n'
+    trace += '  File "/workspace/.venv/lib/python3.11/site-packages/x.py", line 1, in y\nValueError: x\n'
+    site = find("python3 p/a.py", 1, trace).error_site
+    assert site is not None and (site.file, site.line) == ("p/a.py", 4)
+
+
+IN_ORDER = [
+    ("policy_violation", "curl: (6) Could not resolve host: a.example"),
+    ("resource_limit", "cp: error writing 'x': No space left on device"),
+    ("patch_failed", "error: patch failed: a.txt:1"),
+    ("syntax_error", "s.sh: line 3: syntax error: unexpected end of file"),
+    ("import_error", "/usr/bin/python3: No module named nope"),
+    ("test_failure", "--- FAIL: TestA (0.00s)"),
+    ("build_error", "a.c:4:3: error: expected ';'"),
+    ("command_not_found", "/bin/bash: line 1: nope: command not found"),
+    ("permission_denied", "cat: x: Permission denied"),
+    ("path_not_found", "cat: y: No such file or directory"),
+    ("invalid_arguments", "ls: unrecognized option '--zz'"),
+    ("runtime_error", "s.sh: line 4: X: unbound variable"),
+]
+
+
+def test_the_first_kind_in_order_of_precedence_wins() -> None:
+    order = [k.value for k in ErrorKind]
+    assert [order.index(kind) for kind, _ in IN_ORDER] == sorted(order.index(kind) for kind, _ in IN_ORDER)
+    for index, (kind, _) in enumerate(IN_ORDER):
+        text = "\n".join(line for _, line in reversed(IN_ORDER[index:]))
+        assert find("./everything.sh", 1, text).error_kind == kind
+    everything = "\n".join(line for _, line in IN_ORDER[1:])
+    assert find("./everything.sh", None, everything, timed_out=True).error_kind == "timeout"
+    assert find("./everything.sh", 137, everything, limit_hit="memory").error_kind == "resource_limit"
+
+
+def test_rules_stand_in_order_of_precedence_and_leave_two_kinds_to_the_server() -> None:
+    order = list(ErrorKind)
+    positions = [order.index(r.kind) for r in RULES]
+    assert positions == sorted(positions)
+    server_side = {ErrorKind.TOOL_NOT_FOUND, ErrorKind.OUTPUT_TRUNCATED}
+    assert {r.kind for r in RULES} == set(ErrorKind) - server_side
+
+
+@pytest.mark.parametrize("limit", ["memory", "pids", "file_size", "disk", "inodes", "cpu", "output"])
+def test_each_limit_of_the_server_is_a_resource_limit(limit: str) -> None:
+    found = find("make", 1, limit_hit=limit)
+    assert (found.error_kind, found.severity, spanned("make", found)) == ("resource_limit", "error", "make")
+    assert find("make", 0, limit_hit=limit).severity == "warning"
+
+
+def test_a_status_below_zero_is_read_as_a_signal() -> None:
+    assert find("./a.out", -11).error_kind == "runtime_error"
+    assert find("./a.out", -9).error_kind == "resource_limit"
+
+
+def test_evidence_on_standard_output_alone_is_a_warning() -> None:
+    found = find("./run.sh", 1, stdout="cat: x: No such file or directory")
+    assert (found.error_kind, found.severity) == ("path_not_found", "warning")
+    assert find("cat log; false_tool", 3, stdout="cat: x: No such file or directory").error_kind == "nonzero_exit"
+
+
+def test_all_sites_are_listed_with_the_failing_one_first_and_bounded() -> None:
+    text = "\n".join(f"a.c:{n}:1: error: x" for n in range(1, 100))
+    found = find("gcc a.c", 1, text)
+    assert found.error_site == found.error_sites[0]
+    assert [s.line for s in found.error_sites] == list(range(1, 21))
+
+
+def test_markers_that_only_a_server_can_give() -> None:
+    found = tool_not_found("rnu", ["run", "submit"])
+    assert found.error_kind == "tool_not_found" and found.hint_template_key == "tool.unknown"
+    assert found.error_site is not None
+    assert (found.error_site.action_field, found.error_site.action_span) == ("tool", (0, 3))
+    assert output_truncated() == Detection.of(ErrorKind.OUTPUT_TRUNCATED, severity="warning")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("ENOENT", "path_not_found"), ("EACCES", "permission_denied"), ("EPERM", "permission_denied")]
+    + [("EROFS", "permission_denied"), ("ENOSPC", "resource_limit"), ("EDQUOT", "resource_limit")]
+    + [("EFBIG", "resource_limit"), ("EISDIR", "invalid_arguments"), ("ENOTDIR", "invalid_arguments")]
+    + [("ELOOP", "invalid_arguments"), ("EINVAL", "invalid_arguments"), ("ENAMETOOLONG", "invalid_arguments")],
+)
+def test_a_refused_path_is_marked_by_its_reason(reason: str, kind: str) -> None:
+    for form in (reason, getattr(errno, reason)):
+        found = path_refused("src/é.py", form, "refused")
+        assert found.error_kind == kind
+        assert found.error_site is not None
+        assert (found.error_site.action_field, found.error_site.action_span) == ("path", (0, 8))
+
+
+@given(st.text(max_size=80), st.one_of(st.none(), st.integers(-64, 255)), st.text(max_size=200), st.text(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_turn_gets_a_valid_and_repeatable_answer(command: str, code: int | None, out: str, err: str) -> None:
+    found = detect(command, code, out, err, cwd="/workspace")
+    assert found == detect(command, code, out, err, cwd="/workspace")
+    for site in found.error_sites:
+        if site.action_span is not None:
+            assert 0 <= site.action_span[0] < site.action_span[1] <= len(command)
+
+
+ADVERSARIAL = [
+    "a",
+    "(",
+    "[",
+    "((((a",
+    "\n",
+    "a\n",
+    " ",
+    ": ",
+    "'",
+    "`",
+    "error: ",
+    "a:1:",
+    "/",
+    "....",
+    'File "',
+    "\x1b[",
+    "\r",
+]
+ADVERSARIAL += [
+    "Traceback (most recent call last):\n",
+    '  File "x", line 1, in f\n',
+    "a.c:1:1: error: x\n",
+    "at x line 1",
+    "=",
+    "_",
+]
+ADVERSARIAL += [
+    "No such file or directory: ",
+    "FAILED a::b - c\n",
+    "Could not resolve host ",
+    "usage: ",
+    "1 failed, ",
+    "http://a.b/",
+]
+
+
+@pytest.mark.parametrize("piece", ADVERSARIAL)
+def test_ten_megabytes_take_less_than_a_second(piece: str) -> None:
+    text = piece * (10_000_000 // len(piece))
+    start = time.process_time()
+    detect("pytest -q; python3 x.py; gcc a.c 2>&1", 1, text, text, cwd="/workspace")
+    assert time.process_time() - start < 1.0
+
+
+def test_the_documentation_lists_every_rule() -> None:
+    text = (ROOT / "docs" / "detectors.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        assert f"`{rule.name}`" in text
+        assert rule.fires in text, rule.name
+        assert rule.place in text, rule.name
