@@ -13,8 +13,9 @@ import pytest_asyncio
 from errata_server import context
 from errata_server.sandbox.base import Backend
 from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.tasks import TASKS_VARIABLE
 
-from .scripted import ScriptedBackend
+from .scripted import ScriptedBackend, write_task
 
 LOG = logging.getLogger("errata.test")
 SEED = 4711
@@ -54,3 +55,20 @@ async def real(tmp_path: Path, in_session: Callable[[Backend], None]) -> AsyncIt
     yield backend
     await backend.close()
     shutil.rmtree(tmp_path / "sandboxes", ignore_errors=True)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two tasks of the operator's own, ``copy`` and ``other``."""
+    write_task(
+        tmp_path / "copy",
+        {
+            "instruction.md": "Copy it.\n",
+            "environment/in.txt": "data\n",
+            "tests/expected.txt": "SECRET-OF-THE-TESTS\n",
+            "solution/solve.sh": "echo SECRET-OF-THE-SOLUTION\n",
+        },
+    )
+    write_task(tmp_path / "other", {})
+    monkeypatch.setenv(TASKS_VARIABLE, str(tmp_path))
+    yield tmp_path

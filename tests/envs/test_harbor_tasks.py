@@ -1,0 +1,142 @@
+"""Harbor-style tasks on real sandboxes, from set-up to reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from errata_protocol.errors import EnvironmentFailed
+from terminal_env import TerminalAction
+from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.tasks import TASKS_VARIABLE
+
+from .scripted import write_task
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real")]
+DONE = TerminalAction(tool="submit")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TerminalEnvironment:
+    monkeypatch.setenv(TASKS_VARIABLE, str(tmp_path / "tasks"))
+    return TerminalEnvironment()
+
+
+def harbor(tmp_path: Path, test_sh: str, **files: str) -> None:
+    write_task(tmp_path / "tasks" / "t", {"tests/test.sh": test_sh, **files})
+
+
+async def test_pytest_in_the_tests_directory_decides(tmp_path: Path, environment: TerminalEnvironment) -> None:
+    harbor(
+        tmp_path,
+        "#!/bin/bash\npython3 -m pytest -q -p no:cacheprovider /tests/test_outputs.py\n"
+        "if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi\n",
+        **{
+            "tests/test_outputs.py": "def test_hello():\n    assert open('hello.txt').read() == 'Hello, world!\\n'\n",
+            "environment/Dockerfile": "FROM ubuntu\n",
+            "environment/bin/tool.sh": "echo tool\n",
+        },
+    )
+    await environment.reset_async(task_id="t")
+    seen = await environment.step_async(TerminalAction(command="ls -A . bin; echo 'Hello, world!' > hello.txt"))
+    assert seen.stdout.split() == [".:", "bin", "bin:", "tool.sh"]
+    assert (await environment.step_async(DONE)).reward == 1.0
+    await environment.reset_async(task_id="t")
+    assert (await environment.step_async(DONE)).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("test_sh", "reward"),
+    [
+        ("echo 0.25 > /logs/verifier/reward.txt; exit 1", 0.25),
+        ("printf 7 > /logs/verifier/reward.txt", 1.0),
+        ('echo \'{"reward": 0.5, "speed": 3}\' > /logs/verifier/reward.json', 0.5),
+        ("echo 0.75 > /logs/verifier/reward.txt; (while :; do echo 1 > /tmp/x; done) &", 0.75),
+        ('[ "$MODE$AGENT@$PWD" = strict@/workspace ] && echo 1 > /logs/verifier/reward.txt', 1.0),
+    ],
+)  # fmt: skip
+async def test_the_reward_file_is_read(
+    tmp_path: Path, environment: TerminalEnvironment, test_sh: str, reward: float
+) -> None:
+    harbor(tmp_path, test_sh, **{"task.toml": '[verifier]\nenv = { MODE = "strict" }\n'})
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command="export AGENT=1; cd /tmp"))
+    assert (await environment.step_async(DONE)).reward == reward
+
+
+@pytest.mark.parametrize(
+    "test_sh",
+    [
+        "exit 1",
+        "echo soon > /logs/verifier/reward.txt",
+        "echo nan > /logs/verifier/reward.txt",
+        "sleep 60; echo 1 > /logs/verifier/reward.txt",
+        "kill -9 $PPID",
+    ],
+)
+async def test_a_script_that_gives_no_reward_is_a_failure_and_not_a_zero(
+    tmp_path: Path, environment: TerminalEnvironment, test_sh: str
+) -> None:
+    harbor(tmp_path, test_sh, **{"task.toml": "[verifier]\ntimeout_sec = 2\n"})
+    await environment.reset_async(task_id="t")
+    with pytest.raises(EnvironmentFailed, match="verifier of task t is broken"):
+        await environment.step_async(DONE)
+    assert (await environment.step_async(TerminalAction(command="echo goes on"))).stdout == "goes on\n"
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [
+        "import nothing_like_that",
+        "from errata_verify import check",
+        "from errata_verify import check\n@check()\ndef broken():\n    undefined_name\n",
+        "while True: pass",
+        "raise SystemExit(0)",
+    ],
+)
+async def test_a_broken_verify_py_is_a_failure_and_not_a_zero(
+    tmp_path: Path, environment: TerminalEnvironment, verify: str
+) -> None:
+    write_task(tmp_path / "tasks" / "t", {"tests/verify.py": verify, "task.toml": "[verifier]\ntimeout_sec = 2\n"})
+    await environment.reset_async(task_id="t")
+    with pytest.raises(EnvironmentFailed, match="verifier of task t is broken"):
+        await environment.step_async(DONE)
+
+
+async def test_verify_py_cannot_start_a_program_of_the_agent(tmp_path: Path, environment: TerminalEnvironment) -> None:
+    verify = (
+        "import os, subprocess\nfrom errata_verify import check\n"
+        "@check()\ndef by_run():\n    subprocess.run(['/workspace/x'])\n"
+        "@check()\ndef by_system():\n    os.system('/workspace/x')\n"
+        "@check()\ndef of_the_system():\n    subprocess.run(['/usr/bin/true'], check=True)\n"
+    )
+    write_task(tmp_path / "tasks" / "t", {"tests/verify.py": verify})
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command="printf '#!/bin/sh\\nexit 0\\n' > x; chmod +x x"))
+    assert (await environment.step_async(DONE)).reward == pytest.approx(1 / 3)
+
+
+async def test_a_broken_set_up_is_a_failure_that_says_why(tmp_path: Path, environment: TerminalEnvironment) -> None:
+    harbor(tmp_path, "true", **{"setup.sh": "echo preparing\nls /not/there\n"})
+    with pytest.raises(EnvironmentFailed, match=r"setup.sh ended with 2: .*/not/there"):
+        await environment.reset_async(task_id="t")
+
+
+async def test_the_start_keeps_links_and_execute_bits_and_has_old_times(
+    tmp_path: Path, environment: TerminalEnvironment
+) -> None:
+    harbor(
+        tmp_path,
+        "true",
+        **{"environment/d/run me": "#!/bin/sh\necho ran\n", "setup.sh": "touch -d 2020-02-02 old; touch new\n"},
+    )
+    source = tmp_path / "tasks" / "t" / "environment"
+    (source / "d" / "run me").chmod(0o700)
+    (source / "link").symlink_to("d/run me")
+    await environment.reset_async(task_id="t")
+    seen = await environment.step_async(TerminalAction(command="./link; find . -printf '%p %m %TY\\n' | sort"))
+    assert seen.stdout.splitlines() == [
+        "ran", ". 755 2026", "./d 755 2026", "./d/run me 755 2026", "./link 777 2026", "./new 644 2026",
+        "./old 644 2020",
+    ]  # fmt: skip
