@@ -127,7 +127,9 @@ class Runners:
         with self._lock:
             if self._ready and not self._waiters:
                 runner = self._ready.popleft()
-                self._top_up()
+                if not self._ready:
+                    # Otherwise its end asks for the next one: made now, that would compete with the command.
+                    self._top_up()
                 return runner
             waiter: _Waiter = (loop, loop.create_future())
             self._waiters.append(waiter)
