@@ -18,7 +18,7 @@ RECIPES: list[Recipe] = [
         setup="sed -i 's/push(&s, 41);/push(\\&s, 41)/' src/main.c",
     ),
     row(
-        "make 2>&1 | tail -5; exit ${PIPESTATUS[0]}",
+        "make 2>&1 | tail -12; exit ${PIPESTATUS[0]}",
         "build_error",
         Site(file="src/stack.c", at="s->tpo"),
         tree="c",

@@ -77,8 +77,8 @@ RECIPES: list[Recipe] = [
     row(
         "cd tests && PYTHONPATH=/workspace python3 -m pytest -q test_cart.py --rootdir=..",
         "test_failure",
-        Site(test=CART_TOTAL),
         Site(test="test_cart.py::TestCart::test_total"),
+        Site(test=CART_TOTAL),
         setup=BREAK_TAX,
     ),
     row(
