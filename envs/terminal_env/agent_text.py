@@ -25,7 +25,7 @@ def agent_text(observation: Any) -> str:
 
     tool = field("tool")
     if tool == "reset":
-        return field("instruction") or f"A shell is open in {field('cwd')}."
+        return field("instruction") or f"A shell is open in {field('cwd') or 'a sandbox'}."
     parts = [_block(field("stdout")), _block(field("content"))]
     if field("stderr"):
         parts.append("[stderr]\n" + _block(field("stderr")))

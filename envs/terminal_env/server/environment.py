@@ -18,7 +18,7 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
-from errata_server.sandbox.base import WORKSPACE, Backend, PathRefused, Sandbox, SandboxSnapshot
+from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
 
 from ..models import TOOL_NAMES, TerminalAction, TerminalObservation, TerminalState
 from .backend import session_backend
@@ -182,7 +182,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             result.stderr,
             timed_out=result.timed_out,
             limit_hit=result.limit_hit,
-            cwd=before,
+            cwd=before or None,
         )
         if detection.error_kind is None and result.truncated:
             detection = detect.output_truncated()
@@ -356,7 +356,8 @@ async def _open(backend: Backend, task: Task | None) -> Sandbox:
 
 
 def _cwd(sandbox: Sandbox) -> str:
-    return str(getattr(sandbox, "cwd", WORKSPACE))
+    """Return the shell's directory; empty from a backend that does not tell."""
+    return str(getattr(sandbox, "cwd", ""))
 
 
 def _wrong_argument(action: TerminalAction) -> tuple[str, str] | None:
