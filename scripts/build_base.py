@@ -19,6 +19,9 @@ def main() -> int:
     except SandboxUnavailable as error:
         print(f"base: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("base: interrupted; the next run starts anew with the packages that were fetched", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -206,7 +206,13 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
 
 
 def _check_machine() -> None:
-    tools = {"debootstrap": "debootstrap", "unshare": "util-linux", "wget": "wget", "gpgv": "gpgv"}
+    tools = {
+        "debootstrap": "debootstrap",
+        "unshare": "util-linux",
+        "setpriv": "util-linux",
+        "wget": "wget",
+        "gpgv": "gpgv",
+    }
     path = "/usr/local/sbin:/usr/sbin:/sbin:" + os.environ.get("PATH", "")
     missing = sorted({package for tool, package in tools.items() if shutil.which(tool, path=path) is None})
     if os.geteuid() != 0:
@@ -217,9 +223,10 @@ def _check_machine() -> None:
 
 
 def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress) -> None:
-    # Own namespaces: what debootstrap mounts and starts vanishes with it, even when it is killed, so that removing an
-    # unfinished tree can never reach through a mount into the host.
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "debootstrap"]
+    # Own namespaces: what debootstrap mounts and starts vanishes with it, even when it or we are killed, so that
+    # removing an unfinished tree can never reach through a mount into the host.
+    command = ["setpriv", "--pdeathsig", "KILL", "--"]
+    command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "debootstrap"]
     command += ["--variant=minbase", "--merged-usr", "--force-check-gpg", f"--cache-dir={packages}"]
     command += [f"--components={','.join(source.components)}", f"--include={','.join(PACKAGES)}"]
     if source.keyring is not None:
@@ -256,7 +263,8 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
         code = process.wait()
     finally:
         process.kill()
-        process.wait()
+        with process:  # reads to the end of the output: then nothing that writes into the tree is left
+            process.communicate()
     if code != 0:
         complaints = [line for line in tail if line.startswith(("E: ", "W: "))] or list(tail)[-3:]
         raise SandboxUnavailable(_explain("; ".join(complaints[-3:]), source))
