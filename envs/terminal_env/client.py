@@ -11,14 +11,21 @@ from errata_client import ErrataClient
 from .models import TerminalAction, TerminalObservation, TerminalState
 
 
+MESSAGE_TIMEOUT_S = 960.0
+"""Above the server's step deadline: a client that gives up on a long command before the server does loses the session."""
+
+
 class TerminalEnv(ErrataClient[TerminalAction, TerminalObservation, TerminalState]):
     """Client of a terminal session.
 
-    Takes the arguments of `ErrataClient`; the classes of actions, observations and the state are set. In sync code use
+    Takes the arguments of `ErrataClient`; the classes of actions, observations and the state are set, and
+    ``message_timeout_s`` is `MESSAGE_TIMEOUT_S` by default. In sync code use
     ``with TerminalEnv(base_url=...).sync() as terminal``.
     """
 
     def __init__(self, base_url: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 2:
+            kwargs.setdefault("message_timeout_s", MESSAGE_TIMEOUT_S)
         kwargs.setdefault("action_cls", TerminalAction)
         kwargs.setdefault("observation_cls", TerminalObservation)
         kwargs.setdefault("state_cls", TerminalState)

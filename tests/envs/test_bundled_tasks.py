@@ -96,7 +96,7 @@ async def test_no_start_shows_how_it_is_graded(name: str) -> None:
         TerminalAction(command=f"{everywhere} errata_verify; ls /verifier /tests /probe /setup /logs"),
         TerminalAction(command="cat /proc/self/mounts"),
     )
-    assert seen.stdout.split()[:1] == ["0"], seen.stdout
+    assert seen.stdout.split() == ["0"], seen.stdout
     assert not re.search(r"/(verifier|tests|probe|setup|logs)\b", mounts.stdout)
 
 

@@ -42,7 +42,7 @@ def test_a_harbor_task_is_read_as_it_is(tmp_path: Path) -> None:
     assert task.verifier_env == {"MODE": "strict"}
     assert [name for name, _ in tree(task.environment)] == ["data.txt"], "the Dockerfile is no file of the task"
     assert any("Dockerfile is not used" in note for note in task.notes)
-    assert task.verifier_timeout_s == 600.0 and any("600 s instead of 900 s" in note for note in task.notes)
+    assert task.verifier_timeout_s == 400.0 and any("400 s instead of 900 s" in note for note in task.notes)
     public = task.public(0)
     assert (public["difficulty"], public["category"], public["tags"]) == ("hard", "sysadmin", ["x"])
     assert public["notes"] == list(task.notes)
@@ -61,7 +61,7 @@ def test_verify_py_is_preferred_where_both_are_there(tmp_path: Path) -> None:
         ({"task.toml": "errata = 3\n"}, "", r"\[errata\] must be a table"),
         ({"task.toml": "[verifier]\ntimeout_sec = 'soon'\n"}, "", "could not convert"),
         ({"task.toml": "[[errata.probes]]\nname = 'a'\n"}, "", "command"),
-        ({"task.toml": "[[errata.probes]]\nname = 'a'\ncommand = 'x'\ntimeout_s = 700\n"}, "", "at most 599 s"),
+        ({"task.toml": "[[errata.probes]]\nname = 'a'\ncommand = 'x'\ntimeout_s = 700\n"}, "", "at most 399 s"),
         ({"task.toml": 2 * "[[errata.probes]]\nname = 'a'\ncommand = 'x'\n"}, "", "same name"),
         (HARBOR | {"task.toml": "[[errata.probes]]\nname = 'a'\ncommand = 'x'\n"}, "", "need tests/verify.py"),
         ({"instruction.md": " \n"}, "", "instruction.md is empty"),

@@ -6,8 +6,10 @@ import argparse
 
 from errata_server.app import create_app
 
-from ..models import TerminalAction, TerminalObservation, TerminalState
-from .environment import TerminalEnvironment
+# By full name: openenv.yaml's ``server.app:app`` is also loaded from inside the package's directory.
+from terminal_env.models import TerminalAction, TerminalObservation, TerminalState
+from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.spec import SPEC
 
 app = create_app(
     TerminalEnvironment,
@@ -16,6 +18,7 @@ app = create_app(
     env_name="terminal",
     max_concurrent_envs=1000,
     state_cls=TerminalState,
+    spec=SPEC,
 )
 
 

@@ -37,8 +37,9 @@ LOCAL = "local"
 TASKS_VARIABLE = "ERRATA_TERMINAL_TASKS"
 """Further directories of tasks, separated like PATH; they form the split ``local``."""
 
-MAX_VERIFIER_S = 600.0
-"""Upper bound of all parts of one verification together, below the server's step deadline."""
+MAX_VERIFIER_S = 400.0
+"""Upper bound of all parts of one verification together: two of them (the second is the control run) must end before
+the server's step deadline of 900 s."""
 
 _MAX_DEPTH = 6
 _BUNDLED_ROOT = Path(__file__).resolve().parent.parent / "tasks"
@@ -182,7 +183,9 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
     notes = [f"environment/{name} is not used: the base tree is the image" for name in _UNUSED if _has(root, name)]
     spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
     if spare_s < 1.0:
-        raise TaskInvalid(f"task {root.name}: probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most 599 s")
+        raise TaskInvalid(
+            f"task {root.name}: probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most {MAX_VERIFIER_S - 1:g} s"
+        )
     if timeout_s > spare_s:
         notes.append(f"the verifier's time limit is {spare_s:g} s instead of {timeout_s:g} s")
     return Task(
