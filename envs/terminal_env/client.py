@@ -10,9 +10,8 @@ from errata_client import ErrataClient
 
 from .models import TerminalAction, TerminalObservation, TerminalState
 
-
 MESSAGE_TIMEOUT_S = 960.0
-"""Above the server's step deadline: a client that gives up on a long command before the server does loses the session."""
+"""Above the server's step deadline: a client that gives up on a command before the server does loses the session."""
 
 
 class TerminalEnv(ErrataClient[TerminalAction, TerminalObservation, TerminalState]):

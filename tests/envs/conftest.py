@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from errata_server import context
 from errata_server.sandbox.base import Backend
+from errata_server.sandbox.namespace import NamespaceBackend
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 
@@ -44,17 +45,25 @@ def environment(backend: ScriptedBackend, in_session: Callable[[Backend], None])
     return TerminalEnvironment()
 
 
-@pytest_asyncio.fixture
-async def real(tmp_path: Path, in_session: Callable[[Backend], None]) -> AsyncIterator[Backend]:
-    """The namespace backend on a data directory of its own; it refuses where the machine lacks something."""
-    from errata_server.sandbox.namespace import NamespaceBackend
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """One namespace backend for a module's tests: it belongs to no event loop, and sessions on it do not meet.
 
-    backend = NamespaceBackend(tmp_path / "sandboxes")
-    await backend.start()
-    in_session(backend)
+    It is not skipped where the machine lacks something: it refuses with a line that says what.
+    """
+    directory = tmp_path_factory.mktemp("sandboxes")
+    backend = NamespaceBackend(directory)
+    asyncio.run(backend.start())
     yield backend
-    await backend.close()
-    shutil.rmtree(tmp_path / "sandboxes", ignore_errors=True)
+    asyncio.run(backend.close())
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def real(namespace: Backend, in_session: Callable[[Backend], None]) -> Backend:
+    """The namespace backend as the current session's."""
+    in_session(namespace)
+    return namespace
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from .scripted import write_task
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real", "tasks")]
 
-PROBE = '[[errata.probes]]\nname = "answer"\ncommand = "bash /workspace/answer.sh"\ntimeout_s = 5.0\n'
+PROBE = '[[errata.probes]]\nname = "answer"\ncommand = "bash /workspace/answer.sh"\ntimeout_s = 3.0\n'
 VERIFY = """
 from errata_verify import check, data, probe
 
@@ -32,7 +32,7 @@ def the_file_is_right():
 """
 TEST_SH = """#!/bin/bash
 score=0
-[ "$(timeout 5 bash /workspace/answer.sh)" = 42 ] && score=0.5
+[ "$(timeout 3 bash /workspace/answer.sh)" = 42 ] && score=0.5
 cmp -s /workspace/answer.txt /tests/expected.txt && score=$(python3 -c "print($score + 0.5)")
 echo $score > /logs/verifier/reward.txt
 """
@@ -56,7 +56,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write_task(tmp_path / "tasks" / "judged", {"task.toml": PROBE, "tests/verify.py": VERIFY, **shared})
     write_task(
         tmp_path / "tasks" / "scripted",
-        {"task.toml": "[verifier]\ntimeout_sec = 15\n", "tests/test.sh": TEST_SH, **shared},
+        {"task.toml": "[verifier]\ntimeout_sec = 7\n", "tests/test.sh": TEST_SH, **shared},
     )
     monkeypatch.setenv(TASKS_VARIABLE, str(tmp_path / "tasks"))
     yield

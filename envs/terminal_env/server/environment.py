@@ -152,7 +152,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
 
     async def _call(self, action: TerminalAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
         if action.tool not in TOOL_NAMES:
-            message = f"no tool {action.tool!r}: there are {', '.join(TOOL_NAMES)}"
+            message = f"no tool {action.tool[:80]!r}: there are {', '.join(TOOL_NAMES)}"
             return {"stderr": message}, detect.tool_not_found(action.tool, TOOL_NAMES)
         wrong = _wrong_argument(action)
         if wrong is not None:
