@@ -220,6 +220,39 @@ async def test_a_task_is_set_up_once_for_many_sessions(
 
 
 @pytest.mark.usefixtures("tasks")
+async def test_a_later_reset_runs_no_command(backend: ScriptedBackend, environment: TerminalEnvironment) -> None:
+    await environment.reset_async(task_id="copy")
+    before = len(backend.script.runs)
+    await environment.reset_async(task_id="copy")
+    await TerminalEnvironment().reset_async(task_id="copy")
+    assert len(backend.script.runs) == before
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_a_cancelled_reset_does_not_spoil_the_start_for_others(
+    backend: ScriptedBackend, environment: TerminalEnvironment
+) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(sandbox: object, command: str) -> None:
+        reached.set()
+        await go_on.wait()
+
+    backend.faults.before_run = hold
+    first = asyncio.create_task(environment.reset_async(task_id="copy"))
+    await reached.wait()
+    other = TerminalEnvironment()
+    second = asyncio.create_task(other.reset_async(task_id="copy"))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    backend.faults.before_run = None
+    go_on.set()
+    assert (await second).task_id == "copy"
+    assert backend.script.unpacked == 1
+
+
+@pytest.mark.usefixtures("tasks")
 async def test_a_collected_start_is_made_again(backend: ScriptedBackend, environment: TerminalEnvironment) -> None:
     await environment.reset_async(task_id="copy")
     await environment.aclose()

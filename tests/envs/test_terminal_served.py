@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from openenv.cli._validation import validate_running_environment
 from openenv.core.env_server.http_server import create_app as stock_create_app
 
 from errata_protocol.errors import InvalidRequest
@@ -131,3 +134,34 @@ def test_stock_openenvs_task_api_lists_the_tasks(stock: TestClient) -> None:
     assert stock.post("/terminal/task", json={"split": "bundled", "index": count}).status_code == 400
     assert stock.post("/terminal/tasks", json={"split": "nope"}).status_code == 400
     assert "errata_verify" not in json.dumps(listed)
+
+
+def test_openenv_validates_the_package(tmp_path: Path) -> None:
+    package = Path(own.__file__).resolve().parent.parent
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "openenv.cli",
+            "validate",
+            package,
+            "--level",
+            "static",
+            "--skip-build",
+            "--output",
+            report,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(report.read_text())["target"]
+
+
+def test_a_running_server_passes_openenvs_checks(tmp_path: Path) -> None:
+    with served(application(tmp_path, "fake")) as url:
+        report = validate_running_environment(url)
+    assert report["passed"], [criterion for criterion in report["criteria"] if not criterion["passed"]]
