@@ -8,7 +8,6 @@
     │   ├── StateNotReady           t lies beyond the last commit                 T_NOT_READY
     │   ├── NoReset                 t=0 was never delivered                       NO_RESET
     │   ├── SessionUnknown          no such session, or not yours                 SESSION_ERROR
-    │   ├── SessionLost             the session cannot be continued               SESSION_LOST
     │   ├── Conflict                same id, other content                        CONFLICT
     │   ├── NotSupported            the peer or environment cannot do this        NOT_SUPPORTED
     │   └── Unauthorized            no or wrong credentials                       UNAUTHORIZED
@@ -18,6 +17,7 @@
         ├── SandboxUnavailable      a namespace, cgroup or tool is missing        SANDBOX_UNAVAILABLE
         ├── SandboxFailed           the sandbox broke while in use                SANDBOX_FAILED
         ├── JournalUnavailable      a commit cannot be made durable               JOURNAL_UNAVAILABLE
+        ├── SessionLost             the session cannot be continued               SESSION_LOST
         ├── CapacityReached         no room for another session                   CAPACITY_REACHED
         ├── Overloaded              too much in flight                            OVERLOADED
         └── StepTimeout             the step deadline passed (infrastructure)     TIMEOUT
@@ -182,12 +182,6 @@ class SessionUnknown(CallerError):
     code = "SESSION_ERROR"
 
 
-class SessionLost(CallerError):
-    """The session cannot be continued; what was committed stays readable by its eid."""
-
-    code = "SESSION_LOST"
-
-
 class Conflict(CallerError):
     """The same request id was used with other content."""
 
@@ -234,6 +228,12 @@ class JournalUnavailable(ServiceError):
     """A commit cannot be made durable now; nothing was acknowledged."""
 
     code = "JOURNAL_UNAVAILABLE"
+
+
+class SessionLost(ServiceError):
+    """The session cannot be continued; what was committed stays readable by its eid."""
+
+    code = "SESSION_LOST"
 
 
 class CapacityReached(ServiceError):

@@ -1,0 +1,65 @@
+"""Payload bytes, digests, and splicing (PROTOCOL A4, C)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errata_protocol.payload import canonical, digest, encode_payload, semantic_digest, splice
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), json_values))
+def test_a_spliced_frame_holds_the_payloads_exact_bytes(data: dict[str, Any]) -> None:
+    payload = encode_payload(data)
+    frame = splice({"type": "observation", "t": 3}, payload)
+    assert frame.endswith(b'"data":' + payload + b"}")
+    assert json.loads(frame) == {"type": "observation", "t": 3, "data": json.loads(payload)}
+    assert json.loads(payload) == data
+
+
+def test_a_digest_is_sha256_of_the_bytes() -> None:
+    assert digest(b"{}") == "sha256:" + hashlib.sha256(b"{}").hexdigest()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_without_a_json_form_become_null(value: float) -> None:
+    assert encode_payload({"a": [value]}) == b'{"a":[null]}'
+    assert encode_payload({"a": [value], "b": "\ud800"}) == b'{"a":[null],"b":"\\ud800"}'
+
+
+def test_half_a_surrogate_pair_is_escaped_as_upstream_does() -> None:
+    assert encode_payload({"a": "x\udfffé"}) == b'{"a":"x\\udfff\\u00e9"}'
+
+
+def test_a_value_without_a_json_form_is_told_by_type() -> None:
+    with pytest.raises(ValueError, match="object"):
+        encode_payload({"a": object()})
+
+
+def test_the_semantic_digest_ignores_key_order_and_volatile_fields_wherever_they_stand() -> None:
+    one = b'{"observation":{"a":1,"duration_s":0.1,"metadata":{"duration_s":0.1}},"reward":1.0,"done":false}'
+    two = b'{"done":false,"reward":1,"observation":{"duration_s":9,"a":1.0,"metadata":{"duration_s":3}}}'
+    assert semantic_digest(one, {"duration_s"}) == semantic_digest(two, {"duration_s"}) is not None
+    assert semantic_digest(one) != semantic_digest(two)
+
+
+@pytest.mark.parametrize("payload", [b'{"a":9007199254740993}', b'{"a":"\\ud800"}', b"not json"])
+def test_where_no_canonical_form_exists_there_is_no_semantic_digest(payload: bytes) -> None:
+    assert semantic_digest(payload) is None
+
+
+def test_the_canonical_form_is_rfc_8785() -> None:
+    assert canonical({"b": 1.0, "a": "é", "10": 1e21}) == '{"10":1e+21,"a":"é","b":1}'.encode()

@@ -1,0 +1,92 @@
+"""One at a time, in order, across event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from errata_server.turnstile import Turnstile
+
+
+async def test_requests_pass_one_at_a_time_in_order_of_arrival() -> None:
+    turn, order = Turnstile(), []
+    inside = 0
+
+    async def request(n: int) -> None:
+        nonlocal inside
+        async with turn:
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            order.append(n)
+            inside -= 1
+
+    await asyncio.gather(*(request(n) for n in range(50)))
+    assert order == list(range(50)) and not turn.busy
+
+
+async def test_a_cancelled_wait_does_not_block_those_behind() -> None:
+    turn = Turnstile()
+    async with turn:
+        waits = [asyncio.create_task(turn.__aenter__()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        waits[1].cancel()
+    await asyncio.wait_for(waits[2], 5)
+    assert waits[0].cancelled() and waits[1].cancelled() and turn.busy
+    await turn.__aexit__(None, None, None)
+    assert not turn.busy
+
+
+async def test_a_turn_that_comes_while_the_wait_is_cancelled_is_passed_on() -> None:
+    turn = Turnstile()
+    await turn.__aenter__()
+    first = asyncio.create_task(turn.__aenter__())
+    second = asyncio.create_task(turn.__aenter__())
+    await asyncio.sleep(0)
+    await turn.__aexit__(None, None, None)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await asyncio.wait_for(second, 5)
+    await turn.__aexit__(None, None, None)
+    assert not turn.busy
+
+
+def test_loops_of_several_threads_share_it() -> None:
+    turn = Turnstile()
+    total = 0
+
+    async def add() -> None:
+        nonlocal total
+        for _ in range(100):
+            async with turn:
+                seen = total
+                await asyncio.sleep(0)
+                total = seen + 1
+
+    threads = [threading.Thread(target=asyncio.run, args=(add(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert total == 400 and not turn.busy
+
+
+def test_a_waiter_whose_loop_is_gone_is_passed_over() -> None:
+    turn = Turnstile()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(turn.__aenter__())
+    loop.create_task(turn.__aenter__())
+    loop.run_until_complete(asyncio.sleep(0))
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+    async def release() -> None:
+        await turn.__aexit__(None, None, None)
+
+    asyncio.run(release())
+    assert not turn.busy
