@@ -243,6 +243,11 @@ class Action:
         """True when the action prints text that it did not make: a file, a log, a search result, an echo."""
         return any(_prints_data(p) for p in _pipelines(self.tree))
 
+    @cached_property
+    def reports(self) -> bool:
+        """True when the action calls a tool that reports on standard output: tests, merges, patches, builds."""
+        return any(_reports(call) for call in self.invocations)
+
     def line_span(self, start: int, end: int, line: int) -> tuple[int, int] | None:
         """Return the span of the ``line``-th line of the text ``[start, end)``, without indentation; None if blank."""
         if line < 1:
@@ -259,6 +264,23 @@ class Action:
             return None
         begin = position + len(raw) - len(raw.lstrip())
         return begin, begin + len(body)
+
+
+_REPORTERS = re.compile(
+    r"(?:py\.?test|tox|nox|patch|g?make|ninja|ctest|cargo|npm|yarn|pnpm|jest|mocha|vitest|rspec|prove|bats|mvn|"
+    r"gradlew?|tsc)$"
+)
+_GIT_EDITS = frozenset({"apply", "am", "merge", "cherry-pick", "rebase", "revert", "stash", "pull"})
+
+
+def _reports(call: Invocation) -> bool:
+    if call.program == "git":
+        return any(a in _GIT_EDITS for a in call.arguments[:4])
+    if language(call.program) == "python":
+        return any(a in ("pytest", "unittest", "doctest") for a in call.arguments[:4])
+    if call.program in ("go", "node"):
+        return any(a in ("test", "--test") for a in call.arguments[:3])
+    return _REPORTERS.match(call.program) is not None
 
 
 _DATA_PRINTERS = frozenset(

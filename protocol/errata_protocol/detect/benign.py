@@ -139,7 +139,7 @@ def stopped_early(call: Invocation, stderr: Sequence[str]) -> bool:
     targets = [r.target.value for r in call.simple.redirects if r.target is not None]
     quiet = call.program in ("type", "hash", "command", "which")
     for line in stderr:
-        if _SHELL_ABORT.search(line):
+        if _SHELL_ABORT.search(line) or (call.program == "git" and line.startswith(("error: ", "fatal: "))):
             return True
         match = _SHELL_PREFIX.match(line)
         if match is None:
@@ -174,7 +174,5 @@ def is_answered(action: Action, exit_code: int, stderr: Sequence[str], *, silent
         if stopped_early(last, stderr):
             return False
         return None if len(deciders) > 1 and spoken else True
-    if any(is_answer(call, exit_code) for call in deciders[1:]):
-        if silent or (always_succeeds(last) and not spoken):
-            return True
-    return False
+    before = any(is_answer(call, exit_code) for call in deciders[1:])
+    return before and (silent or (always_succeeds(last) and not spoken))

@@ -243,17 +243,25 @@ def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
     wanted = _absolute(turn, text)
     if wanted is not None:
         for word in words:
-            if "/" in word.value or word.value == posixpath.basename(wanted) or "::" in word.value:
-                if _absolute(turn, word.value) == wanted:
-                    return word.inner
+            may_be = "/" in word.value or "::" in word.value or word.value == posixpath.basename(wanted)
+            if may_be and _absolute(turn, word.value) == wanted:
+                return word.inner
     for word in words:  # --file=NAME, if=NAME, -INAME, NAME/ and host:NAME
         value = word.value
         if value.rstrip("/") == text.rstrip("/") and text.strip("/"):
             return word.inner
         before = value[-len(text) - 1 : -len(text)] if len(value) > len(text) and value.endswith(text) else ""
-        attached = value.startswith("-") and 1 <= len(value) - len(text) <= 2  # -INAME, -SIGNAME
-        if before == "=" or (len(text) > 1 and (before and before in ":@," or (before and attached))):
+        attached = before != "" and value.startswith("-") and len(value) - len(text) <= 2  # -INAME, -n5
+        joined = before != "" and len(text) > 1 and (before in ":@," or (before == "/" and "://" in value))
+        if before == "=" or joined or (attached and (len(text) > 1 or len(value) == 3)):
             return _within(turn, word, text)
+        if (
+            value[:1] in ("~", "$")
+            and "/" in value
+            and text.startswith("/")
+            and text.endswith(value[value.index("/") :])
+        ):
+            return word.inner
     return None
 
 

@@ -20,18 +20,21 @@ _NODE_HEADER = re.compile(
 _GO_PANIC = re.compile(r"^(?:panic: |fatal error: )(?P<text>.*)$")
 _GO_FRAME = re.compile(r"^\s+(?P<file>\S+\.go):(?P<line>\d+)(?: \+0x[0-9a-f]+)?$")
 _RUST_PANIC = re.compile(
-    r"^thread '[^']*'(?: \(\d+\))? panicked at (?:'(?P<text>.*)', )?(?P<file>[^\s:]+\.rs):(?P<line>\d+):(?P<column>\d+):?$"
+    r"^thread '[^']*'(?: \(\d+\))? panicked at (?:'(?P<text>.*)', )?(?P<file>[^\s:]+\.rs):(?P<line>\d+):"
+    r"(?P<column>\d+):?$"
 )
 _JAVA = re.compile(r'^Exception in thread "[^"]*" (?P<type>[\w.$]+)(?:: (?P<text>.*))?$')
 _JAVA_FRAME = re.compile(r"^\s+at (?P<class>[\w.$<>/]+)\((?P<file>[\w$]+\.(?:java|kt|scala)):(?P<line>\d+)\)$")
 _RUBY = re.compile(
-    r"^(?:\s*from )?(?P<file><internal:[^>]{1,200}>|[^\s:][^:]{0,300}):(?P<line>\d+):in [`'](?P<where>[^']*)': (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$"
+    r"^(?:\s*from )?(?P<file><internal:[^>]{1,200}>|"
+    r"[^\s:][^:]{0,300}):(?P<line>\d+):in [`'](?P<where>[^']*)': (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$"
 )
 _RUBY_TOP = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$")
 _RUBY_FRAME = re.compile(r"^\s*from (?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):in ")
 _PERL = re.compile(r"^(?P<text>.*) at (?P<file>\S{1,300}) line (?P<line>\d{1,9})(?:\.|,.*)$")
 _PHP = re.compile(
-    r"^(?:PHP )?(?P<type>Fatal error|Parse error|Warning):\s+(?P<text>.*?)(?: in (?P<file>\S+)(?: on line |:)(?P<line>\d+))?$"
+    r"^(?:PHP )?(?P<type>Fatal error|Parse error|Warning):\s+(?P<text>.*?)(?: in (?P<file>\S+)(?: on line |"
+    r":)(?P<line>\d+))?$"
 )
 
 
@@ -77,7 +80,8 @@ def _at(lines: Sequence[str], index: int, line: str) -> Crash | None:
         if java:
             return _java(lines, index, java)
     if line.startswith(("panic: ", "fatal error: ")) and (match := _GO_PANIC.match(line)):
-        if any(x.startswith("goroutine ") for x in lines[index + 1 : index + 12]):
+        stack = any(x.startswith("goroutine ") for x in lines[index + 1 : index + 12])
+        if stack:
             return Crash("go", "panic", match.group("text"), line, _frames(lines, index + 1, _GO_FRAME))
     if "panicked at" in line and (match := _RUST_PANIC.match(line)):
         frame = Frame(match.group("file"), int(match.group("line")))
@@ -88,14 +92,13 @@ def _at(lines: Sequence[str], index: int, line: str) -> Crash | None:
             frame = Frame(ruby.group("file"), int(ruby.group("line")))
             outer = _frames(lines, index + 1, _RUBY_FRAME)
             return Crash("ruby", ruby.group("type"), ruby.group("text"), line, (*outer, frame))
-    if " line " in line and " at " in line and (match := _PERL.match(line)):
-        if not line.startswith((" ", "\t")) and not match.group("text").startswith("\t"):
-            frame = Frame(match.group("file"), int(match.group("line")))
-            return Crash("perl", "die", match.group("text"), line, (frame,))
-    if line.startswith(("PHP ", "Fatal error:", "Parse error:")) and (match := _PHP.match(line)):
-        if match.group("type") != "Warning" and match.group("file"):
-            frame = Frame(match.group("file"), int(match.group("line")))
-            return Crash("php", match.group("type"), match.group("text"), line, (frame,))
+    if " line " in line and " at " in line and not line[0].isspace() and (match := _PERL.match(line)):
+        frame = Frame(match.group("file"), int(match.group("line")))
+        return Crash("perl", "die", match.group("text"), line, (frame,))
+    match = _PHP.match(line) if line.startswith(("PHP ", "Fatal error:", "Parse error:")) else None
+    if match and match.group("type") != "Warning" and match.group("file"):
+        frame = Frame(match.group("file"), int(match.group("line")))
+        return Crash("php", match.group("type"), match.group("text"), line, (frame,))
     return None
 
 

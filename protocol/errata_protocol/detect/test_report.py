@@ -92,12 +92,13 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
     summary: list[tuple[str, str, str]] = []  # status, id, line
     verbose: list[tuple[str, str, str]] = []
     listed = False
+    headed = any("short test summary info" in line for line in lines[:end])
     for line in lines[:end]:
         heading = _HEADING.match(line) if line.startswith("===") else None
         if heading:
             listed = "short test summary" in heading.group("name")
         match = _SUMMARY.match(line) if line.startswith(("FAILED ", "ERROR ")) else None
-        if match and (listed or "::" in line or ".py" in line):
+        if match and (listed if headed else "::" in line or ".py" in line):
             summary.append((match.group("status"), match.group("id"), line))
         elif "::" in line and (seen := _VERBOSE.match(line)):
             verbose.append((seen.group("status"), seen.group("id"), line))

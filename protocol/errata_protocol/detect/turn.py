@@ -100,7 +100,7 @@ class Turn:
     @cached_property
     def reported(self) -> tuple[str, ...]:
         """Lines of both streams, standard output only when it is not plain data: tests and patches report there."""
-        if self.action.shows_data and not self.action.merges_stderr:
+        if self.action.shows_data and not self.action.merges_stderr and not self.action.reports:
             return self.stderr
         return (*self.stderr, *self.stdout)
 

@@ -28,61 +28,92 @@ def _phrase(text: str, at: str) -> Phrase:
 
 PHRASES = (
     _phrase(
-        r"regex parse error|unmatched (?:\(|\)|\[|\{)|unmatched (?:parenthes|bracket|brace)|invalid (?:regular expression|back reference|preceding|"
-        r"range end|character class|content of)|error parsing regexp|trailing backslash|unclosed (?:group|character class)|"
-        r"nothing to repeat|brackets? \(?\[.* not balanced|missing terminating \]|missing closing parenthesis|unterminated character",
+        r"regex parse error|unmatched (?:\(|\)|\[|\{)|unmatched (?:parenthes|bracket|brace)|"
+        r"invalid (?:regular expression|back reference|preceding|"
+        r"range end|character class|content of)|error parsing regexp|trailing backslash|unclosed (?:group|"
+        r"character class)|"
+        r"nothing to repeat|brackets? \(?\[.* not balanced|missing terminating \]|missing closing parenthesis|"
+        r"unterminated character",
         "pattern",
     ),
     _phrase(
-        r"(?:missing|expected) (?:an? )?(?:\w+ ){0,4}(?:operand|operands|argument|arguments|parameter|value)s?\b|(?:the following )?(?:required )?arguments? (?:are|is|were) (?:required|not provided|missing)|"
-        r"the following (?:required )?arguments|requires? (?:an?|at least|exactly|one|two|\d+|more|the)\b.*\b(?:argument|arguments|value|values|parameter|operand|arg)s?\b|"
-        r"requires? (?:argument|a value)|you must specify|must be specified|must specify|(?:not enough|too few|insufficient) (?:arguments|operands|parameters)|"
-        r"no (?:pattern|input files?|program|query|files?|arguments?|command|expression) (?:given|specified|provided|supplied)|no input files$|\[: missing|"
-        r"missing required|needs? (?:an? )?(?:value|argument)|argument (?:expected|missing)|option .* (?:needs|expects) |"
+        r"(?:missing|expected) (?:an? )?(?:\w+ ){0,4}(?:operand|operands|argument|arguments|parameter|value)s?\b|"
+        r"(?:the following )?(?:required )?arguments? (?:are|is|were) (?:required|not provided|missing)|"
+        r"the following (?:required )?arguments|requires? (?:an?|at least|exactly|one|two|\d+|more|"
+        r"the)\b.*\b(?:argument|arguments|value|values|parameter|operand|arg)s?\b|"
+        r"requires? (?:argument|a value)|you must specify|must be specified|must specify|(?:not enough|too few|"
+        r"insufficient) (?:arguments|operands|parameters)|"
+        r"no (?:pattern|input files?|program|query|files?|arguments?|command|expression) (?:given|specified|"
+        r"provided|supplied)|no input files$|\[: missing|"
+        r"missing required|needs? (?:an? )?(?:value|argument)|argument (?:expected|missing)|option .* (?:needs|"
+        r"expects) |"
         r"missing argument|no (?:search )?pattern|filename argument expected|cowardly refusing|you need to specify|"
-        r"must give exactly one|takes (?:no|exactly|at (?:least|most)) .*argument|wrong number of arguments|no url specified|missing url|"
+        r"must give exactly one|takes (?:no|exactly|at (?:least|most)) .*argument|wrong number of arguments|"
+        r"no url specified|missing url|"
         r"nothing specified|no \w+ name (?:given|specified)",
         "call",
     ),
     _phrase(
-        r"(?:unrecogni[sz]ed|unknown|invalid|illegal|unsupported|bad|undefined|ambiguous|unexpected|no such) (?:command[- ]line |global )?(?:long |short |extra )?"
-        r"(?:option|switch|flag|predicate|argument|parameter|operand|primary|shorthand flag|command|subcommand|action|operation|verb|directive)s?\b|"
-        r"flag provided but not defined|extra operand|is not an? (?:\S+ )?(?:command|subcommand|option)\b|isn't a \w+ command|"
-        r"option .{1,80} (?:is ambiguous|doesn't allow an argument|not recognized|is unknown)|did you mean (?:-|`-|'-)|unknown key|"
-        r"is not a recogni[sz]ed (?:option|command|flag)|arguments? .{1,80} (?:not recognized|is invalid)|got unexpected extra argument|"
+        r"(?:unrecogni[sz]ed|unknown|invalid|illegal|unsupported|bad|undefined|ambiguous|unexpected|"
+        r"no such) (?:command[- ]line |global )?(?:long |short |extra )?"
+        r"(?:option|switch|flag|predicate|argument|parameter|operand|primary|shorthand flag|command|subcommand|"
+        r"action|operation|verb|directive)s?\b|"
+        r"flag provided but not defined|extra operand|is not an? (?:\S+ )?(?:command|subcommand|option)\b|"
+        r"isn't a \w+ command|"
+        r"option .{1,80} (?:is ambiguous|doesn't allow an argument|not recognized|is unknown)|did you mean (?:-|`-|"
+        r"'-)|unknown key|"
+        r"is not a recogni[sz]ed (?:option|command|flag)|arguments? .{1,80} (?:not recognized|is invalid)|"
+        r"got unexpected extra argument|"
         r"unsupported option|is not a valid option|missing script:|no rule for option|paths must precede expression|"
-        r"found argument .{1,200} wasn't expected|due to unexpected token|no such remote|(?:branch|tag|remote|stash entry) .{1,200} not found",
+        r"found argument .{1,200} wasn't expected|due to unexpected token|could not create named generator|"
+        r"no such remote|(?:branch|tag|remote|stash entry) .{1,200} not found",
         "option",
     ),
     _phrase(
-        r"ambiguous (?:argument|redirect)|bad revision|not a valid (?:object name|identifier|ref|revision|branch name|integer|number|remote name|tag name|commit)|"
-        r"invalid (?:reference|upstream|refspec|object name|choice|value|mode|date|time interval|number|group|user|signal|spec|size|count|format|"
-        r"suffix|unit|byte|byte list|field|field list|byte or field list|range|width|line|column|length|int value|float value|argument|input|type|port|address|character|key|escape|config|regex|expression|"
-        r"block size|precision|conversion|option|target|context length|context|max count|delimiter|url|glob|tag|version|requirement|"
+        r"ambiguous (?:argument|redirect)|bad revision|not a valid (?:object name|identifier|ref|revision|"
+        r"branch name|integer|number|remote name|tag name|commit)|"
+        r"invalid (?:reference|upstream|refspec|object name|choice|value|mode|date|time interval|number|group|user|"
+        r"signal|spec|size|count|format|"
+        r"suffix|unit|byte|byte list|field|field list|byte or field list|range|width|line|column|length|int value|"
+        r"float value|argument|input|type|port|address|character|key|escape|config|regex|expression|"
+        r"block size|precision|conversion|option|target|context length|context|max count|delimiter|url|glob|tag|"
+        r"version|requirement|"
         r"sort key|tab|offset|depth|start|end|level|base|pid|process|path|name|id|duration|timeout|timespec|"
-        r"zero-length|arithmetic|character class|digit|decimal|trailing|attribute|environment|percentage|chunk|page|line number|buffer|record|status|number of \w+)\b|"
-        r"invalid .{1,80}[:'‘`]|unknown (?:revision|encoding|format|type|value|signal|terminal|filesystem|user|group|file type|regexp)|"
-        r"numeric argument required|integer expression expected|integer expected|arguments must be process or job IDs|not something we can merge|"
-        r"too many arguments|unexpected (?:argument|extra argument|positional)|is not a valid|is not (?:an? )?(?:integer|number|positive|valid)|"
-        r"non-integer argument|must be (?:an? )?(?:integer|number|positive|non-negative|one of)|out of range|malformed (?:number|url|url input)|"
-        r"unsupported (?:protocol|scheme|url)|bad (?:number|range|port|url|argument|format)|no such (?:user|group|signal)|does not (?:match|make sense)|"
-        r"is not a commit|needed a single revision|unknown date format|bad date|cannot parse|failed to parse|illegal (?:number|byte|time|line|list)|"
-        r"the (?:argument|value) .{1,80} (?:is|cannot)|cannot be used with|mutually exclusive|not allowed with|options? .{1,80} (?:cannot|can't) be (?:used|combined)|"
-        r"incompatible options?|conflicting options?|can't be used together|cannot combine|only one .{1,60} (?:may|can) be|"
-        r"wrong expression passed|bad option|unrecogni[sz]ed (?:input|format)|URL rejected|bad interpreter option|too many (?:operands|parameters)|"
+        r"zero-length|arithmetic|character class|digit|decimal|trailing|attribute|environment|percentage|chunk|page|"
+        r"line number|buffer|record|status|number of \w+)\b|"
+        r"invalid .{1,80}[:'‘`]|unknown (?:revision|encoding|format|type|value|signal|terminal|filesystem|user|"
+        r"group|file type|regexp)|"
+        r"numeric argument required|integer expression expected|integer expected|"
+        r"arguments must be process or job IDs|not something we can merge|"
+        r"too many arguments|unexpected (?:argument|extra argument|positional)|is not a valid|"
+        r"is not (?:an? )?(?:integer|number|positive|valid)|"
+        r"non-integer argument|must be (?:an? )?(?:integer|number|positive|non-negative|one of)|out of range|"
+        r"malformed (?:number|url|url input)|"
+        r"unsupported (?:protocol|scheme|url)|bad (?:number|range|port|url|argument|format)|no such (?:user|group|"
+        r"signal)|does not (?:match|make sense)|"
+        r"is not a commit|needed a single revision|unknown date format|bad date|cannot parse|failed to parse|"
+        r"illegal (?:number|byte|time|line|list)|"
+        r"the (?:argument|value) .{1,80} (?:is|cannot)|cannot be used with|mutually exclusive|not allowed with|"
+        r"options? .{1,80} (?:cannot|can't) be (?:used|combined)|"
+        r"incompatible options?|conflicting options?|can't be used together|cannot combine|only one .{1,60} (?:may|"
+        r"can) be|"
+        r"wrong expression passed|bad option|unrecogni[sz]ed (?:input|format)|URL rejected|bad interpreter option|"
+        r"too many (?:operands|parameters)|"
         r"expects? (?:an?|at (?:least|most)|exactly) .{1,60}",
         "argument",
     ),
 )
 _NOT_ARGUMENTS = re.compile(
-    r"^\s|^(?:warning|note|hint|info|debug|I|W)\b|not a git repository|syntax error|invalid syntax|^Hint:|invalid literal|: (?-i:[A-Z]\w*Error): (?!.*argument)|"
+    r"^\s|^(?:warning|note|hint|info|debug|I|W)\b|not a git repository|syntax error|invalid syntax|^Hint:|"
+    r"invalid literal|: (?-i:[A-Z]\w*Error): (?!.*argument)|"
     r"invalid (?:magic|header|compressed|tar|signature|cross-device|checksum|password|credentials|token|json|utf)|"
     r"bad (?:substitution|address|gateway)|^\s*at |invalid option name: pipefail$",
     re.IGNORECASE,
 )
 _USAGE = re.compile(r"^(?:ERROR: )?(?:\S+: )?usage:(?:\s|$)|: usage: ", re.IGNORECASE)
 _TRY_HELP = re.compile(
-    r"^(?:\S+: )?(?:Try|See|Run|Use) ['`\"‘]?[\w ./+-]+(?: -h\b| --?help\b| --usage\b| help\b)|^For more information,? try '?--help",
+    r"^(?:\S+: )?(?:Try|See|Run|Use) ['`\"‘]?[\w ./+-]+(?: -h\b| --?help\b| --usage\b| help\b)|"
+    r"^For more information,? try '?--help",
     re.IGNORECASE,
 )
 _CHAR = re.compile(r"(?:--|:|flag|switch) ?['\"‘`]?-{0,2}(?P<char>[A-Za-z0-9#@%?])['\"’`]?(?:$|[\s.,(])")
@@ -126,7 +157,8 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
     rest = message.text[match.start() :]
     quotes = quoted(message.rest)
     after = rest[match.end() - match.start() :]
-    names = [*reversed(quoted(rest)), *reversed(quotes)]
+    blamed = re.sub(r"\((?:choose|possible|valid|expected)\b.*", "", rest)
+    names = [*reversed(quoted(blamed)), *reversed(quotes)]
     if phrase.at == "option":
         for name in quoted(rest) or quotes:
             dashed = argument_span(turn, (name,), message.program, in_code=False) if name.startswith("-") else None

@@ -11,7 +11,7 @@ from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
 
 _GCC = re.compile(
-    r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal |internal compiler )?error\b:?"
+    r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal |internal compiler )?[Ee]rror\b:?"
 )
 _RUST = re.compile(r"^error(?:\[E\d+\])?: ")
 _RUST_ARROW = re.compile(r"^\s*--> (?P<file>[^:]+):(?P<line>\d+):(?P<column>\d+)$")
@@ -20,17 +20,21 @@ _TSC = re.compile(r"^(?P<file>[^\s(:][^(:]{0,300})[(:](?P<line>\d+)[,:](?P<colum
 _MAVEN = re.compile(r"^\[ERROR\] (?P<file>/\S+\.\w+):\[(?P<line>\d+),(?P<column>\d+)\]")
 _CMAKE = re.compile(r"^CMake Error(?: at (?P<file>[^:]+):(?P<line>\d+))?")
 _LINK = re.compile(
-    r"undefined reference to|ld returned \d+ exit status|multiple definition of|cannot find -l|linker command failed|undefined symbol: |Undefined symbols for"
+    r"undefined reference to|ld returned \d+ exit status|multiple definition of|cannot find -l|"
+    r"linker command failed|undefined symbol: |Undefined symbols for"
 )
 _LINK_PLACE = re.compile(
-    r"(?:^|: )(?P<file>[^\s:(]+\.\w+):(?P<line>\d+): undefined reference|(?:^|: )(?P<plain>[^\s:(/]+\.\w+):\(\.text[^)]*\): undefined reference"
+    r"(?:^|: )(?P<file>[^\s:(]+\.\w+):(?P<line>\d+): undefined reference|(?:^|"
+    r": )(?P<plain>[^\s:(/]+\.\w+):\(\.text[^)]*\): undefined reference"
 )
 _MAKEFILE = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): \*\*\* ")
 _MAKE = re.compile(r"^(?:g|re)?make(?:\[\d+\])?: \*\*\* ")
 _MAKE_PLACE = re.compile(r"\*\*\* \[(?P<file>[^:\]]+):(?P<line>\d+): ")
 _OTHER = re.compile(
-    r"^ninja: (?:build stopped|error)|^error: (?:could not compile|linking with|aborting due to)|^FAILURE: Build failed|^BUILD FAILED|"
-    r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |^compilation terminated\.|"
+    r"^ninja: (?:build stopped|error)|^error: (?:could not compile|linking with|aborting due to)|"
+    r"^FAILURE: Build failed|^BUILD FAILED|"
+    r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |"
+    r"^compilation terminated\.|"
     r"^\d+ errors? generated\.$|^\d+ errors?$|^cc1\w*: |: fatal error: |^lto1: "
 )
 _NO_SOURCE = re.compile(r"^cc1\w*: fatal error: (?P<file>.+): No such file or directory$")
@@ -137,7 +141,7 @@ def _make(turn: Turn, line: str) -> list[ErrorSite]:
 
 
 def _is_about_arguments(line: str) -> bool:
-    return re.search(r"does not exist|Unknown argument|--help", line) is not None
+    return re.search(r"does not exist|Unknown argument|--help|named generator", line) is not None
 
 
 def _is_driver_argument(lines: tuple[str, ...], line: str) -> bool:

@@ -6,11 +6,9 @@ import re
 
 from errata_protocol.detect.action import Invocation, language
 from errata_protocol.detect.place import (
-    INLINE_FILES,
     Span,
     argument_span,
     frame_site,
-    inline_span,
     is_own,
     last_own_frame,
     relative_file,
@@ -35,7 +33,8 @@ _NAMED_LINE = re.compile(
     r"(?:SyntaxError|IndentationError|TabError|invalid syntax)\b.*\((?P<file>[^(),]{1,300}), line (?P<line>\d+)\)"
 )
 _LINT_SYNTAX = re.compile(
-    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):(?:(?P<column>\d+):)? .*(?:SyntaxError|invalid-syntax|E999|\[syntax\]|invalid syntax|syntax error)",
+    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):(?:(?P<column>\d+):)? .*(?:SyntaxError|invalid-syntax|E999|"
+    r"\[syntax\]|invalid syntax|syntax error)",
     re.IGNORECASE,
 )
 _FORMATTER = re.compile(
@@ -44,10 +43,12 @@ _FORMATTER = re.compile(
 )
 _RUFF_PARSE = re.compile(r"Failed to parse (?P<file>[^\s:]+):(?P<line>\d+):(?P<column>\d+)")
 _JSON = re.compile(
-    r"^(?:[\w./-]+: )?(?:.*?)(?:Expecting|Extra data|Invalid|Unterminated|Illegal|parse error|Exceeds)\b.*\bline (?P<line>\d+),? column (?P<column>\d+)"
+    r"^(?:[\w./-]+: )?(?:.*?)(?:Expecting|Extra data|Invalid|Unterminated|Illegal|parse error|"
+    r"Exceeds)\b.*\bline (?P<line>\d+),? column (?P<column>\d+)"
 )
 _PARSER_LINE = re.compile(
-    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+)(?::(?P<column>\d+))?: ?(?:parser error|syntax error|parse error|\S+: (?:syntax|parse) error)"
+    r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+)(?::(?P<column>\d+))?: ?(?:parser error|syntax error|parse error|"
+    r"\S+: (?:syntax|parse) error)"
 )
 _YAML = re.compile(
     r"yaml: (?:line (?P<line>\d+)|.*(?:did not find|could not find|mapping values|found ))", re.IGNORECASE
@@ -61,16 +62,20 @@ _JQ = re.compile(
     r"^jq: (?:error: )?.*(?:syntax error|compile error|is not defined at|unterminated)|^jq: \d+ compile error"
 )
 _SQL = re.compile(
-    r"^(?:Parse error|Error): (?:near|in prepare|incomplete input)|^Parse error near line (?P<line>\d+)|near line (?P<near>\d+): .*syntax error|"
-    r"near \"[^\"]*\": syntax error|ERROR:  syntax error at|You have an error in your SQL syntax|unrecognized token:|incomplete input$"
+    r"^(?:Parse error|Error): (?:near|in prepare|incomplete input)|^Parse error near line (?P<line>\d+)|"
+    r"near line (?P<near>\d+): .*syntax error|"
+    r"near \"[^\"]*\": syntax error|ERROR:  syntax error at|You have an error in your SQL syntax|"
+    r"unrecognized token:|incomplete input$"
 )
 _PERL_TEXT = re.compile(
     r"^syntax error at|^Can't find string terminator|^Missing right curly|^Unmatched right|^Global symbol|^Bareword \"|"
-    r"^Unrecognized character|^Number found where|^Substitution (?:pattern|replacement) not terminated|^Search pattern not terminated|"
+    r"^Unrecognized character|^Number found where|^Substitution (?:pattern|replacement) not terminated|"
+    r"^Search pattern not terminated|"
     r"^String found where|^Unknown regexp modifier|aborted due to compilation errors"
 )
 _RUBY_SYNTAX = re.compile(
-    r"^(?:ruby: )?(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?:.*syntax errors? |syntax error|.*unterminated|.*\(SyntaxError\))"
+    r"^(?:ruby: )?(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?:.*syntax errors? |syntax error|.*unterminated|"
+    r".*\(SyntaxError\))"
 )
 _GO_SYNTAX = re.compile(r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:syntax error|expected )")
 _NOT_SYNTAX = re.compile(
@@ -266,12 +271,15 @@ _PERL_MODULE = re.compile(r"^Can't locate (?P<module>\S+) in @INC.* at (?P<file>
 _PERL_OPTION = re.compile(r"^Can't locate (?P<module>\S+?)(?:\.pm)? in @INC")
 _RUBY_MODULE = re.compile(r"cannot load such file -- (?P<module>\S+)")
 _GO_MODULE = re.compile(
-    r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:no required module provides package|cannot find package|package \S+ is not in|cannot find module)"
+    r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:no required module provides package|cannot find package|"
+    r"package \S+ is not in|cannot find module)"
 )
 _TS_MODULE = re.compile(r"^(?P<file>[^\s(]+)[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS(?:2307|7016)")
 _OTHER_MODULE = re.compile(
-    r"Could not find or load main class|ClassNotFoundException|NoClassDefFoundError|there is no package called|module '[^']+' not found:|"
-    r"no required module provides package|Error importing plugin|Cannot find module|ERR_MODULE_NOT_FOUND|MODULE_NOT_FOUND|No module named '?[\w.]+'?$|ModuleNotFoundError: "
+    r"Could not find or load main class|ClassNotFoundException|NoClassDefFoundError|there is no package called|"
+    r"module '[^']+' not found:|"
+    r"no required module provides package|Error importing plugin|Cannot find module|ERR_MODULE_NOT_FOUND|"
+    r"MODULE_NOT_FOUND|No module named '?[\w.]+'?$|ModuleNotFoundError: "
 )
 
 

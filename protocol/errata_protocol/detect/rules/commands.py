@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 from errata_protocol.detect.action import SHELLS, Invocation
 from errata_protocol.detect.place import Span, relative_file, site
@@ -23,7 +22,24 @@ _NO_FILE = re.compile(
 )
 _INTERPRETER = re.compile(r"^(?P<command>.{1,400}?): (?P<program>\S+): bad interpreter: No such file or directory$")
 _LAUNCHERS = frozenset(
-    "env xargs timeout nohup nice stdbuf setsid time sudo strace exec ionice watch chroot unshare taskset".split()
+    [
+        "env",
+        "xargs",
+        "timeout",
+        "nohup",
+        "nice",
+        "stdbuf",
+        "setsid",
+        "time",
+        "sudo",
+        "strace",
+        "exec",
+        "ionice",
+        "watch",
+        "chroot",
+        "unshare",
+        "taskset",
+    ]
 )
 _LAUNCH = re.compile(
     r"(?:failed to (?:run command|execute)|cannot run|can't execute|unable to execute|command not found|not found|"

@@ -10,11 +10,14 @@ from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind
 
 _UNREACHABLE = re.compile(
-    r"could(?: not|n't) resolve (?:host|proxy|')|cannot resolve host|unable to resolve host|temporary failure (?:in name resolution|resolving)|"
+    r"could(?: not|n't) resolve (?:host|proxy|')|cannot resolve host|unable to resolve host|"
+    r"temporary failure (?:in name resolution|resolving)|"
     r"name or service not known|network is unreachable|network unreachable|\bEAI_AGAIN\b|\bENOTFOUND\b|\bENETUNREACH\b|"
     r"\bEHOSTUNREACH\b|no address associated with hostname|nodename nor servname|getaddrinfo failed|no route to host|"
-    r"failed to lookup address|lookup \S+(?: on \S+)?: (?:no such host|server misbehaving|dial|temporary)|UnknownHostException|"
-    r"name resolution failed|failed to resolve|host not found|unknown host|bad (?:address|hostname)|blocked by (?:the )?(?:network )?policy|"
+    r"failed to lookup address|lookup \S+(?: on \S+)?: (?:no such host|server misbehaving|dial|temporary)|"
+    r"UnknownHostException|"
+    r"name resolution failed|failed to resolve|host not found|unknown host|bad (?:address|hostname)|"
+    r"blocked by (?:the )?(?:network )?policy|"
     r"command (?:is )?(?:blocked|not allowed) by policy",
     re.IGNORECASE,
 )
@@ -24,7 +27,8 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _HOST_SAID = re.compile(
-    r"(?:host(?:name)?(?: address)?[:=]? |host=|resolve |resolving |lookup |ENOTFOUND |EAI_AGAIN |connect to |connecting to )"
+    r"(?:host(?:name)?(?: address)?[:=]? |host=|resolve |resolving |lookup |ENOTFOUND |EAI_AGAIN |connect to |"
+    r"connecting to )"
     r"['\"‘`(]?(?:\w+://)?(?P<host>[A-Za-z0-9][\w.-]{0,253})",
     re.IGNORECASE,
 )
@@ -43,7 +47,7 @@ def _network(turn: Turn) -> Finding | None:
     for line in lines:
         if line.startswith(_HARMLESS):
             continue
-        if _UNREACHABLE.search(line) or (_REFUSED.search(line) and _remote(line)):
+        if _UNREACHABLE.search(line) or (_REFUSED.search(line) and _remote(turn, line)):
             hit = line
             if _place(turn, line) is not None:
                 break
@@ -81,11 +85,13 @@ def _silent_network(turn: Turn) -> Finding | None:
     return None
 
 
-def _remote(line: str) -> bool:
+def _remote(turn: Turn, line: str) -> bool:
     """Whether a refused connection went to another machine: only a host that is named can be told."""
     if _LOOPBACK.search(line):
         return False
-    return any(not _NOT_A_HOST.search(h) for h in _hosts(line))
+    said = [m.group("host") for m in _HOST_SAID.finditer(line)]
+    seen = [h for h in _hosts(line) if h[-1:].isdigit() or re.search(re.escape(h) + r"(?![\w.(])", turn.command)]
+    return any(not _NOT_A_HOST.search(h) for h in (*said, *seen) if "." in h)
 
 
 def _hosts(line: str) -> list[str]:
@@ -116,15 +122,17 @@ def _only_address(turn: Turn) -> Span | None:
         if frame is None or frame.file not in INLINE_FILES:
             return None
         start, end = inline_span(turn, frame.file, frame.line) or (start, end)
-        return _address_in(turn, start, end) or _address_in(turn, 0, len(turn.command))
+        return _address_in(turn, start, end, in_code=True) or _address_in(turn, 0, len(turn.command), in_code=True)
     return _address_in(turn, start, end)
 
 
-def _address_in(turn: Turn, start: int, end: int) -> Span | None:
+def _address_in(turn: Turn, start: int, end: int, *, in_code: bool = False) -> Span | None:
     urls = [m.span() for m in _URL.finditer(turn.command, start, end)]
     if urls:
         return urls[-1]
     hosts = [m.span() for m in _HOST.finditer(turn.command, start, end) if not _NOT_A_HOST.search(m.group())]
+    if in_code:  # `socket.create_connection` has the form of a host name too: only what stands in quotes counts
+        hosts = [(a, b) for a, b in hosts if turn.command[a - 1 : a] in ("'", '"')]
     return hosts[0] if len(hosts) == 1 else None
 
 
@@ -132,8 +140,8 @@ RULES = (
     Rule(
         "network.unreachable",
         ErrorKind.POLICY_VIOLATION,
-        "A name that does not resolve, an unreachable network, or a refused connection to another machine than this; in a test "
-        "report only when every failing test stopped there.",
+        "A name that does not resolve, an unreachable network, or a refused connection to another machine than this; "
+        "in a test report only when every failing test stopped there.",
         "The URL in the action that has the host of the message, else the host; none if the action names neither.",
         _network,
     ),

@@ -12,13 +12,15 @@ from errata_protocol.markers import ErrorKind, ErrorSite
 
 _GIT_HUNK = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d+)$")
 _GIT_FILE = re.compile(
-    r"^error: (?P<file>[^:]+): (?:patch does not apply|already exists in (?:working directory|index)|does not exist in index|"
+    r"^error: (?P<file>[^:]+): (?:patch does not apply|already exists in (?:working directory|index)|"
+    r"does not exist in index|"
     r"does not match index|wrong type|has type \d+, expected)"
 )
 _GIT_NO_FILE = re.compile(r"^error: (?P<file>[^:]+): No such file or directory$")
 _PATCH_TEXT = re.compile(
     r"(?:corrupt patch at (?:(?P<file>[^:\s]+):|line )(?P<line>\d+))|(?:malformed patch at line (?P<malformed>\d+))|"
-    r"(?:patch fragment without header at (?:line |\S+:)(?P<fragment>\d+))|No valid patches|Only garbage was found in the patch|"
+    r"(?:patch fragment without header at (?:line |\S+:)(?P<fragment>\d+))|No valid patches|"
+    r"Only garbage was found in the patch|"
     r"patch unexpectedly ends|git diff header lacks filename|unrecognized input$|cannot apply binary patch"
 )
 _PATCHING = re.compile(r"^(?:patching|checking) file '?(?P<file>.+?)'?(?: \(.*\))?$")
@@ -28,11 +30,13 @@ _REVERSED = re.compile(r"^(?:Reversed \(or previously applied\)|Unreversed) patc
 _NO_TARGET = re.compile(r"^can't find file to patch at input line (?P<line>\d+)")
 _OLD_NAME = re.compile(r"^\|(?:---|\+\+\+) (?P<file>[^\t]+)")
 _CONFLICT = re.compile(r"^CONFLICT \((?P<type>[^)]*)\): (?:Merge conflict in (?P<file>.+)|(?P<first>\S+) )")
+_WITH_CONFLICTS = re.compile(r"^Applied patch to '?(?P<file>.+?)'? with conflicts")
 _NOT_APPLIED = re.compile(
     r"could not apply [0-9a-f]{4,40}|^Patch failed at \d+|^error: could not (?:apply|revert)|^Automatic merge failed"
 )
 _REPLACEMENT = re.compile(
-    r"No replacement was performed|old_str(?:ing)? .*(?:not found|not unique|did not appear)|no match(?:es)? for (?:old|search) (?:string|block)",
+    r"No replacement was performed|old_str(?:ing)? .*(?:not found|not unique|did not appear)|"
+    r"no match(?:es)? for (?:old|search) (?:string|block)",
     re.IGNORECASE,
 )
 _IN_FILE = re.compile(r"\bin (?:the )?(?:file )?[`'\"]?(?P<file>[\w./~-]*\w\.\w+|/[\w./-]+)[`'\"]?(?=[\s.,:;)]|$)")
@@ -84,6 +88,8 @@ def _sites(turn: Turn, line: str, file: str | None, ahead: tuple[str, ...], *, a
         number = match.group("line") or match.group("malformed") or match.group("fragment")
         span = _patch_argument(turn)
         return [site(line, span=span, number=int(number) if number else None)] if span or number else []
+    if match := _WITH_CONFLICTS.match(line):
+        return [site(line, file=relative_file(turn, match.group("file")))]
     if match := _HUNK.match(line):
         number = match.group("line")
         return [site(line, file=relative_file(turn, file), number=int(number) if number else None)] if file else []
@@ -131,8 +137,8 @@ RULES = (
     Rule(
         "patch.failed",
         ErrorKind.PATCH_FAILED,
-        "A hunk or file that git apply, patch, merge, cherry-pick, rebase, revert or stash pop could not apply; a patch "
-        "that is no patch; an edit tool that performed no replacement.",
+        "A hunk or file that git apply, patch, merge, cherry-pick, rebase, revert or stash pop could not apply; a "
+        "patch that is no patch; an edit tool that performed no replacement.",
         "File and line of the hunk, the conflicting file, or the argument that names the corrupt patch and its line.",
         _patch,
     ),

@@ -15,18 +15,24 @@ from errata_protocol.markers import ErrorKind, ErrorSite
 MAX_SITES = 20
 
 _MISSING = re.compile(
-    r"no such file(?: or directory)?|\bENOENT\b|cannot stat\b|can't (?:open|find|read|stat)\b|cannot (?:open|find|read) (?:file|input)|"
+    r"no such file(?: or directory)?|\bENOENT\b|cannot stat\b|can(?:'t|not) cd to|cannot open [\"'‘`]|"
+    r"could not (?:open input file|access ')|can't (?:open|find|read|stat)\b|cannot (?:open|find|"
+    r"read) (?:file|input)|"
     r"file or directory not found|did not match any file|file not found|cannot find or open|not found in archive|"
     r"^ERROR: (?:not found|found no collectors)|no such (?:directory|path)|does not exist|doesn't exist|"
-    r"cannot find the (?:path|file)|couldn't open file|could not open file|could not find file|unable to (?:open|access|find) |"
-    r"exists on disk, but not in|failed to open|name not matched|path not found|directory not found|not found or not readable|"
+    r"cannot find the (?:path|file)|couldn't open file|could not open file|could not find file|unable to (?:open|"
+    r"access|find) |"
+    r"exists on disk, but not in|failed to open|name not matched|path not found|directory not found|"
+    r"not found or not readable|"
     r"cannot access '|couldn't read|could not read|no matches found",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"permission denied|operation not permitted|\bEACCES\b|\bEPERM\b|must be (?:super-?user|root|run as root)|access (?:is )?denied|"
+    r"permission denied|operation not permitted|\bEACCES\b|\bEPERM\b|must be (?:super-?user|root|run as root)|"
+    r"access (?:is )?denied|"
     r"read-only file ?system|\bEROFS\b|are you root|requires? root|you (?:must|need to) be root|only root (?:can|may)|"
-    r"not in the sudoers|a (?:password|terminal) is required|need(?:s)? to be root|superuser privileges|run (?:this )?(?:command |script )?as root|"
+    r"not in the sudoers|a (?:password|terminal) is required|need(?:s)? to be root|superuser privilege|"
+    r"run (?:this )?(?:command |script )?as root|"
     r"insufficient (?:permissions|privileges)|authentication (?:failure|is required)|dubious ownership|not permitted|"
     r"you do not have permission|(?:with|using) sudo\b",
     re.IGNORECASE,
@@ -34,8 +40,10 @@ _DENIED = re.compile(
 _CANNOT_RUN = re.compile(r": (?:cannot execute(?: binary file)?.*|Is a directory|Exec format error)$")
 _EXEC_NEEDS = re.compile(r"^(?:cannot execute: required file not found|.*bad interpreter.*)$")
 _NO_FILE_MEANT = re.compile(
-    r"table|column|database|relation|role|user|group|schema|branch|remote|repository '|container|image|network|volume|service|"
-    r"key|variable|attribute|module|package|target|command|function|method|field|property|tag|process|job|option|resource|"
+    r"table|column|database|relation|role|user|group|schema|branch|remote|repository '|container|image|network|"
+    r"volume|service|"
+    r"key|variable|attribute|module|package|target|command|function|method|field|property|tag|process|job|option|"
+    r"resource|"
     r"pod|namespace|host|interface|device|index",
     re.IGNORECASE,
 )
@@ -72,7 +80,9 @@ def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[Error
     for line in lines[:200]:
         message = read_message(line)
         names = [c for c in _candidates(message, phrase) if c not in programs or c in quoted(line)]
-        place = argument_place(turn, names, message.program)
+        sure = names if message.program in programs else [n for n in names if set("/.") & set(n) or n in quoted(line)]
+        place = argument_place(turn, names, message.program, in_code=False)
+        place = place or argument_place(turn, sure, message.program)
         if place is not None:
             span, call = place
             found.append((call.simple.start, site(line, span=span)))

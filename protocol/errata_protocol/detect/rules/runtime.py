@@ -6,8 +6,6 @@ import re
 
 from errata_protocol.detect.action import language
 from errata_protocol.detect.place import (
-    INLINE_FILES,
-    argument_span,
     frame_site,
     is_own,
     last_own_frame,
@@ -18,18 +16,19 @@ from errata_protocol.detect.place import (
 from errata_protocol.detect.python_traceback import Frame
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import read_message
-from errata_protocol.detect.text import quoted
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite, Severity
 
 _SHELL_RUNTIME = re.compile(
-    r"unbound variable$|parameter (?:null or )?not set$|bad substitution$|division by (?:0|zero)|readonly variable$|is read ?only$|"
+    r"unbound variable$|parameter (?:null or )?not set$|bad substitution$|division by (?:0|zero)|readonly variable$|"
+    r"is read ?only$|"
     r"maximum function nesting level exceeded|bad array subscript$|value too great for base"
 )
 _JQ = re.compile(r"^jq: error(?: \(at (?P<where>[^)]*)\))?: ")
 _SQL = re.compile(r"^(?:Error: stepping|Runtime error|Error: near line \d+:|ERROR:  )")
 _SIGNAL_TEXT = re.compile(
-    r"Segmentation fault|Aborted|Bus error|Floating point exception|Illegal instruction|core dumped|Trace/breakpoint trap|"
+    r"Segmentation fault|Aborted|Bus error|Floating point exception|Illegal instruction|core dumped|"
+    r"Trace/breakpoint trap|"
     r"terminate called|AddressSanitizer|UndefinedBehaviorSanitizer|Assertion .* failed|double free|stack smashing"
 )
 _AWK = re.compile(r"^(?:g|m)?awk: .*(?:division by zero|fatal: )")
@@ -69,7 +68,7 @@ _LAST_WORDS = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .*)?
 
 
 def _native(turn: Turn) -> Finding | None:
-    """Python's report of a fatal signal (innermost frame first), a sanitizer's, or a traceback of which only the end is shown."""
+    """Python's report of a fatal signal (innermost frame first), a sanitizer's, or the end of a cut traceback."""
     frames = [Frame(m.group("file"), int(m.group("line"))) for x in turn.lines if (m := _FATAL_FRAME.match(x))]
     fatal = next((x for x in turn.lines if x.startswith("Fatal Python error: ")), None)
     if fatal is not None:
@@ -155,8 +154,8 @@ RULES = (
     Rule(
         "runtime.crash",
         ErrorKind.RUNTIME_ERROR,
-        "A Python traceback that no rule above explains (of a chain the last exception), an uncaught error of node, Go, "
-        "Rust, Java, Ruby, Perl or PHP, a shell's unbound variable or division by zero, an error that jq or SQL meets "
+        "A Python traceback that no rule above explains (of a chain the last exception), an uncaught error of "
+        "node, Go, Rust, Java, Ruby, Perl or PHP, a shell's unbound variable or division by zero, an error that jq or SQL meets "
         "while it runs, or the text of a fatal signal.",
         "The last frame inside the workspace, else the line of the code in the action.",
         _crash,
