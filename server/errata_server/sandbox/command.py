@@ -92,6 +92,7 @@ class Exchange:
             SandboxFailed: The request was not carried out, or its end never came.
         """
         self._streams = dict(streams)
+        control = self._runner.control.fileno()  # asked once: whoever destroys the sandbox may close it
         watcher: asyncio.Future[None] | None = None
         try:
             try:
@@ -100,7 +101,7 @@ class Exchange:
                 raise SandboxFailed(f"the sandbox process died before the command: {error}") from error
             finally:
                 after_send()
-            self._loop.add_reader(self._runner.control.fileno(), self._on_control)
+            self._loop.add_reader(control, self._on_control)
             for fd in self._streams:
                 self._loop.add_reader(fd, self._on_output, fd)
             self._timers.append(self._loop.call_later(self._timeout_s, self._kill, "timeout"))
@@ -110,7 +111,7 @@ class Exchange:
                 watcher = asyncio.ensure_future(self._watch(watch))
             message = await self._ended
         finally:
-            self._loop.remove_reader(self._runner.control.fileno())
+            self._loop.remove_reader(control)
             for fd in self._streams:
                 self._loop.remove_reader(fd)
             for timer in self._timers:

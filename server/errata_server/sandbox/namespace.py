@@ -80,6 +80,7 @@ class NamespaceBackend(Backend):
 
     async def start(self) -> BackendInfo:
         if self._info is None:
+            _check_privileges()
             try:
                 await asyncio.to_thread(self._prepare)
                 self._info = await self._probe()
@@ -95,7 +96,6 @@ class NamespaceBackend(Backend):
         with self._preparing:
             if self._lock_fd >= 0:
                 return
-            _check_privileges()
             self.base(self._default_base())
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()

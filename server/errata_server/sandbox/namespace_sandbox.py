@@ -154,13 +154,13 @@ class NamespaceSandbox(Sandbox):
     async def _prepare(self) -> tuple[Runner, Counters]:
         """Get everything ready that a request needs: room, a writable directory, a runner with our limits."""
         backend = self._backend
-        backend.check_room()
-        self._make_directory()
         runner = await backend.runners.take()
         try:
             if self._last is not None:
-                # An overlay's writable directory may not be in two mounts at once.
+                # An overlay's writable directory may not be in two mounts at once; and a mount holds deleted files.
                 await backend.runners.gone(self._last)
+            backend.check_room()
+            self._make_directory()
             assert backend.cgroups is not None
             backend.cgroups.apply(runner.slot, self._limits)
             before = backend.cgroups.counters(runner.slot)
@@ -232,7 +232,10 @@ class NamespaceSandbox(Sandbox):
         while True:
             await asyncio.sleep(pause)
             started = time.monotonic()
-            hit = self._over(await asyncio.to_thread(self._count))
+            try:
+                hit = self._over(await asyncio.to_thread(self._count))
+            except OSError:
+                return None  # counted again at the end, where a failure counts
             if hit is not None:
                 return hit
             pause = max(_POLL_S, 10 * (time.monotonic() - started))
@@ -360,7 +363,7 @@ class NamespaceSandbox(Sandbox):
         self._destroyed = True
         self._backend.live.pop(self.id, None)
         if self._last is not None:
-            self._last.close()
+            self._last.stop()
             await self._backend.runners.gone(self._last)
         if self._directory is not None:
             await asyncio.to_thread(remove_tree, self._directory)

@@ -44,6 +44,11 @@ class Runner:
     request: socket.socket
     control: socket.socket
 
+    def stop(self) -> None:
+        """Kill what runs; whoever waits for its end gets an error."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.control.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Let go: an unused runner ends, one with a command is killed by its init."""
         self.request.close()
