@@ -33,6 +33,7 @@ def commands(text: str) -> list[str]:
         ("a=(1 2 3); echo ${a[@]}", ["a=", "echo ${a[@]}"]),
         ("cat <<A <<-'B'; echo z\na; b\nA\n\tc | d\n\tB\nls", ["cat <<A <<-'B'", "echo z", "ls"]),
         ("ls &\nwait", ["ls", "wait"]),
+        ("&> log; (&> log ls)", ["&> log", "&> log ls"]),
         ('echo "unclosed', ['echo "unclosed']),
         ("echo é; lś", ["echo é", "lś"]),
     ],

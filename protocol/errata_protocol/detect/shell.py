@@ -76,8 +76,8 @@ class _Reader(WordReader):
                 continue
             if char == ")" or (closing and char == closing):
                 break
-            if char in ";&|":
-                operator = self.operator_text()
+            operator = self.operator_text() if char in ";&|" else ""  # `&>` starts a redirection, not a connector
+            if operator:
                 if operator in (";;", ";&", ";;&"):
                     break
                 self.pos += len(operator)

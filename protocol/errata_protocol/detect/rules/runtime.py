@@ -154,9 +154,9 @@ RULES = (
     Rule(
         "runtime.crash",
         ErrorKind.RUNTIME_ERROR,
-        "A Python traceback that no rule above explains (of a chain the last exception), an uncaught error of "
-        "node, Go, Rust, Java, Ruby, Perl or PHP, a shell's unbound variable or division by zero, an error that jq or SQL meets "
-        "while it runs, or the text of a fatal signal.",
+        "A Python traceback that no rule above explains (of a chain the last exception), an uncaught error of node, "
+        "Go, Rust, Java, Ruby, Perl or PHP, a shell's unbound variable or division by zero, an error that jq or SQL "
+        "meets while it runs, or the text of a fatal signal.",
         "The last frame inside the workspace, else the line of the code in the action.",
         _crash,
     ),
