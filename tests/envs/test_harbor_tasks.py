@@ -46,6 +46,52 @@ async def test_pytest_in_the_tests_directory_decides(tmp_path: Path, environment
     assert (await environment.step_async(DONE)).reward == 0.0
 
 
+PYTEST = "python3 -m pytest -q -p no:cacheprovider /tests/test_outputs.py && echo 1 > /logs/verifier/reward.txt"
+
+
+async def test_modules_in_the_workspace_cannot_take_over_the_test_runner(
+    tmp_path: Path, environment: TerminalEnvironment
+) -> None:
+    harbor(
+        tmp_path,
+        f"echo 0 > /logs/verifier/reward.txt; cat /dev/null; {PYTEST}",
+        **{"tests/test_outputs.py": "def test_it():\n    assert False\n"},
+    )
+    await environment.reset_async(task_id="t")
+    evil = "import os\\nos._exit(0)\\n"
+    names = (
+        "pytest _pytest pluggy iniconfig json argparse ast code pathlib unittest conftest sitecustomize usercustomize"
+    )
+    await environment.step_async(
+        TerminalAction(
+            command=f"for n in {names}; do printf '{evil}' > $n.py; mkdir -p p/$n; cp $n.py p/$n/__main__.py; done;"
+            " printf '[pytest]\\naddopts = -p json --collect-only\\n' > pytest.ini; mv p/pytest p/_pytest ."
+        )
+    )
+    assert (await environment.step_async(TerminalAction(command="python3 -m pytest --version"))).stdout == ""
+    assert (await environment.step_async(DONE)).reward == 0.0
+
+
+async def test_tests_and_programs_find_the_agents_own_modules(tmp_path: Path, environment: TerminalEnvironment) -> None:
+    """Also one with the name of a system's module, where a program of the agent imports it."""
+    harbor(
+        tmp_path,
+        f"cd sub && [ $(python3 main.py) = own ] && cd .. && {PYTEST} || echo 0 > /logs/verifier/reward.txt",
+        **{
+            "tests/test_outputs.py": "import helper\nimport mine\n\ndef test_it():\n    assert mine.X + helper.Y == 3\n",
+            "tests/helper.py": "Y = 2\n",
+        },
+    )
+    await environment.reset_async(task_id="t")
+    await environment.step_async(
+        TerminalAction(
+            command="echo 'X = 1' > mine.py; mkdir sub; echo 'word = \"own\"' > sub/queue.py;"
+            " printf 'import queue\\nprint(queue.word)\\n' > sub/main.py"
+        )
+    )
+    assert (await environment.step_async(DONE)).reward == 1.0
+
+
 @pytest.mark.parametrize(
     ("test_sh", "reward"),
     [

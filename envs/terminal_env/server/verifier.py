@@ -141,6 +141,7 @@ async def _run_script(backend: Backend, task: Task, state: SandboxSnapshot) -> V
     token = secrets.token_hex(16)
     mounts = {
         "/verifier": staged(RUNTIME / "script.py"),
+        "/site": staged(RUNTIME / "sitecustomize.py"),
         "/tests": staged(task.tests, key=task.digest),
         "/logs": logs_link(f"/tmp/verifier-{token}"),
     }

@@ -71,7 +71,12 @@ def main():
     os.makedirs(logs, mode=0o700)
     os.makedirs(home, mode=0o700)
     env = {"PATH": os.environ["PATH"], "HOME": home, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-    env |= {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"} | request["env"]
+    env |= {
+        "PYTHONPATH": "/site",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+    } | request["env"]
     try:
         os.chdir("/workspace")
     except OSError:
