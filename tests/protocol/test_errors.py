@@ -22,8 +22,7 @@ PUBLIC = [
 def test_each_class_has_a_code_of_its_own_branch_and_stands_in_the_drawing(cls: type[ErrataError]) -> None:
     assert cls.code in CODES
     assert errors.__doc__ is not None and f" {cls.__name__} " in errors.__doc__ + " "
-    if cls is not errors.SessionLost:  # the caller can do nothing about it, yet only the caller can go on
-        assert (CODES[cls.code].fault == "caller") is issubclass(cls, CallerError)
+    assert (CODES[cls.code].fault == "caller") is issubclass(cls, CallerError)
 
 
 def test_upstreams_codes_are_all_known() -> None:
@@ -34,7 +33,7 @@ def test_upstreams_codes_are_all_known() -> None:
 def test_a_class_comes_back_from_the_wire(cls: type[ErrataError]) -> None:
     back = error_from_wire({"message": "m", "code": cls.code, "eid": "e"})
     assert back.code == cls.code and back.message == "m" and back.details == {"eid": "e"}
-    assert isinstance(back, CallerError) is (CODES[cls.code].fault == "caller") or cls is errors.SessionLost
+    assert isinstance(back, CallerError) is (CODES[cls.code].fault == "caller")
 
 
 def test_an_unknown_code_keeps_its_text_and_code() -> None:

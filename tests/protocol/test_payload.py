@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from errata_protocol.payload import canonical, digest, encode_payload, semantic_digest, splice
 
+texts = st.text(st.characters(exclude_categories=["Cs"]))
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner),
     max_leaves=20,
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), json_values))
+@given(st.dictionaries(texts, json_values))
 def test_a_spliced_frame_holds_the_payloads_exact_bytes(data: dict[str, Any]) -> None:
     payload = encode_payload(data)
     frame = splice({"type": "observation", "t": 3}, payload)
