@@ -78,7 +78,7 @@ async def test_tests_and_programs_find_the_agents_own_modules(tmp_path: Path, en
         tmp_path,
         f"cd sub && [ $(python3 main.py) = own ] && cd .. && {PYTEST} || echo 0 > /logs/verifier/reward.txt",
         **{
-            "tests/test_outputs.py": "import helper\nimport mine\n\ndef test_it():\n    assert mine.X + helper.Y == 3\n",
+            "tests/test_outputs.py": "import helper, mine\n\ndef test_it():\n    assert mine.X + helper.Y == 3\n",
             "tests/helper.py": "Y = 2\n",
         },
     )
