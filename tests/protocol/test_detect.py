@@ -258,6 +258,11 @@ def test_all_sites_are_listed_with_the_failing_one_first_and_bounded() -> None:
     assert [s.line for s in found.error_sites] == list(range(1, 21))
 
 
+def test_an_empty_argument_at_fault_has_no_span() -> None:
+    site = find("grep -e '' [", 2, "grep: Unmatched [, [^, [:, [., or [=").error_site
+    assert site is not None and site.action_span is None
+
+
 def test_markers_that_only_a_server_can_give() -> None:
     found = tool_not_found("rnu", ["run", "submit"])
     assert found.error_kind == "tool_not_found" and found.hint_template_key == "tool.unknown"

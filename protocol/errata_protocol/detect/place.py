@@ -75,7 +75,9 @@ def site(
     column: int | None = None,
     test_id: str | None = None,
 ) -> ErrorSite:
-    """Build a site; a line or column of 0, which some tools print, counts as none."""
+    """Build a site; a line or column of 0, which some tools print, and an empty span count as none."""
+    if span is not None and span[0] >= span[1]:  # the inside of an empty string
+        span = None
     return ErrorSite(
         action_field="command" if span else None,
         action_span=span,
