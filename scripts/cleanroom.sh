@@ -21,8 +21,9 @@ command -v debootstrap >/dev/null || { say "run: apt-get install -y debootstrap"
 parent=${CLEANROOM_DIR:-$PWD/.cache}
 mkdir -p "$parent"
 room=$(mktemp -d "$parent/cleanroom.XXXXXX")
-# Everything that is mounted or started lives in namespaces of its own and is gone before this runs.
-trap 'rm -rf --one-file-system "$room"' EXIT
+inside=
+# Everything that is mounted or started lives in namespaces that end with $inside (which ignores other signals).
+trap '[ -z "$inside" ] || kill -KILL "$inside" 2>/dev/null; wait; rm -rf --one-file-system "$room"' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -38,9 +39,9 @@ git clone -q . "$room/root/errata"
 say "clone of $(git log -1 --format='%h %s')"
 for file in /etc/resolv.conf /etc/pip.conf "$HOME/.config/pip/pip.conf" /etc/ssl/certs/ca-certificates.crt; do
     if [ -e "$file" ]; then
-        inside=$room${file/#$HOME//root}
-        mkdir -p "$(dirname "$inside")"
-        cp -L "$file" "$inside"
+        copy=$room${file/#$HOME//root}
+        mkdir -p "$(dirname "$copy")"
+        cp -L "$file" "$copy"
     fi
 done
 for file in /etc/apt/apt.conf /etc/apt/apt.conf.d/*proxy*; do
@@ -85,4 +86,9 @@ for name in http_proxy https_proxy no_proxy PIP_CERT PIP_FIND_LINKS PIP_DEFAULT_
     [ -z "${!name:-}" ] || passed+="$name=${!name} "
 done
 # shellcheck disable=SC2086 # lists of words
-PASSED=$passed unshare --mount --pid --fork --kill-child -- /bin/sh -c "$enter" enter "$room" $targets
+PASSED=$passed unshare --mount --pid --fork --kill-child -- /bin/sh -c "$enter" enter "$room" $targets &
+inside=$!
+status=0
+wait "$inside" || status=$?
+inside=
+exit "$status"
