@@ -153,11 +153,15 @@ class Exchange:
             self._ended.set_result(message)
 
     def _answer(self) -> tuple[Any, ...] | None:
-        try:
-            data = self._runner.request.recv(65536)
-        except (BlockingIOError, ConnectionError):
-            return None
-        return marshal.loads(data) if data else None
+        for _ in range(2):
+            try:
+                data = self._runner.request.recv(65536)
+                return marshal.loads(data) if data else None
+            except ConnectionError:
+                continue  # it died with our request unread; what it said before is behind that error
+            except BlockingIOError:
+                break
+        return None
 
     def _on_output(self, fd: int) -> None:
         size = self._read(fd)

@@ -44,6 +44,16 @@ class Runner:
     request: socket.socket
     control: socket.socket
 
+    @property
+    def alive(self) -> bool:
+        """Its init has not ended: a launcher that dies takes the waiting runners along before anyone is told."""
+        try:
+            return self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def stop(self) -> None:
         """Kill what runs; whoever waits for its end gets an error."""
         with contextlib.suppress(OSError):  # it has ended
@@ -126,6 +136,12 @@ class Runners:
         Raises:
             SandboxFailed: The launcher cannot make one.
         """
+        while not (runner := await self._next()).alive:
+            runner.close()
+            await self.gone(runner)
+        return runner
+
+    async def _next(self) -> Runner:
         if self._socket is None:
             await asyncio.to_thread(self.start)
         loop = asyncio.get_running_loop()
