@@ -215,8 +215,11 @@ def _v1_places(own: dict[str, str]) -> tuple[Path, Path] | None:
 def _enable_controllers(place: Path) -> None:
     """Hand memory and pids down to the children of ``place``.
 
-    A v2 cgroup with processes of its own cannot (but the real root); then this process, if it is alone there with its
-    children, moves into a leaf.
+    A v2 cgroup with processes of its own cannot (but the real root); then its processes move into a leaf, if all of
+    them are this one or its ancestors and children: in a container they are, in a shared login session they are not.
+
+    Raises:
+        OSError: The controllers cannot be had here.
     """
     control = place / "cgroup.subtree_control"
     if {"memory", "pids"} <= set(control.read_text().split()):
@@ -224,8 +227,24 @@ def _enable_controllers(place: Path) -> None:
     try:
         control.write_text("+memory +pids")
     except OSError:
+        pids = [int(pid) for pid in (place / "cgroup.procs").read_text().split()]
+        ours = {os.getpid(), *_ancestors(os.getpid())}
+        if any(pid not in ours and os.getpid() not in _ancestors(pid) for pid in pids):
+            raise
         leaf = place / "errata-server"
         leaf.mkdir(exist_ok=True)
-        for pid in (place / "cgroup.procs").read_text().split():
-            (leaf / "cgroup.procs").write_text(pid)
+        for pid in pids:
+            (leaf / "cgroup.procs").write_text(str(pid))
         control.write_text("+memory +pids")
+
+
+def _ancestors(pid: int) -> list[int]:
+    """Return the parents of a process up to the first of its pid namespace."""
+    found: list[int] = []
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[1])
+        except OSError:
+            break
+        found.append(pid)
+    return found

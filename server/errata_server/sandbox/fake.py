@@ -33,8 +33,12 @@ from .output import BoundedOutput
 
 FakeFiles = Mapping[str, bytes | None]
 
-_BASE_FILES: FakeFiles = MappingProxyType({"/": None, "/tmp": None, "/etc": None, WORKSPACE: None, "/home": None})
-_ENV = MappingProxyType({"HOME": WORKSPACE, "PATH": "/usr/bin:/bin", "PWD": WORKSPACE, "LANG": "C.UTF-8", "TZ": "UTC"})
+_BASE_FILES: FakeFiles = MappingProxyType(
+    {"/": None, "/tmp": None, "/etc": None, WORKSPACE: None, "/home": None, "/home/agent": None}
+)
+_ENV = MappingProxyType(
+    {"HOME": "/home/agent", "PATH": "/usr/bin:/bin", "PWD": WORKSPACE, "LANG": "C.UTF-8", "TZ": "UTC"}
+)
 _NOISE = ("__pycache__", ".pytest_cache")
 
 

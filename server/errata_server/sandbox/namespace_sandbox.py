@@ -77,6 +77,9 @@ class NamespaceSandbox(Sandbox):
             return _refused_command(126, "a command cannot contain a NUL byte")
         if len(text) > MAX_COMMAND_BYTES:
             return _refused_command(126, "Argument list too long")
+        for inside in mounts or {}:
+            if not inside.startswith("/") or ".." in inside.split("/"):
+                raise ValueError(f"mount point {inside!r} must be absolute and without '..'")
         startup = b"" if clean else shellstate.startup(self._shell, text, env or {})
         order = {
             "do": "run",
