@@ -18,7 +18,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 
 from errata_protocol.environment import Recovery, Snapshot
-from errata_protocol.errors import EnvironmentFailed, ErrataError, StepTimeout
+from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 
 from .context import SessionContext, _current
 
@@ -103,12 +103,20 @@ class EnvHost:
         return dict(state) if state else {}
 
     async def snapshot(self) -> Snapshot | None:
-        """Return what a journal row needs to continue from here; None for an environment that cannot."""
+        """Return what a journal row needs to continue from here; None for an environment that cannot.
+
+        Raises:
+            EnvironmentOutputInvalid: The call it should follow ran, and cannot be kept.
+        """
         if self.recovery is not Recovery.SNAPSHOT:
             return None
-        snapshot = await self._call(getattr(self.env, "snapshot"), 120.0)  # noqa: B009
+        try:
+            snapshot = await self._call(getattr(self.env, "snapshot"), 120.0)  # noqa: B009
+        except EnvironmentFailed as error:
+            raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
-            raise EnvironmentFailed(f"snapshot() of {type(self.env).__name__} returned {type(snapshot).__name__}")
+            name = type(self.env).__name__
+            raise EnvironmentOutputInvalid(f"snapshot() of {name} returned a {type(snapshot).__name__}, not a Snapshot")
         return snapshot
 
     async def restore(self, snapshot: Snapshot) -> None:

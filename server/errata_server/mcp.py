@@ -83,6 +83,8 @@ class McpDoor:
             if named:
                 session = await self._sessions.find(str(named), principal)
                 answer = await self.on_session(session, rpc, raw)
+                if session.attached is None:
+                    self._sessions.keep_idle(session)
                 return answer.payload if isinstance(answer, Reply) else answer
         except ErrataError as error:
             return _rpc_error(rpc, error)

@@ -60,7 +60,8 @@ class Session:
         self.t: int | None = None
         self.given_out = row.given_out
         self.attached: object | None = None
-        self.detached_at: float | None = None
+        self.was_attached = False
+        self.detached_at: object | None = None
         self.lost: str | None = None
         self.opening = False
         self.closing = False

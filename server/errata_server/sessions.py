@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -168,6 +168,7 @@ class Sessions:
         if session.attached is not None:
             raise SessionUnknown(f"Session {session.sid} already has an attached WebSocket")
         session.attached = socket
+        session.was_attached = True
         session.detached_at = None
 
     async def detach(self, session: Session, socket: object) -> None:
@@ -181,22 +182,42 @@ class Sessions:
         self.keep_idle(session)
 
     def keep_idle(self, session: Session) -> None:
-        """Start the time after which a given-out session without a socket is hibernated."""
-        session.detached_at = self.runtime.clock.time()
-        asyncio.get_running_loop().call_later(
-            self.runtime.settings.detach_ttl_s, self._hibernate_later, session, session.detached_at
-        )
+        """Start the times after which a given-out session without a socket is hibernated, or ended as upstream does.
 
-    def _hibernate_later(self, session: Session, detached_at: float) -> None:
-        if session.detached_at == detached_at and session.recoverable:
-            self._own(self.hibernate(session))
+        Each request of a session that has no socket starts them anew.
+        """
+        session.detached_at = since = object()
+        self._live[session.sid] = self._live.pop(session.sid, session)  # to the end: the oldest is evicted first
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.runtime.settings.detach_ttl_s, self._after_idle, session, since, self.hibernate)
+        if self._concurrency.session_timeout is not None:
+            loop.call_later(self._concurrency.session_timeout, self._after_idle, session, since, self.close)
+
+    def _after_idle(
+        self, session: Session, since: object, what: Callable[[Session], Coroutine[Any, Any, None]]
+    ) -> None:
+        if session.detached_at is since:
+            self._own(what(session))
 
     async def hibernate(self, session: Session) -> None:
         """Close the environment of a detached session; its row and layers stay, and the next request wakes it."""
         async with session.turn:
-            if session.attached is None and session.host is not None and session.detached_at is not None:
+            if session.recoverable and session.host is not None and session.detached_at is not None:
                 host, session.host = session.host, None
                 await host.close()
+
+    async def _evict(self, session: Session) -> None:
+        """Take a detached session's instance away for another's: it sleeps, or is lost if it cannot wake again."""
+        if session.recoverable:
+            await self.hibernate(session)
+            return
+        session.lost = _lost_message(session, "it was detached and its place was needed")
+        async with session.turn:
+            host, session.host = session.host, None
+            if host is not None:
+                await host.close()
+            if session.committed:
+                await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
 
     async def close(self, session: Session) -> None:
         """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent."""
@@ -211,12 +232,19 @@ class Sessions:
             if session.committed and session.lost is None:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
 
-    async def close_all(self) -> None:
-        """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows."""
-        while self._running:
-            await asyncio.wait(set(self._running))
+    async def close_all(self, grace_s: float = 10.0) -> None:
+        """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows.
+
+        Args:
+            grace_s: How long to wait for requests that run. What is not committed then did not happen.
+        """
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=grace_s)
         for session in list(self._live.values()):
-            if session.given_out:
+            if session.turn.busy:
+                if session.host is not None:
+                    session.host.abandon()
+            elif session.given_out:
                 async with session.turn:
                     host, session.host = session.host, None
                     if host is not None:
@@ -278,7 +306,11 @@ class Sessions:
         timeout_s = self.runtime.settings.step_timeout_s
         if request.kind == "mcp":
             assert request.call is not None
-            response = await request.call(host)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await request.call(host)
+            except TimeoutError as error:
+                raise StepTimeout(f"a tools/call ran longer than the server's {timeout_s:g} s") from error
             return mcp_row(admitted, response, await host.snapshot())
         if request.kind == "reset":
             observation = await host.reset(request.reset, timeout_s=timeout_s)
@@ -309,8 +341,8 @@ class Sessions:
         if host is not None and not foreign:
             if host.recovery is Recovery.SNAPSHOT:
                 session.host = None
-                if isinstance(error, StepTimeout):
-                    host.abandon()
+                if isinstance(error, StepTimeout) and host.thread is not None:
+                    host.abandon()  # close would wait on the thread that does not come back
                 else:
                     await host.close()
             elif isinstance(error, StepTimeout):
@@ -357,16 +389,22 @@ class Sessions:
 
     async def _make_room(self) -> None:
         while self.active >= self.capacity:
-            detached = [
-                s for s in self._live.values() if s.host is not None and s.detached_at is not None and s.recoverable
-            ]
-            if not detached:
+            # In the order of their detaching, because a session is moved to the end whenever it is detached.
+            detached = next(
+                (
+                    s
+                    for s in self._live.values()
+                    if s.host is not None and s.detached_at is not None and (s.recoverable or s.was_attached)
+                ),
+                None,
+            )
+            if detached is None:
                 raise CapacityReached(
                     f"Server at capacity: {self.active}/{self.capacity} sessions active",
                     active_sessions=self.active,
                     max_sessions=self.capacity,
                 )
-            await self.hibernate(min(detached, key=lambda s: s.detached_at or 0.0))
+            await self._evict(detached)
 
     async def _commit_row(self, session: Session) -> None:
         await self.runtime.wait_for_journal()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 
 import pytest
 from fastapi.testclient import TestClient
+from openenv.core.env_server.types import ConcurrencyConfig
 from pydantic import SecretStr
 from starlette.websockets import WebSocketDisconnect
 
@@ -14,7 +16,7 @@ from errata_server.app import create_fastapi_app
 from errata_server.settings import Settings
 
 from .conftest import connect
-from .environments import CountAction, CountEnvironment, CountObservation
+from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
 
 @pytest.fixture
@@ -170,6 +172,33 @@ def test_detached_sessions_make_room_before_anyone_is_refused() -> None:
             socket.ask("reset", {})
         with connect(client, path) as socket:
             assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 4
+
+
+def test_a_detached_session_that_cannot_sleep_is_lost_before_anyone_is_refused() -> None:
+    app = create_fastapi_app(PinnedEnvironment, CountAction, CountObservation, max_concurrent_envs=1)
+    with TestClient(app) as client:
+        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+        path = f"/ws?session_id={created['result']['session_id']}"
+        with client.websocket_connect("/ws") as ws:  # never attached: as upstream, it is not evicted
+            assert json.loads(ws.receive_text())["data"]["code"] == "CAPACITY_REACHED"
+        with connect(client, path) as socket:
+            socket.ask("reset", {})
+        with connect(client) as socket:
+            assert socket.ask("reset", {})["t"] == 0
+        with client.websocket_connect(path) as ws:
+            assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_LOST"
+
+
+def test_an_idle_session_without_socket_ends_after_upstreams_session_timeout() -> None:
+    config = ConcurrencyConfig(max_concurrent_envs=2, session_timeout=0.01)
+    app = create_fastapi_app(PinnedEnvironment, CountAction, CountObservation, concurrency_config=config)
+    with TestClient(app) as client:
+        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+        deadline = time.monotonic() + 10
+        while app.state.errata.sessions.active and time.monotonic() < deadline:
+            client.get("/ready")
+        with client.websocket_connect(f"/ws?session_id={created['result']['session_id']}") as ws:
+            assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_ERROR"
 
 
 def test_a_detached_session_is_hibernated_and_wakes_where_it_stood() -> None:

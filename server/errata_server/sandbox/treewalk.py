@@ -143,6 +143,8 @@ def remove_tree(root: Path) -> Usage:
     try:
         for visit in walk(root, leaving=True):
             if visit.leaving:
+                entries += 1
+                size += visit.info.st_blocks * 512
                 os.rmdir(visit.name, dir_fd=visit.dir_fd)
             elif not visit.is_dir:
                 entries += 1
