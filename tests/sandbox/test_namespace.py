@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 from errata_server.sandbox.base import Limits, SandboxSnapshot
 from errata_server.sandbox.base_tree import find_base
@@ -176,7 +177,7 @@ async def test_after_close_no_process_cgroup_or_directory_is_left(data_dir: Path
 async def test_a_cancelled_command_is_killed_and_the_sandbox_goes_on(namespace_backend: NamespaceBackend) -> None:
     box = await namespace_backend.open()
     running = asyncio.create_task(box.run("echo 1 > f; sleep 87654"))
-    await asyncio.to_thread(until, lambda: bool(processes_with("87654")), "the command runs")
+    await asyncio.to_thread(until, lambda: len(processes_with("87654")) >= 2, "bash and its sleep run")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -195,6 +196,7 @@ async def main():
     box = await backend.open()
     await box.run("echo 1 > f; export A=1")
     snapshot = await box.snapshot()
+    print(*backend.cgroups.roots, flush=True)
     print(snapshot.ref.id, snapshot.shell.hex(), *backend.runners.pids, flush=True)
     await box.run("echo 2 > f")
     await box.snapshot()
@@ -207,6 +209,7 @@ asyncio.run(main())
 async def test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on(data_dir: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
+    cgroups = owner.stdout.readline().split()
     layer, shell, *pids = owner.stdout.readline().split()
     until(lambda: len(processes_with("76543")) >= 2, "the command runs")
     owner.send_signal(signal.SIGKILL)
@@ -214,10 +217,9 @@ async def test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on(dat
     owner.stdout.close()
     until(lambda: processes_with("76543") == [], "the commands die with their server")
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the launcher dies with its server")
+    assert not any(Path(cgroup).exists() for cgroup in cgroups)
     backend = NamespaceBackend(data_dir)
     await backend.start()
-    from errata_protocol.environment import SnapshotRef
-
     report = await backend.collect([SnapshotRef("layer", layer)])
     assert (report.layers, report.sandboxes) == (1, 1), "the uncommitted layer and the dead sandbox are gone"
     box = await backend.restore(SandboxSnapshot(SnapshotRef("layer", layer), bytes.fromhex(shell)))
@@ -228,7 +230,6 @@ async def test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on(dat
 async def test_a_stopped_launcher_of_a_dead_owner_is_killed_at_start(data_dir: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    owner.stdout.readline()
     until(lambda: len(processes_with("76543")) >= 2, "the command runs")
     launcher = int((data_dir / "launcher").read_text().split()[0])
     os.kill(launcher, signal.SIGSTOP)

@@ -135,6 +135,26 @@ def launch(sock, slot, config, unwanted):
     return pid
 
 
+def clean_up(config, busy):
+    """Kill the runners and remove our cgroups: a server killed by SIGKILL cannot, and might never start again."""
+    for pid in busy:
+        os.kill(pid, _signal.SIGKILL)
+    for pid in busy:
+        os.waitpid(pid, 0)
+    for root in config["cgroups"]:
+        parent = os.path.dirname(root)
+        try:
+            # In v2 only a leaf may hold processes; the server's own is one.
+            leaf = f"{parent}/errata-server"
+            write_file(f"{leaf if os.path.isdir(leaf) else parent}/cgroup.procs", b"0")
+            for name in os.listdir(root):
+                if os.path.isdir(f"{root}/{name}"):
+                    os.rmdir(f"{root}/{name}")
+            os.rmdir(root)
+        except OSError:
+            pass  # the next start on this data directory tries again
+
+
 def main():
     sock = _socket.socket(fileno=int(sys.argv[1]))
     hide_arguments()
@@ -151,7 +171,7 @@ def main():
         slots = Slots(config["cgroups"])
     except OSError as error:
         send(sock, ("broken", str(error)))
-        return
+        return None
     os.chdir("/")
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.set_wakeup_fd(wake_write)
@@ -166,13 +186,13 @@ def main():
     while True:
         for fd, _ in poll.poll():
             if fd == server:
-                return
+                return clean_up(config, busy)
             if fd == wake_read:
                 os.read(wake_read, 512)
                 continue
             message = sock.recv(4096)
             if not message:
-                return
+                return clean_up(config, busy)
             order = marshal.loads(message)
             if order[0] == "kill":
                 if order[1] in busy:
