@@ -72,6 +72,16 @@ async def test_a_fork_has_the_parents_files_and_shell_and_neither_sees_the_other
         assert (await again.step(TerminalAction(command="cat f"))).observation.stdout == "child\n"
 
 
+async def test_the_shells_directory_carries_over_and_is_told(server: ServerProcess) -> None:
+    async with TerminalEnv(server.url) as env:
+        assert (await env.reset()).observation.cwd == "/workspace"
+        moved = (await env.step(TerminalAction(command="mkdir -p a/b && cd a/b"))).observation
+        assert moved.cwd == "/workspace/a/b" == (await env.state()).cwd
+        broken = (await env.step(TerminalAction(command="echo 'x = (' > m.py; python3 m.py"))).observation
+        assert broken.error_kind == "syntax_error" and broken.error_site is not None
+        assert broken.error_site.file == "a/b/m.py" and broken.error_site.line == 1
+
+
 async def test_an_unknown_tool_is_a_marked_observation(server: ServerProcess) -> None:
     async with TerminalEnv(server.url) as env:
         await env.reset()

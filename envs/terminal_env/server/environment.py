@@ -94,7 +94,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             episode_id=str(uuid.uuid4()) if episode_id is None else episode_id,
             task_id=task.id if task else "",
             seed=seed,
-            cwd=_cwd(sandbox),
+            cwd=sandbox.cwd,
         )
         observation = TerminalObservation(
             tool="reset",
@@ -174,7 +174,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
         result = await sandbox.run(
             action.command, timeout_s=min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
         )
-        before, episode.cwd = episode.cwd, _cwd(sandbox)
+        before, episode.cwd = episode.cwd, sandbox.cwd
         detection = detect.detect(
             action.command,
             result.exit_code,
@@ -353,11 +353,6 @@ async def _open(backend: Backend, task: Task | None) -> Sandbox:
         # Layers that no journal row names are collected, this one perhaps among them. A second failure is real.
         task_layers(backend).forget(task)
         return await backend.restore(await _start(backend, task))
-
-
-def _cwd(sandbox: Sandbox) -> str:
-    """Return the shell's directory; empty from a backend that does not tell."""
-    return str(getattr(sandbox, "cwd", ""))
 
 
 def _wrong_argument(action: TerminalAction) -> tuple[str, str] | None:

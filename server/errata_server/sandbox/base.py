@@ -135,6 +135,11 @@ class Sandbox(ABC):
 
     id: str
 
+    @property
+    @abstractmethod
+    def cwd(self) -> str:
+        """The shell's current directory, after the last command; undecodable bytes as ``\\xNN``."""
+
     @abstractmethod
     async def run(
         self,

@@ -61,6 +61,10 @@ class NamespaceSandbox(Sandbox):
         self._last: Runner | None = None
         self._destroyed = False
 
+    @property
+    def cwd(self) -> str:
+        return self._shell.cwd.decode("utf-8", "backslashreplace")
+
     async def run(
         self,
         command: str,
