@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -38,6 +39,10 @@ _OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
 otherwise sync the whole file system of the data directory; durability is the affair of `NamespaceSandbox.snapshot`."""
 
 _CAP_SYS_ADMIN = 21
+_RUNNING_DESCRIPTORS = 6
+"""Two sockets, two pipes, the shell's state and one to spare."""
+_OTHER_DESCRIPTORS = 256
+"""Left to the server itself."""
 _RESERVE_BYTES = 256 * 1024**2
 
 
@@ -68,7 +73,10 @@ class NamespaceBackend(Backend):
         self.store = LayerStore(self.data_dir / "layers", self.data_dir / "trash", sync=sync)
         self.live_dir = self.data_dir / "live" / secrets.token_hex(6)
         self.live: dict[str, NamespaceSandbox] = {}
-        self.runners = Runners(self._launch_config, spare=spare, bound=max_running, started=self._record_launcher)
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._bound = min(max_running, max(8, (descriptors - _OTHER_DESCRIPTORS) // _RUNNING_DESCRIPTORS))
+        self._wanted_bound = max_running
+        self.runners = Runners(self._launch_config, spare=spare, bound=self._bound, started=self._record_launcher)
         self.cgroups: Cgroups | None = None
         self._bases = bases
         self._trees: dict[str, BaseTree] = {}
@@ -159,7 +167,13 @@ class NamespaceBackend(Backend):
         enforced = {"file_size_bytes", "disk_bytes", "inodes", "cpu_s", "keep_bytes", "output_bytes", "open_files"}
         if self.cgroups.version:
             enforced |= {"memory_bytes", "pids"}
-        return BackendInfo("namespace", frozenset(enforced), (self.cgroups.note,) if self.cgroups.note else ())
+        notes = [self.cgroups.note] if self.cgroups.note else []
+        if self._bound < self._wanted_bound:
+            notes.append(
+                f"{self._bound} commands at once instead of {self._wanted_bound}, further ones wait: "
+                "raise the limit of open files (ulimit -n)"
+            )
+        return BackendInfo("namespace", frozenset(enforced), tuple(notes))
 
     def _default_base(self) -> str:
         return "default" if "default" in self._bases or not self._bases else next(iter(self._bases))

@@ -96,20 +96,25 @@ class NamespaceSandbox(Sandbox):
         runner, before = await self._prepare()
         out, err = BoundedOutput(self._limits.keep_bytes), BoundedOutput(self._limits.keep_bytes)
         with contextlib.ExitStack() as fds:
-            give: list[int] = [_memory_file(stdin) if stdin else _open_null()]
-            streams = {}
-            for stream in (out, err):
-                read_end, write_end = os.pipe()
-                fds.callback(os.close, read_end)
-                os.set_blocking(read_end, False)
-                streams[read_end] = stream
-                give.append(write_end)
-            state_fd = -1
-            if startup:
-                state_fd = os.memfd_create("shell")
-                fds.callback(os.close, state_fd)
-                os.write(state_fd, startup)
-                give.append(_append_only(state_fd))
+            fds.callback(runner.close)
+            give: list[int] = []
+            fds.callback(_close_all, give)
+            streams, state_fd = {}, -1
+            try:
+                give.append(_memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                for stream in (out, err):
+                    read_end, write_end = os.pipe()
+                    fds.callback(os.close, read_end)
+                    give.append(write_end)
+                    os.set_blocking(read_end, False)
+                    streams[read_end] = stream
+                if startup:
+                    state_fd = os.memfd_create("shell")
+                    fds.callback(os.close, state_fd)
+                    os.write(state_fd, startup)
+                    give.append(_append_only(state_fd))
+            except OSError as error:
+                raise SandboxFailed(f"the pipes of a command could not be made: {error}") from error
             ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
             new_shell = None
             if state_fd >= 0 and ending.killed is None:
@@ -226,7 +231,7 @@ class NamespaceSandbox(Sandbox):
                 order,
                 give,
                 streams,
-                after_send=lambda: [os.close(fd) for fd in give] and None,
+                after_send=lambda: _close_all(give),
                 kill=lambda: backend.runners.kill(runner),
                 watch=self._watch_disk if watch else None,
             )
@@ -412,8 +417,9 @@ def _memory_file(content: bytes) -> int:
     return made
 
 
-def _open_null() -> int:
-    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _append_only(fd: int) -> int:
