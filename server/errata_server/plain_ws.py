@@ -47,6 +47,9 @@ log = logging.getLogger("errata.ws")
 MAX_PIPELINED = 64
 """Frames read ahead of the one that runs; beyond it the socket is not read, and TCP slows the sender down."""
 
+MAX_DEPTH = 256
+"""Nesting of a frame; far above any action, far below what makes a decoder or a validator give up."""
+
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -248,11 +251,29 @@ def _parse(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
         raise _Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
         raise _Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
+    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
+        raise _Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
     if not isinstance(frame, dict):
         raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
     if _LONE_SURROGATE.search(text) or "\\ud" in text.lower():
         _refuse_surrogates(frame)
     return frame
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Say whether containers nest deeper; level by level, because recursion limits differ between Pythons."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -105,6 +105,8 @@ def test_state_at_before_any_reset_says_so(client: TestClient) -> None:
         ('{"type":"step","type":"reset","data":{}}', "INVALID_JSON"),
         ("[" * 100_000, "INVALID_JSON"),
         ('{"type":"step","data":' + '{"a":' * 2000 + "1" + "}" * 2001, "INVALID_JSON"),
+        ('{"type":"step","data":' + '{"a":' * 300 + "1" + "}" * 301, "INVALID_JSON"),
+        ('{"type":"step","data":' + '{"a":' * 200 + "1" + "}" * 201, "VALIDATION_ERROR"),
         ('{"type":"nonsense"}', "UNKNOWN_TYPE"),
         ('{"type":["x"]}', "UNKNOWN_TYPE"),
         ('{"data":{}}', "UNKNOWN_TYPE"),
