@@ -257,7 +257,17 @@ async def test_21_a_flood_of_empty_files_meets_the_inode_limit(box: NamespaceSan
     snapshot = await box.snapshot()
     assert snapshot.ref.kind == "layer"
     assert (await box.merged_digest()).startswith("sha256:")
-    assert (await box.run("rm -rf /workspace/*")).exit_code == 0
+    restored = await box.run("sleep 0.5; ls | wc -l; rm -rf /workspace/*; sleep 0.5")
+    assert (restored.exit_code, restored.limit_hit) == (0, None), "who is over the limit may clean up"
+
+
+async def test_21_a_session_over_its_limit_may_clean_up_but_not_go_on(box: NamespaceSandbox) -> None:
+    flood = "python3 -c \"for i in range(200000): open(f'f{i}', 'w').close()\""
+    assert (await box.run(flood, timeout_s=60.0)).limit_hit == "inodes"
+    assert (await box.run("ls | wc -l; rm -rf f1*; sleep 0.7")).limit_hit is None
+    assert (await box.run("rm -rf /workspace/*; sleep 0.7")).limit_hit is None
+    assert (await box.run(flood, timeout_s=60.0)).limit_hit == "inodes"
+    assert (await box.run(flood.replace("f{i}", "g{i}"), timeout_s=60.0)).limit_hit == "inodes"
 
 
 async def test_22_three_thousand_nested_directories_can_be_frozen_and_deleted(

@@ -33,6 +33,8 @@ MAX_COMMAND_BYTES = 131_071
 _INLINE_ENTRIES = 64
 _INLINE_BYTES = 1024**2
 _POLL_S = 0.3
+_COUNTED = 40
+"""Counting goes on to so many times a limit: a command that cleans up must be told from one that goes on."""
 _FILE_TIMEOUT_S = 60.0
 _STACK_BYTES = 8 * 1024**2
 _SIGXCPU_STATUS, _SIGXFSZ_STATUS, _KILLED_STATUS = 152, 153, 137
@@ -254,8 +256,8 @@ class NamespaceSandbox(Sandbox):
 
     def _count(self, max_entries: int | None = None) -> Usage:
         limits = self._limits
-        entries = limits.inodes if max_entries is None else max_entries
-        return usage(self._upper, max_entries=entries, max_bytes=limits.disk_bytes)
+        entries = _COUNTED * limits.inodes if max_entries is None else max_entries
+        return usage(self._upper, max_entries=entries, max_bytes=_COUNTED * limits.disk_bytes)
 
     @property
     def _upper(self) -> Path:
@@ -263,9 +265,10 @@ class NamespaceSandbox(Sandbox):
         return self._directory / "u"
 
     def _over(self, used: Usage) -> LimitHit | None:
-        if used.size_bytes > self._limits.disk_bytes:
+        """Tell whether the command went beyond a limit; one that began there may clean up."""
+        if used.size_bytes > max(self._limits.disk_bytes, self._usage.size_bytes):
             return "disk"
-        return "inodes" if used.entries > self._limits.inodes else None
+        return "inodes" if used.entries > max(self._limits.inodes, self._usage.entries) else None
 
     async def _limit_hit(self, ending: Ending, runner: Runner, before: Counters, err: BoundedOutput) -> LimitHit | None:
         """Tell which limit ended or broke the command; counts what it wrote on the way."""
@@ -273,12 +276,12 @@ class NamespaceSandbox(Sandbox):
         assert backend.cgroups is not None
         after = backend.cgroups.counters(runner.slot)
         try:
-            self._usage = self._count(_INLINE_ENTRIES)
-            if self._usage.entries > _INLINE_ENTRIES:
-                self._usage = await asyncio.to_thread(self._count)
+            used = self._count(_INLINE_ENTRIES)
+            if used.entries > _INLINE_ENTRIES:
+                used = await asyncio.to_thread(self._count)
         except OSError as error:
             raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
-        over = self._over(self._usage)
+        over, self._usage = self._over(used), used
         if ending.killed is not None and ending.killed != "timeout":
             return ending.killed
         if over is None:
