@@ -277,9 +277,12 @@ class NamespaceBackend(Backend):
 
 def _check_privileges() -> None:
     capabilities = 0
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            capabilities = int(line.split()[1], 16)
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                capabilities = int(line.split()[1], 16)
+    except OSError:
+        pass  # a process that gave up its uid may not read its own status, and has no capabilities either
     if os.geteuid() != 0 or not capabilities >> _CAP_SYS_ADMIN & 1:
         raise SandboxUnavailable(
             "the namespace sandbox needs root with CAP_SYS_ADMIN: run the server as root, in a container with "
