@@ -26,7 +26,7 @@ LimitHit = Literal["memory", "pids", "file_size", "disk", "inodes", "cpu", "outp
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one sandbox. A backend says in `Backend.enforces` which of them it can hold here.
+    """Bounds on one sandbox. A backend says in `BackendInfo.enforces` which of them it can hold here.
 
     Args:
         memory_bytes: Memory of all processes of one command together.

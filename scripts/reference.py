@@ -1,0 +1,83 @@
+"""Write docs/reference/PACKAGE.md from each package's ``__all__``: what is public, and what it is in one line.
+
+python scripts/reference.py            # write
+python scripts/reference.py --check    # exit 1 where a file is not what would be written
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+PACKAGES = (
+    "errata_protocol",
+    "errata_protocol.detect",
+    "errata_protocol.errors",
+    "errata_protocol.markers",
+    "errata_server",
+    "errata_server.journal",
+    "errata_server.sandbox.base",
+    "errata_client",
+    "terminal_env",
+)
+DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
+
+
+def public(package: str) -> list[str]:
+    """Return the public names of a module: ``__all__``, or what it defines itself without an underscore."""
+    module = importlib.import_module(package)
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == package
+    )
+
+
+def page(package: str) -> str:
+    """Return the reference page of a package."""
+    module = importlib.import_module(package)
+    lines = [f"# {package}", "", (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " "), ""]
+    lines += ["| name | |", "|---|---|"]
+    for name in public(package):
+        value = getattr(module, name)
+        lines.append(f"| `{name}{_signature(value)}` | {_first_line(value)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _signature(value: object) -> str:
+    if not inspect.isfunction(value):
+        return ""
+    return "(" + ", ".join(inspect.signature(value).parameters) + ")"
+
+
+def _first_line(value: object) -> str:
+    if not (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)):
+        return "a value: its description stands beside it in the source"
+    return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def main() -> int:
+    """Write or check all pages."""
+    check = "--check" in sys.argv[1:]
+    wrong = []
+    DIRECTORY.mkdir(exist_ok=True)
+    for package in PACKAGES:
+        path = DIRECTORY / f"{package}.md"
+        text = page(package)
+        if check and (not path.exists() or path.read_text() != text):
+            wrong.append(str(path))
+        elif not check:
+            path.write_text(text)
+    for path_ in wrong:
+        print(f"{path_} is out of date: run python scripts/reference.py", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""What is public is what docs/reference says (STYLE 13)."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "reference.py"
+_spec = importlib.util.spec_from_file_location("reference", SCRIPT)
+assert _spec is not None and _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+
+@pytest.mark.parametrize("package", reference.PACKAGES)
+def test_the_reference_page_is_what_the_package_publishes(package: str) -> None:
+    written = (reference.DIRECTORY / f"{package}.md").read_text()
+    assert written == reference.page(package), "run: python scripts/reference.py"
+
+
+@pytest.mark.parametrize("package", reference.PACKAGES)
+def test_every_public_name_says_what_it_is(package: str) -> None:
+    rows = [line for line in reference.page(package).splitlines() if line.startswith("| `")]
+    assert rows and not [row for row in rows if row.endswith("|  |")]
