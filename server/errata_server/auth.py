@@ -25,6 +25,10 @@ def principal_of(token: str) -> str:
     return hashlib.sha256(b"errata-principal:" + token.encode()).hexdigest()
 
 
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+"""What a server that only this machine can reach may be called."""
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a bind or peer address is loopback."""
     try:
@@ -46,6 +50,7 @@ class Guard:
         self._app = app
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._insecure = insecure
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -59,8 +64,15 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
+        host = headers.get("host", "")
+        if self._hosts and (urlsplit("//" + host).hostname or "") not in self._hosts:
+            return (
+                403,
+                "FORBIDDEN",
+                f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS",
+            )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and urlsplit(origin).netloc != host:
             return 403, "FORBIDDEN", f"a page of {origin} may not use this server"
         if self._token is None:
             peer = (scope.get("client") or ("", 0))[0]

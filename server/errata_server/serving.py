@@ -19,7 +19,7 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
 from .app import create_fastapi_app
-from .auth import is_loopback
+from .auth import LOOPBACK_NAMES, is_loopback
 from .loading import load_factory, load_spec, load_state_cls
 from .runtime import Runtime
 from .settings import Settings
@@ -62,6 +62,8 @@ def build(
             f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
             "bind 127.0.0.1, or say --insecure"
         )
+    if is_loopback(bind.host) and not settings.allowed_hosts:
+        settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
     spec = load_spec(target)
     factory = load_factory(spec)
     runtime = Runtime.of(settings)

@@ -124,7 +124,7 @@ class Sessions:
         session = self._live.get(sid)
         if session is None:
             session = await self._find_dormant(sid)
-        if session.row.principal != principal or not session.given_out:
+        if session.row.principal != principal or not session.given_out or session.closed:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         if session.lost is not None:
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
@@ -186,6 +186,8 @@ class Sessions:
 
         Each request of a session that has no socket starts them anew.
         """
+        if session.closed:
+            return
         session.detached_at = since = object()
         self._live[session.sid] = self._live.pop(session.sid, session)  # to the end: the oldest is evicted first
         loop = asyncio.get_running_loop()
@@ -225,12 +227,13 @@ class Sessions:
             if session.closed:
                 return
             session.closed = True
-            self._live.pop(session.sid, None)
             host, session.host = session.host, None
             if host is not None:
                 await host.close()
             if session.committed and session.lost is None:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
+            # Only now: until its row says so, a request that looks it up must find that it is closed.
+            self._live.pop(session.sid, None)
 
     async def close_all(self, grace_s: float = 10.0) -> None:
         """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows.

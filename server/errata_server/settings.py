@@ -25,6 +25,8 @@ class Settings(BaseSettings):
         detach_ttl_s: How long a session whose socket was lost stays ready before it is hibernated.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
         max_frame: Largest frame accepted on a socket, bytes.
+        allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
+            allows that machine's own names only, so that a web page whose name was rebound to 127.0.0.1 stays out.
         token: Bearer token of all doors; None turns authentication off.
         base: Base trees of sandboxes by name, besides the built ones.
         sandbox: Sandbox backend. ``fake`` is for tests and examples: its shell is a toy.
@@ -39,6 +41,7 @@ class Settings(BaseSettings):
     detach_ttl_s: float = Field(default=600.0, ge=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
+    allowed_hosts: tuple[str, ...] = ()
     token: SecretStr | None = None
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: Literal["namespace", "fake"] = "namespace"

@@ -237,6 +237,16 @@ def test_a_token_guards_every_door() -> None:
         assert len(client.get("/episodes", headers=good).json()["episodes"]) == 1
 
 
+def test_a_name_rebound_to_this_machine_cannot_use_a_local_server() -> None:
+    settings = Settings(allowed_hosts=("localhost", "::1"))
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=settings)
+    with TestClient(app) as client:
+        for host, status in (("localhost:8000", 200), ("[::1]:8000", 200), ("evil.example:8000", 403), ("", 403)):
+            assert client.get("/episodes", headers={"Host": host}).status_code == status
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/ws", headers={"Host": "evil.example"}):
+            pass
+
+
 def test_a_page_of_another_origin_cannot_use_a_local_server(client: TestClient) -> None:
     with (
         pytest.raises(WebSocketDisconnect),
