@@ -220,6 +220,7 @@ class Sessions:
                 await host.close()
             if session.committed:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
+            self._live.pop(session.sid, None)
 
     async def close(self, session: Session) -> None:
         """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent."""

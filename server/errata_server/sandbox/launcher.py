@@ -22,6 +22,7 @@ import marshal
 import os
 import select
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -149,10 +150,22 @@ def clean_up(config, busy):
             write_file(f"{leaf if os.path.isdir(leaf) else parent}/cgroup.procs", b"0")
             for name in os.listdir(root):
                 if os.path.isdir(f"{root}/{name}"):
-                    os.rmdir(f"{root}/{name}")
-            os.rmdir(root)
+                    remove_cgroup(f"{root}/{name}")
+            remove_cgroup(root)
         except OSError:
             pass  # the next start on this data directory tries again
+
+
+def remove_cgroup(path):
+    """Remove an empty cgroup; the kernel calls it busy for a moment after its last process was reaped."""
+    for _ in range(100):
+        try:
+            return os.rmdir(path)
+        except OSError as error:
+            if error.errno != 16:  # EBUSY
+                raise
+        time.sleep(0.01)
+    return os.rmdir(path)
 
 
 def main():
