@@ -395,9 +395,11 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         text = self.encode(message)
         try:
             frame = self.expect(await self.exchange(text), reply_type(message))
-        except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError):
+        except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError) as error:
             if kind is not None:
                 self._reply_lost(kind)
+            if self._in_doubt is not None:
+                error.add_note(self._in_doubt)
             raise
         if kind is not None:
             self._received(kind, frame)

@@ -113,6 +113,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             await super()._connect_async()
         except ConnectionError as error:  # whoever reads a session id in a log could attach to the session
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
+            if "HTTP 401" in text:
+                text += ': give the server\'s token as headers={"Authorization": "Bearer TOKEN"}'
             raise ConnectionError(text) from error.__cause__
         finally:
             self._connecting = False
@@ -188,7 +190,12 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                     pass  # a refused session is an error frame and a close: the frame may still be there to read
                 raw = await ws.recv(decode=False)
             return parse_frame(raw)
-        except (TimeoutError, asyncio.CancelledError, FrameInvalid):
+        except TimeoutError as error:
+            self.drop_socket()
+            raise TimeoutError(
+                f"no reply within message_timeout_s={self._message_timeout:g}: the socket was dropped"
+            ) from error
+        except (asyncio.CancelledError, FrameInvalid):
             self.drop_socket()
             raise
 

@@ -30,8 +30,11 @@ def agent_text(observation: Any) -> str:
     if field("stderr"):
         parts.append("[stderr]\n" + _block(field("stderr")))
     background = field("killed_background")
+    ended = field("exit_code") is not None and not field("limit_hit")
     if field("truncated"):
         parts.append("[truncated: part of the text is left out]\n")
+    if field("shell_saved") is False and ended:
+        parts.append("[directory, variables and functions are as before this command]\n")
     if field("limit_hit"):
         parts.append(f"[limit reached: {field('limit_hit')}]\n")
     if background:

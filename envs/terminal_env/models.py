@@ -26,7 +26,7 @@ class TerminalAction(Action):
     tool: str = Field(default="run", description="run, write_file, read_file or submit")
     command: str = Field(default="", description="run: bash text")
     path: str = Field(default="", description="write_file, read_file: absolute, or relative to the current directory")
-    content: str = Field(default="", description="write_file: the whole new content")
+    content: str | None = Field(default=None, description="write_file: the whole new content; empty empties the file")
     timeout_s: float | None = Field(default=None, description="run: time limit in seconds")
 
 
@@ -45,6 +45,7 @@ class TerminalObservation(ErrorMarkers, Observation):
         limit_hit: The limit that ended or broke the command.
         content: What ``read_file`` read.
         killed_background: Names of processes that were still running when the command ended, and were killed.
+        shell_saved: The shell's directory, variables and functions carry over to the next command.
         cwd: The shell's current directory after the call.
         duration_s: Wall time of the call in seconds.
     """
@@ -62,6 +63,7 @@ class TerminalObservation(ErrorMarkers, Observation):
     limit_hit: str | None = None
     content: str | None = None
     killed_background: list[str] = Field(default_factory=list)
+    shell_saved: bool = True
     cwd: str = ""
     duration_s: float = 0.0
 

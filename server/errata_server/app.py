@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
+from errata_protocol.errors import ErrataError
 
 from . import http_routes
 from .auth import Guard
@@ -206,6 +207,7 @@ def create_fastapi_app(
         spec=spec,
     )
     server.register_routes(app, mode=mode or os.environ.get("OPENENV_MODE", ServerMode.SIMULATION.value))
+    app.add_exception_handler(ErrataError, http_routes.answer_error)
     app.add_middleware(Guard, settings=runtime.settings, insecure=insecure)
     return app
 

@@ -81,20 +81,26 @@ class Guard:
             return None
         if scope["path"] in OPEN_PATHS:
             return None
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return 401, "UNAUTHORIZED", "this server needs a token: send the header `Authorization: Bearer TOKEN`"
+        given = given.strip()
         if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return 401, "UNAUTHORIZED", "send the header `Authorization: Bearer TOKEN`"
+            return 401, "UNAUTHORIZED", "the token is not this server's"
         return None
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
+    body = json.dumps({"code": code, "message": message}).encode()
+    prefix = "http"
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
-        return
-    body = json.dumps({"code": code, "message": message}).encode()
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
+            return
+        prefix = "websocket.http"
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": f"{prefix}.response.start", "status": status, "headers": headers})
+    await send({"type": f"{prefix}.response.body", "body": body})

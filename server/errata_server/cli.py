@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from errata_protocol.errors import ErrataError
 
 from . import cli_base, cli_episodes
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def choice(text: str) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return choice
+
+
+_MODE = _one_of("simulation", "production")
+_LEVEL = _one_of("debug", "info", "warning", "error")
 
 cli = typer.Typer(
     name="errata",
@@ -27,42 +41,57 @@ cli.add_typer(cli_base.cli, name="base")
 cli.command("replay")(cli_episodes.replay)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("openenv-errata"))
+        raise typer.Exit
+
+
+@cli.callback()
+def errata(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """OpenEnv environments with error-site markers, state(t) replay and fork."""
+
+
 @cli.command()
 def serve(
     environment: Annotated[str, typer.Argument(help="Installed environment (`terminal`) or module:attribute.")],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Journal and sandbox layers. [default: user data directory]")
-    ] = None,
+    data_dir: cli_episodes.DataDir = None,
     token: Annotated[
         str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
     ] = None,
     insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
     base: Annotated[list[str] | None, typer.Option(help="Base tree of sandboxes, NAME=PATH; repeatable.")] = None,
-    mode: Annotated[str | None, typer.Option(help="simulation or production. [default: OPENENV_MODE]")] = None,
+    mode: Annotated[
+        str | None, typer.Option(parser=_MODE, metavar="MODE", help="simulation, production. [default: OPENENV_MODE]")
+    ] = None,
     step_timeout: Annotated[
-        float, typer.Option(min=1, help="Infrastructure deadline of a reset or step, seconds.")
-    ] = 900.0,
+        float | None, typer.Option(min=1, help="Infrastructure deadline of a step, seconds. [default: 900]")
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Environment instances at once.")] = 10_000,
-    fsync: Annotated[bool, typer.Option(help="Sync the journal before each reply.")] = True,
+    fsync: Annotated[bool | None, typer.Option(help="Sync the journal before each reply. [default: yes]")] = None,
     log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
     """Serve an environment."""
     from . import log, serving
     from .settings import Settings
 
     log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
-    given: dict[str, object] = {
-        "data_dir": data_dir or cli_episodes.default_data_dir(),
-        "step_timeout_s": step_timeout,
-        "fsync": fsync,
-    }
+    given: dict[str, object] = {"data_dir": data_dir or cli_episodes.default_data_dir()}
+    if step_timeout is not None:
+        given["step_timeout_s"] = step_timeout
+    if fsync is not None:
+        given["fsync"] = fsync
     if token is not None:
         given["token"] = SecretStr(token)
     if base:
         given["base"] = dict(_base(entry) for entry in base)
+    if ":" in environment:
+        sys.path.insert(0, str(Path.cwd()))  # as uvicorn does for its module:attribute
     bind = serving.Bind(host, port, insecure)
     app, runtime = serving.build(environment, Settings(**given), bind=bind, mode=mode, max_sessions=max_sessions)  # type: ignore[arg-type]
     serving.run(app, runtime, bind)
@@ -108,8 +137,16 @@ def main() -> None:
     except ErrataError as error:
         print(f"errata: {error.message}", file=sys.stderr)
         sys.exit(1)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name = "_".join(str(part) for part in wrong["loc"])
+        print(f"errata: setting {name}: {wrong['msg']}", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
+        sys.exit(1)
+    except OSError as error:
+        print(f"errata: {error}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, error_from_wire
+from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, UnknownEpisode, error_from_wire
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, EpisodePage, observation_of
 
@@ -28,7 +28,25 @@ from .settings import Settings
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True)
 
 T = TypeVar("T")
-DataDir = Annotated[Path | None, typer.Option(help="Journal to read. [default: user data directory]")]
+
+
+def directory(text: str) -> Path:
+    """Read a directory option; an empty one is a variable that was not set, not the current directory."""
+    if not text.strip():
+        raise typer.BadParameter("the directory is empty: is a variable unset?")
+    return Path(text)
+
+
+def cursor_of(text: str) -> str:
+    """Read a cursor that an earlier list printed."""
+    if not text.isdecimal() or len(text) > 18:
+        raise typer.BadParameter(f"{text!r} is no cursor that an earlier list printed")
+    return text
+
+
+DataDir = Annotated[
+    Path | None, typer.Option(parser=directory, metavar="PATH", help="Journal to read. [default: user data directory]")
+]
 Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
@@ -45,7 +63,9 @@ def default_data_dir() -> Path:
 def episodes(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most this many.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")] = None,
+    cursor: Annotated[
+        str | None, typer.Option(parser=cursor_of, metavar="N", help="Go on after an earlier list.")
+    ] = None,
     environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
     error_kind: Annotated[str | None, typer.Option(help="Only with a turn marked so.")] = None,
     data_dir: DataDir = None,
@@ -61,7 +81,9 @@ def episodes(
     if as_json:
         typer.echo(page.model_dump_json())
         return
-    table = Table("eid", "environment", "age", "turns", "reward", "done", "error kinds", box=None)
+    table = Table(Column("eid", no_wrap=True, min_width=27), box=None)
+    for name in ("environment", "age", "turns", "reward", "done", "error kinds"):
+        table.add_column(name)
     for e in page.episodes:
         kinds = " ".join(f"{kind}:{n}" for kind, n in e.error_kinds.items())
         table.add_row(
@@ -69,7 +91,7 @@ def episodes(
         )
     Console().print(table)
     if page.next is not None:
-        typer.echo(f"more: errata episodes --cursor {page.next}")
+        typer.echo(f"more: the same command with --cursor {page.next}")
 
 
 @cli.command("show")
@@ -82,18 +104,23 @@ def show(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = Fa
 @cli.command("delete")
 def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
     """Delete episodes and the sandbox layers that only they named."""
-    deleted = {}
+    deleted: dict[str, int] = {}
+    missing: UnknownEpisode | None = None
     with _Source(data_dir, url, writes=True) as source:
         for eid in eids:
-            deleted[eid] = source.delete(eid)
-    typer.echo(
-        json.dumps(deleted) if as_json else "\n".join(f"{e}: {n} deliveries deleted" for e, n in deleted.items())
-    )
+            try:
+                deleted[eid] = source.delete(eid)
+            except UnknownEpisode as error:
+                missing = error
+    lines = [f"{eid}: {n} deliveries deleted" for eid, n in deleted.items()]
+    typer.echo(json.dumps(deleted) if as_json else "\n".join(lines))
+    if missing is not None:
+        raise missing
 
 
 def replay(
     eid: Annotated[str, typer.Argument(help="Episode.")],
-    t: Annotated[int | None, typer.Argument(min=0, help="Delivery; without it the turns are listed.")] = None,
+    t: Annotated[int | None, typer.Argument(min=0, max=2**53 - 1, help="Delivery; else all turns are listed.")] = None,
     agent_text: Annotated[bool, typer.Option(help="Print what the agent read instead of the payload.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
@@ -223,7 +250,7 @@ class _Source:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             answer = httpx.request(method, self._url.rstrip("/") + path, headers=headers, timeout=60, **kwargs)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?") from error
         if answer.is_error:
             raise _error_of(answer)

@@ -142,8 +142,18 @@ async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:
     try:
         return await answer()
     except ErrataError as error:
-        headers = {"Retry-After": "5"} if error.retryable else {}
-        return _json(error.to_wire(), error.info.http_status, headers)
+        return _error(error)
+
+
+async def answer_error(_: Request, error: Exception) -> Response:
+    """Answer an error that one of upstream's own routes let through."""
+    assert isinstance(error, ErrataError)
+    return _error(error)
+
+
+def _error(error: ErrataError) -> Response:
+    headers = {"Retry-After": "5"} if error.retryable else {}
+    return _json(error.to_wire(), error.info.http_status, headers)
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

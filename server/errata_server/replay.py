@@ -162,10 +162,15 @@ class Replay:
     async def delete(self, eid: str, principal: str | None) -> int:
         """Delete an episode and every sandbox layer that only it named; return its number of deliveries.
 
+        A session whose current episode this is ends with it: it would go on from something that is not there.
+
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
-        await self._episode(eid, principal)
+        row = await self._episode(eid, principal)
+        last = await self._runtime.read(self._runtime.journal.last_delivery, row.sid)
+        if last is None or last.eid == eid:
+            await self._runtime.end_session(row.sid)
         deleted = await self._runtime.read(self._runtime.journal.delete_episode, eid)
         await self._runtime.collect()
         return deleted

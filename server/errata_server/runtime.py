@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -65,6 +65,7 @@ class Runtime:
         self._started = False
         self._start_guard = threading.Lock()
         self._readers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="errata-read")
+        self.enders: list[Callable[[str], Awaitable[bool]]] = []
         self.data_dir: Path | None = None
         if settings.data_dir is not None:
             self.data_dir = settings.data_dir.expanduser().resolve()
@@ -129,6 +130,13 @@ class Runtime:
             return CollectReport()
         await self.sandboxes.start()
         return await self.sandboxes.collect(_Lazy(self.journal.refs))
+
+    async def end_session(self, sid: str) -> None:
+        """End a session, whichever environment of this process has it, or only its row where none has."""
+        for end in self.enders:
+            if await end(sid):
+                return
+        await self.journal.commit(SessionChange(sid, status="closed"))
 
     async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking read of the journal off the event loop."""
@@ -228,7 +236,7 @@ class _Lazy:
 def _lock(directory: Path) -> int:
     """Take the data directory for this process; the kernel gives it back when the process ends, however it ends."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # transcripts are their owner's
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalUnavailable(

@@ -65,6 +65,7 @@ class Sessions:
         self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
         self._running: set[asyncio.Task[Any]] = set()
+        runtime.enders.append(self._end)
 
     # -- opening and finding --------------------------------------------------------------------------------------
 
@@ -235,6 +236,13 @@ class Sessions:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
             # Only now: until its row says so, a request that looks it up must find that it is closed.
             self._live.pop(session.sid, None)
+
+    async def _end(self, sid: str) -> bool:
+        session = self._live.get(sid)
+        if session is None:
+            return False
+        await self.close(session)
+        return True
 
     async def close_all(self, grace_s: float = 10.0) -> None:
         """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from errata_protocol.capabilities import ServerLimits
@@ -45,6 +45,13 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: Literal["namespace", "fake"] = "namespace"
+
+    @field_validator("token")
+    @classmethod
+    def _token_is_not_empty(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not token.get_secret_value().strip():
+            raise ValueError("the token is empty: give one, or leave it unset to go without authentication")
+        return token
 
     @property
     def limits(self) -> ServerLimits:

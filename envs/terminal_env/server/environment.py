@@ -76,14 +76,19 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             task_id: A task by name.
             split: A task by split and ``index``, or by split and seed.
             index: Position in ``split``, which is ``bundled`` without a name.
-            **kwargs: Not used; OpenEnv's clients may send fields of other environments.
+            **kwargs: Refused: a misspelt ``task_id`` would train on a bare shell.
 
         Raises:
-            InvalidRequest: There is no such task.
+            InvalidRequest: There is no such task, or no such argument.
             EnvironmentFailed: The task's own set-up failed.
             SandboxUnavailable: This machine cannot run sandboxes.
         """
-        del kwargs
+        if kwargs:
+            known = "seed, episode_id, task_id, split, index"
+            raise InvalidRequest(f"reset takes {known}, not {', '.join(sorted(kwargs))}")
+        for name, value in (("seed", seed), ("index", index)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise InvalidRequest(f"reset: {name} is a whole number, not {value!r}")
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
         task = _choose(task_id, split, index, seed)
@@ -194,6 +199,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             "truncated": result.truncated,
             "limit_hit": result.limit_hit,
             "killed_background": list(result.killed_background),
+            "shell_saved": result.shell_saved,
             "cwd": episode.cwd,
         }
         return values, detection
@@ -201,7 +207,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
     async def _file(self, action: TerminalAction) -> tuple[dict[str, Any], Detection]:
         _, sandbox = self._live()
         if action.tool == "write_file":
-            await sandbox.write_file(action.path, action.content.encode())
+            await sandbox.write_file(action.path, (action.content or "").encode())
             return {}, NOTHING_WRONG
         content = await sandbox.read_file(action.path, max_bytes=READ_BYTES + 1)
         truncated = len(content) > READ_BYTES
@@ -367,4 +373,6 @@ def _wrong_argument(action: TerminalAction) -> tuple[str, str] | None:
             return "timeout_s", f"timeout_s must be above 0, not {limit:g}"
     elif action.tool in ("write_file", "read_file") and not action.path:
         return "path", f"{action.tool} needs a path"
+    elif action.tool == "write_file" and action.content is None:
+        return "content", "write_file needs content; empty content empties the file"
     return None

@@ -114,12 +114,13 @@ class SqliteJournal(Journal):
         self._readers_lock = threading.Lock()
         self._closed = False
         try:
+            path.touch(mode=0o600)  # SQLite gives its other files the same mode
             self._db = self._connect()
             self._db.execute("PRAGMA journal_mode=WAL").fetchall()
             self._db.execute(f"PRAGMA synchronous={FULL if fsync else NORMAL}").fetchall()
             self._migrate()
             _sync_directory(path.parent)
-        except apsw.Error as error:
+        except (apsw.Error, OSError) as error:
             raise JournalUnavailable(
                 f"cannot open the journal {path}: {error}; check the directory's permissions and free space, "
                 "or give another --data-dir"
