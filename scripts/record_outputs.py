@@ -26,7 +26,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "protocol" / "data"))
 
-from recipes import RECIPES, TREES, WHOLE, Recipe, Site, Span  # noqa: E402  (found through the path set above)
+from recipes import CORPORA, TREES, WHOLE, Recipe, Site, Span  # noqa: E402  (found through the path set above)
 
 UID = 1000
 NPROC_LIMIT = 400
@@ -166,7 +166,7 @@ def resolve(site: Site, command: str, work: Path) -> dict[str, Any]:
     }
 
 
-def record(tree: Path, recipe: Recipe, number: int) -> dict[str, Any]:
+def record(tree: Path, recipe: Recipe, identifier: str) -> dict[str, Any]:
     """Run one recipe in a fresh workspace and return its corpus row."""
     scratch = Path(tempfile.mkdtemp(prefix="record-"))
     try:
@@ -181,7 +181,7 @@ def record(tree: Path, recipe: Recipe, number: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(scratch)
     row: dict[str, Any] = {
-        "id": f"own-{number:03d}",
+        "id": identifier,
         "cwd": recipe.cwd,
         "command": recipe.command,
         "exit_code": code,
@@ -201,16 +201,20 @@ def record(tree: Path, recipe: Recipe, number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record every recipe, or those whose command holds ``--only``, in their written order."""
+    """Record every recipe of a corpus, or those whose command holds ``--only``, in their written order."""
     parser = argparse.ArgumentParser(description="Record the labelled command outputs anew.")
     parser.add_argument("--root", type=Path, required=True, metavar="TREE", help="a Debian 12 tree (see the README)")
     parser.add_argument("--out", type=Path, required=True, help="the JSON lines file to write")
+    parser.add_argument("--corpus", choices=sorted(CORPORA), default="outputs", help="which recipes to record")
     parser.add_argument("--only", default="", help="record the recipes whose command holds this text")
     arguments = parser.parse_args()
     tree = arguments.root.resolve()
     prepare_tree(tree)
+    prefix, recipes = CORPORA[arguments.corpus]
     rows = [
-        record(tree, recipe, number) for number, recipe in enumerate(RECIPES, 1) if arguments.only in recipe.command
+        record(tree, recipe, f"{prefix}-{number:03d}")
+        for number, recipe in enumerate(recipes, 1)
+        if arguments.only in recipe.command
     ]
     text = "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
     arguments.out.write_text(text, encoding="utf-8")

@@ -8,6 +8,11 @@ from . import (
     files,
     git,
     hard,
+    held_builds,
+    held_python,
+    held_quiet,
+    held_shell,
+    held_tests,
     limits,
     negatives,
     network,
@@ -16,8 +21,11 @@ from . import (
     tests_run,
     wrong_arguments,
 )
+from .held_trees import HELD_TREES
 from .model import WHOLE, Recipe, Site, Span
-from .trees import TREES
+from .trees import TREES as FIRST_TREES
+
+TREES = FIRST_TREES | HELD_TREES
 
 RECIPES: list[Recipe] = [
     recipe
@@ -38,4 +46,11 @@ RECIPES: list[Recipe] = [
     for recipe in subject.RECIPES
 ]
 
-__all__ = ["RECIPES", "TREES", "WHOLE", "Recipe", "Site", "Span"]
+HELD_RECIPES: list[Recipe] = [
+    recipe for subject in (held_tests, held_python, held_builds, held_shell, held_quiet) for recipe in subject.RECIPES
+]
+
+CORPORA = {"outputs": ("own", RECIPES), "outputs2": ("held", HELD_RECIPES)}
+"""Each recorded file by its stem: the prefix of its ids and its recipes."""
+
+__all__ = ["CORPORA", "HELD_RECIPES", "RECIPES", "TREES", "WHOLE", "Recipe", "Site", "Span"]
