@@ -9,6 +9,7 @@ Upstream's functions are captured at import, so that a process which replaces th
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -100,7 +101,7 @@ class HTTPEnvServer(_UpstreamServer):
                 app,
                 runtime=self.runtime,
                 replay=self.replay,
-                capabilities=self.capabilities(resolved),
+                capabilities=functools.partial(self.capabilities, resolved),
                 replayable=simulation,
             )
         super().register_routes(app, mode)
@@ -109,7 +110,7 @@ class HTTPEnvServer(_UpstreamServer):
         door = McpDoor(self.sessions, handler)
         http_routes.register_mcp(app, door)
         app.state.errata = self
-        told = self.capabilities(ServerMode.SIMULATION if simulation else ServerMode.PRODUCTION)
+        told = functools.partial(self.capabilities, ServerMode.SIMULATION if simulation else ServerMode.PRODUCTION)
 
         @app.websocket("/ws")
         async def websocket_endpoint(websocket: WebSocket) -> None:
@@ -129,8 +130,8 @@ class HTTPEnvServer(_UpstreamServer):
     ) -> Any:
         """Run an MCP-style step where the session's environment lives; upstream's handler calls this."""
         thread = self.sessions.thread_of(session_id)
-        if thread is None:
-            return func(*args, **kwargs)
+        if thread is None:  # not one of our sessions: upstream's own WS /mcp
+            return await super()._run_in_session_executor(session_id, func, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: func(*args, **kwargs))
 
 
@@ -208,7 +209,7 @@ def create_fastapi_app(
     )
     server.register_routes(app, mode=mode or os.environ.get("OPENENV_MODE", ServerMode.SIMULATION.value))
     app.add_exception_handler(ErrataError, http_routes.answer_error)
-    app.add_middleware(Guard, settings=runtime.settings, insecure=insecure)
+    app.add_middleware(Guard, settings=settings or runtime.settings, insecure=insecure)
     return app
 
 
@@ -274,4 +275,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     server._stop_reaper()
     await server.sessions.close_all()
-    await server.runtime.close()
+    if server.runtime.journal.durable:
+        await server.runtime.close()

@@ -50,7 +50,10 @@ class Guard:
         self._app = app
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._insecure = insecure
-        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        names = settings.allowed_hosts
+        if not names and self._token is None and not insecure:
+            names = (*LOOPBACK_NAMES, "testserver")  # starlette's TestClient calls itself so
+        self._hosts = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -65,14 +68,14 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
         host = headers.get("host", "")
-        if self._hosts and (urlsplit("//" + host).hostname or "") not in self._hosts:
+        if self._hosts and _name_of(host) not in self._hosts:
             return (
                 403,
                 "FORBIDDEN",
                 f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS",
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return 403, "FORBIDDEN", f"a page of {origin} may not use this server"
         if self._token is None:
             peer = (scope.get("client") or ("", 0))[0]
@@ -88,6 +91,14 @@ class Guard:
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return 401, "UNAUTHORIZED", "the token is not this server's"
         return None
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a Host header without its port; empty where there is none to be read."""
+    try:
+        return urlsplit("//" + host).hostname or ""
+    except ValueError:
+        return ""
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 
 from .sandbox.base import Backend
 
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
 
 class SessionContext:
     """Resources of one session.
@@ -20,7 +22,7 @@ class SessionContext:
 
     __slots__ = ("_sandboxes", "log", "seed")
 
-    def __init__(self, sandboxes: Backend | Callable[[], Backend], seed: int, log: logging.Logger) -> None:
+    def __init__(self, sandboxes: Backend | Callable[[], Backend], seed: int, log: Log) -> None:
         self._sandboxes = sandboxes
         self.seed = seed
         self.log = log

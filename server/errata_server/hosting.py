@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from openenv.core.env_server._utils import overrides_method
 from openenv.core.env_server.interfaces import Environment
@@ -21,6 +21,9 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 
 from .context import SessionContext, _current
+from .pinned import PinnedThread
+
+T = TypeVar("T")
 
 EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 
@@ -41,47 +44,72 @@ def _overrides(env: object, method: str) -> bool:
 class EnvHost:
     """Owns one environment instance. Calls are made one after the other by the session that owns the host."""
 
-    def __init__(self, env: Environment[Any, Any, Any], context: SessionContext, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, env: Environment[Any, Any, Any], context: SessionContext, thread: PinnedThread, *, shared: bool = False
+    ) -> None:
         self.env = env
-        self._thread: ThreadPoolExecutor | None
+        self._thread: PinnedThread | None
+        self._shared = shared
         self.recovery = recovery_of(env)
         self._context = context
         self._async_reset = _overrides(env, "reset_async")
         self._async_step = _overrides(env, "step_async")
         if self._async_reset and self._async_step:
-            thread.shutdown(wait=False)
+            if not shared:
+                thread.shutdown()
             self._thread = None
         else:
             self._thread = thread
         self._mcp: _McpKeeper | None = None
 
     @classmethod
-    async def create(cls, factory: EnvironmentFactory, context: SessionContext) -> EnvHost:
+    async def create(
+        cls, factory: EnvironmentFactory, context: SessionContext, shared: PinnedThread | None = None
+    ) -> EnvHost:
         """Call the factory and return its instance in a host.
+
+        Args:
+            factory: Makes the instance.
+            context: What `current_session` returns to it.
+            shared: The thread of all instances, where the environment asks for a single one.
 
         Raises:
             ErrataError: The factory raised one.
             EnvironmentFailed: The factory raised anything else.
         """
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="errata-env")
+        thread = shared or PinnedThread("errata-env")
+        name = getattr(factory, "__name__", str(factory))
         try:
             env = await _in_thread(thread, context, factory)
-        except ErrataError:
-            thread.shutdown(wait=False)
-            raise
-        except Exception as error:
-            thread.shutdown(wait=False)
-            name = getattr(factory, "__name__", str(factory))
+            if not isinstance(env, Environment):
+                raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
+        except BaseException as error:
+            if shared is None:
+                thread.shutdown()
+            if isinstance(error, ErrataError) or not isinstance(error, Exception):
+                raise
             raise EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name) from error
-        host = cls(env, context, thread)
+        host = cls(env, context, thread, shared=shared is not None)
         if callable(getattr(env, "mcp_session", None)):
-            host._mcp = await _McpKeeper.open(env)
+            try:
+                host._mcp = await _McpKeeper.open(env)
+            except BaseException:
+                await host.close()
+                raise
         return host
 
     @property
-    def thread(self) -> ThreadPoolExecutor | None:
+    def thread(self) -> PinnedThread | None:
         """The thread a pinned environment runs on."""
         return self._thread
+
+    async def scoped(self, call: Callable[[EnvHost], Awaitable[T]]) -> T:
+        """Run ``call`` on the loop with this session's `current_session`."""
+        token = _current.set(self._context)
+        try:
+            return await call(self)
+        finally:
+            _current.reset(token)
 
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
@@ -89,7 +117,7 @@ class EnvHost:
         parameters = inspect.signature(method).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         kwargs = {k: v for k, v in data.items() if takes_any or k in parameters}
-        return await self._call(method, timeout_s, **kwargs)
+        return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
 
     async def step(self, action: Action, *, timeout_s: float) -> Observation:
         """Step the environment."""
@@ -97,7 +125,7 @@ class EnvHost:
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a mapping."""
-        state = await self._call(lambda: self.env.state, 60.0)
+        state = await self._call(lambda: self.env.state, 60.0, on_loop=True)
         if hasattr(state, "model_dump"):
             return dict(state.model_dump())
         return dict(state) if state else {}
@@ -143,32 +171,41 @@ class EnvHost:
 
     def abandon(self) -> None:
         """Let go of the thread without waiting for what runs on it."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None and not self._shared:
+            self._thread.shutdown()
 
-    async def _call(self, method: Callable[..., Any], timeout_s: float, *args: Any, **kwargs: Any) -> Any:
-        """Call on the right place; map foreign exceptions at this seam."""
+    async def _call(
+        self, method: Callable[..., Any], timeout_s: float, /, *args: Any, on_loop: bool = False, **kwargs: Any
+    ) -> Any:
+        """Call on the right place; map foreign exceptions at this seam.
+
+        ``on_loop`` lets a synchronous method of an async environment run on the loop; else it gets a helper thread.
+        """
+        deadline = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                if self._thread is not None and not inspect.iscoroutinefunction(method):
-                    return await _in_thread(self._thread, self._context, method, *args, **kwargs)
+            async with deadline:
                 token = _current.set(self._context)
                 try:
-                    result = method(*args, **kwargs)
+                    if self._thread is not None and not inspect.iscoroutinefunction(method):
+                        return await _in_thread(self._thread, self._context, method, *args, **kwargs)
+                    if not on_loop and not inspect.iscoroutinefunction(method):
+                        result = await asyncio.to_thread(method, *args, **kwargs)
+                    else:
+                        result = method(*args, **kwargs)
                     return await result if inspect.isawaitable(result) else result
                 finally:
                     _current.reset(token)
         except ErrataError:
             raise
-        except TimeoutError as error:
-            name = getattr(method, "__name__", "call")
-            raise StepTimeout(f"{name} ran longer than the server's {timeout_s:g} s and was abandoned") from error
         except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                name = getattr(method, "__name__", "call")
+                raise StepTimeout(f"{name} ran longer than the server's {timeout_s:g} s and was abandoned") from error
             raise EnvironmentFailed(str(error)) from error
 
 
 async def _in_thread(
-    thread: ThreadPoolExecutor, context: SessionContext, function: Callable[..., Any], *args: Any, **kwargs: Any
+    thread: PinnedThread, context: SessionContext, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     scope = contextvars.copy_context()
     scope.run(_current.set, context)

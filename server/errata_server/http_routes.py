@@ -29,7 +29,9 @@ def principal(scope_owner: Any) -> str | None:
     return found
 
 
-def register(app: FastAPI, *, runtime: Runtime, replay: Replay, capabilities: Capabilities, replayable: bool) -> None:
+def register(
+    app: FastAPI, *, runtime: Runtime, replay: Replay, capabilities: Callable[[], Capabilities], replayable: bool
+) -> None:
     """Add our routes to an app; call it before upstream's greedy two-segment Task API is registered.
 
     Args:
@@ -42,7 +44,7 @@ def register(app: FastAPI, *, runtime: Runtime, replay: Replay, capabilities: Ca
 
     @app.get("/capabilities", tags=["Errata"])
     async def get_capabilities() -> Response:
-        return _json(capabilities.model_dump(mode="json", exclude={"session"}))
+        return _json(capabilities().model_dump(mode="json", exclude={"session"}))
 
     @app.get("/ready", tags=["Errata"])
     async def get_ready() -> Response:

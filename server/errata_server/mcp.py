@@ -48,8 +48,16 @@ class McpDoor:
         self._sessions = sessions
         self._handler = handler
 
-    async def on_session(self, session: Session, rpc: JsonRpcRequest, raw: bytes) -> Reply | dict[str, Any]:
+    async def on_session(
+        self, session: Session, rpc: JsonRpcRequest, raw: bytes, socket: object | None = None
+    ) -> Reply | dict[str, Any]:
         """Answer a request that came through a session's own socket, or names its session.
+
+        Args:
+            session: Whose request it is.
+            rpc: The request.
+            raw: Its bytes.
+            socket: The socket it came through, None for HTTP.
 
         Returns:
             A `Reply` for a delivery (tools/call), else the JSON-RPC response.
@@ -58,12 +66,19 @@ class McpDoor:
             await self._sessions.give_out(session)
             return JsonRpcResponse.success(result={"session_id": session.sid}, request_id=rpc.id).model_dump()
 
+        named = rpc.params.get("session_id") if isinstance(rpc.params, dict) else None
+        if rpc.method == SESSION_CLOSE and socket is not None and named and named != session.sid:
+            try:
+                return await self._close(rpc, str(named), session.row.principal)
+            except ErrataError as error:
+                return _rpc_error(rpc, error)
+
         async def call(host: EnvHost) -> dict[str, Any]:
             response = await self._handler(rpc, session_env=host.env, session_id=session.sid)
             return response.model_dump()
 
         if rpc.method == McpMethod.TOOLS_CALL and isinstance(rpc.params, dict) and rpc.params.get("name"):
-            return await self._sessions.admit(session, Request("mcp", raw, call=call))
+            return await self._sessions.admit(session, Request("mcp", raw, call=call), socket)
         return await self._sessions.read_mcp(session, call)
 
     async def over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:

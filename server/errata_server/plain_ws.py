@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, WSMCPMessage
@@ -29,8 +30,6 @@ from errata_protocol.capabilities import Capabilities, SessionPosition
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CallerError,
-    CapacityReached,
-    EnvironmentFailed,
     ErrataError,
     InvalidRequest,
 )
@@ -73,7 +72,7 @@ class PlainSocket:
         replay: Replay | None,
         mcp: McpDoor,
         action_cls: type[Action],
-        capabilities: Capabilities,
+        capabilities: Callable[[], Capabilities],
         principal: str | None,
     ) -> None:
         self._websocket = websocket
@@ -84,7 +83,8 @@ class PlainSocket:
         self._capabilities = capabilities
         self._principal = principal
         self._attached_by_id = False
-        self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=MAX_PIPELINED)
+        self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_PIPELINED)
         self._told = False  # the client asked for capabilities: frames may carry eid, t and digest (C1)
 
     async def serve(self) -> None:
@@ -92,13 +92,20 @@ class PlainSocket:
         await self._websocket.accept()
         try:
             session = await self._session()
-        except ErrataError as error:
-            await self._send(_error_frame(_as_upstream(error)))
+        except Exception as error:
+            if isinstance(error, ErrataError):
+                told = error.to_wire()
+                if "factory_name" in error.details:
+                    told["code"] = "FACTORY_ERROR"
+            else:
+                log.exception("session could not be opened")
+                told = {"message": str(error), "code": "SESSION_ERROR"}
+            await self._send(_error_frame(told))
             await self._close()
             return
         reader = asyncio.create_task(self._read(session))
         try:
-            while (message := await self._inbox.get()) is not None:
+            while (message := await self._next()) is not None and session.attached is self:
                 reply = await self._answer(session, message)
                 if reply is None:
                     break
@@ -115,13 +122,21 @@ class PlainSocket:
 
         A given-out session is free for its next socket from that moment; the step that runs still commits.
         """
+        limit = self._sessions.runtime.settings.max_frame
         try:
             while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
-                await self._inbox.put(message)
+                size = len(message.get("bytes") or message.get("text") or "")
+                await self._room.acquire()
+                self._inbox.put_nowait(message if size <= limit else {"oversize": size})
             if session.given_out:
                 await self._sessions.detach(session, self)
         finally:
-            await self._inbox.put(None)
+            self._inbox.put_nowait(None)
+
+    async def _next(self) -> dict[str, Any] | None:
+        message = await self._inbox.get()
+        self._room.release()
+        return message
 
     async def _session(self) -> Session:
         wanted = self._websocket.query_params.get("session_id")
@@ -154,14 +169,14 @@ class PlainSocket:
                 data = WSResetMessage(**frame).data
                 return self._delivered(
                     "observation",
-                    await self._sessions.admit(session, Request("reset", to_json(data), reset=data)),
+                    await self._sessions.admit(session, Request("reset", to_json(data), reset=data), self),
                 )
             case "step":
                 data = WSStepMessage(**frame).data
                 action = _action(data, self._action_cls)
                 return self._delivered(
                     "observation",
-                    await self._sessions.admit(session, Request("step", to_json(data), action=action)),
+                    await self._sessions.admit(session, Request("step", to_json(data), action=action), self),
                 )
             case "state" if "data" in frame and self._replay is not None:
                 return await self._state_at(session, frame, self._replay)
@@ -173,7 +188,7 @@ class PlainSocket:
                 position = SessionPosition(
                     session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t
                 )
-                told = self._capabilities.model_copy(
+                told = self._capabilities().model_copy(
                     update={"session": position, "recovery": Recovery(session.row.recovery)}
                 )
                 return to_json({"type": "capabilities", "data": told.model_dump(mode="json")})
@@ -208,7 +223,7 @@ class PlainSocket:
         except (ValidationError, TypeError) as error:
             response = JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}")
             return to_json({"type": "mcp", "data": response.model_dump()})
-        answer = await self._mcp.on_session(session, rpc, to_json(data))
+        answer = await self._mcp.on_session(session, rpc, to_json(data), self)
         if isinstance(answer, Reply):
             return self._delivered("mcp", answer)
         return to_json({"type": "mcp", "data": answer})
@@ -234,17 +249,17 @@ class PlainSocket:
 
 
 def _parse(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
+    if "oversize" in message:
+        raise _Refused(
+            f"a frame of {message['oversize']} characters is over the limit of {max_frame}: send less in one action",
+            "FRAME_TOO_LARGE",
+        )
     text = message.get("text")
     if text is None:
         try:
             text = message["bytes"].decode()
         except UnicodeDecodeError as error:
             raise _Refused(f"Invalid JSON: a binary frame that is not UTF-8: {error}", "INVALID_JSON") from error
-    if len(text) > max_frame:
-        raise _Refused(
-            f"a frame of {len(text)} characters is over the limit of {max_frame}: send less in one action",
-            "FRAME_TOO_LARGE",
-        )
     try:
         frame = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
@@ -310,16 +325,6 @@ def _errors_json(error: ValidationError) -> bytes:
 
 def _error_frame(data: dict[str, Any]) -> bytes:
     return to_json({"type": "error", "data": data}, serialize_unknown=True, inf_nan_mode="null")
-
-
-def _as_upstream(error: ErrataError) -> dict[str, Any]:
-    """Return the error data upstream's clients know for a session that could not be opened."""
-    data = error.to_wire()
-    if isinstance(error, EnvironmentFailed) and "factory_name" in error.details:
-        data["code"] = "FACTORY_ERROR"
-    elif not isinstance(error, CapacityReached) and isinstance(error, CallerError) and error.code == "VALIDATION_ERROR":
-        data["code"] = "SESSION_ERROR"
-    return data
 
 
 class _Refused(CallerError):

@@ -21,6 +21,7 @@ from .ids import Clock, Ids
 from .journal import Journal, MemoryJournal, SessionChange, SqliteJournal
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
+from .turnstile import Turnstile
 
 log = logging.getLogger("errata.server")
 
@@ -63,6 +64,7 @@ class Runtime:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._key: Path | None = None
         self._started = False
+        self._starting = Turnstile()
         self._start_guard = threading.Lock()
         self._readers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="errata-read")
         self.enders: list[Callable[[str], Awaitable[bool]]] = []
@@ -104,10 +106,14 @@ class Runtime:
         Sessions that ended with their server are marked so, given-out recoverable ones wait to be attached again, and
         sandbox layers that no committed row names are deleted.
         """
-        with self._start_guard:
-            if self._started:
-                return
-            self._started = True
+        if self._started:
+            return
+        async with self._starting:  # whoever comes second waits until the first is done, and tries again if it failed
+            if not self._started:
+                await self._recover()
+                self._started = True
+
+    async def _recover(self) -> None:
         if not self.journal.durable:
             return
         for row in await self.read(self.journal.open_sessions):
@@ -179,16 +185,18 @@ class Runtime:
 
     async def close(self) -> None:
         """Stop sandboxes and threads and release the data directory. Idempotent."""
-        if self._sandboxes is not None:
-            await self._sandboxes.close()
-        self.journal.close()
-        self._readers.shutdown(wait=False)
-        if self._scratch is not None:
-            self._scratch.cleanup()
-        if self._key is not None:
-            with self._shared_guard:
-                self._shared.pop(self._key, None)
-        self._unlock()
+        try:
+            if self._sandboxes is not None:
+                await self._sandboxes.close()
+            self._readers.shutdown()
+            self.journal.close()
+        finally:
+            if self._scratch is not None:
+                self._scratch.cleanup()
+            if self._key is not None:
+                with self._shared_guard:
+                    self._shared.pop(self._key, None)
+            self._unlock()
 
     def announce(self, url: str) -> None:
         """Write where this server answers into the data directory, for command-line tools."""

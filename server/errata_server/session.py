@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class Session:
         self.attached: object | None = None
         self.was_attached = False
         self.detached_at: object | None = None
+        self.timers: list[asyncio.TimerHandle] = []
         self.lost: str | None = None
         self.opening = False
         self.closing = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
+    EnvironmentOutputInvalid,
     ServiceError,
     SessionLost,
     SessionUnknown,
@@ -31,6 +31,7 @@ from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
 from .hosting import EnvHost, EnvironmentFactory, recovery_of
 from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
+from .pinned import PinnedThread
 from .runtime import Runtime
 from .session import McpCall, Reply, Request, Session
 
@@ -65,6 +66,7 @@ class Sessions:
         self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
         self._running: set[asyncio.Task[Any]] = set()
+        self._single_thread: PinnedThread | None = None
         runtime.enders.append(self._end)
 
     # -- opening and finding --------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class Sessions:
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
         try:
-            session.host = await EnvHost.create(self._factory, self._context(session))
+            session.host = await EnvHost.create(self._factory, self._context(session), self._shared_thread())
             if session.host.recovery is not self.recovery:
                 self.recovery = session.host.recovery  # a factory function told nothing before its first call
             session.row = replace(session.row, recovery=session.host.recovery)
@@ -109,6 +111,8 @@ class Sessions:
                 await self._commit_row(session)
         except BaseException:
             self._live.pop(session.sid, None)
+            if session.host is not None:
+                await session.host.close()
             raise
         finally:
             session.opening = False
@@ -151,12 +155,12 @@ class Sessions:
     async def give_out(self, session: Session) -> None:
         """Remember that a client was told this session's id: it outlives its socket from now on."""
         if not session.given_out:
-            session.given_out = True
             if session.committed:
                 await self.runtime.journal.commit(SessionChange(session.sid, given_out=True))
             else:
                 session.row = replace(session.row, given_out=True)
                 await self._commit_row(session)
+            session.given_out = True
 
     # -- sockets ----------------------------------------------------------------------------------------------------
 
@@ -189,22 +193,30 @@ class Sessions:
         """
         if session.closed:
             return
+        for timer in session.timers:
+            timer.cancel()
         session.detached_at = since = object()
         self._live[session.sid] = self._live.pop(session.sid, session)  # to the end: the oldest is evicted first
         loop = asyncio.get_running_loop()
-        loop.call_later(self.runtime.settings.detach_ttl_s, self._after_idle, session, since, self.hibernate)
+        ends = [(self.runtime.settings.detach_ttl_s, self.hibernate)]
         if self._concurrency.session_timeout is not None:
-            loop.call_later(self._concurrency.session_timeout, self._after_idle, session, since, self.close)
+            ends.append((self._concurrency.session_timeout, self.close))
+        session.timers = [loop.call_later(after_s, self._after_idle, session, since, end) for after_s, end in ends]
 
-    def _after_idle(
-        self, session: Session, since: object, what: Callable[[Session], Coroutine[Any, Any, None]]
-    ) -> None:
+    def _after_idle(self, session: Session, since: object, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
         if session.detached_at is since:
-            self._own(what(session))
+            self._own(end(session, since))
 
-    async def hibernate(self, session: Session) -> None:
-        """Close the environment of a detached session; its row and layers stay, and the next request wakes it."""
+    async def hibernate(self, session: Session, since: object | None = None) -> None:
+        """Close the environment of a detached session; its row and layers stay, and the next request wakes it.
+
+        Args:
+            session: Which one.
+            since: Only if it is still detached since then.
+        """
         async with session.turn:
+            if since is not None and session.detached_at is not since:
+                return
             if session.recoverable and session.host is not None and session.detached_at is not None:
                 host, session.host = session.host, None
                 await host.close()
@@ -223,10 +235,15 @@ class Sessions:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
             self._live.pop(session.sid, None)
 
-    async def close(self, session: Session) -> None:
-        """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent."""
+    async def close(self, session: Session, since: object | None = None) -> None:
+        """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent.
+
+        Args:
+            session: Which one.
+            since: Only if it is still detached since then.
+        """
         async with session.turn:
-            if session.closed:
+            if session.closed or (since is not None and session.detached_at is not since):
                 return
             session.closed = True
             host, session.host = session.host, None
@@ -267,16 +284,22 @@ class Sessions:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    async def admit(self, session: Session, request: Request) -> Reply:
+    async def admit(self, session: Session, request: Request, socket: object | None = None) -> Reply:
         """Run one mutating request, commit it, and return its reply.
 
         A caller that goes away does not take the request with it: it runs to its commit.
+
+        Args:
+            session: Whose request it is.
+            request: What to do.
+            socket: The socket it came through, None for HTTP. What a lost socket left in its queue does not act on a
+                session that another speaks for now.
 
         Raises:
             ErrataError: Typed for the wire; the session's state is then as its last commit left it, or, for an
                 environment without snapshots, as the environment left it.
         """
-        return await asyncio.shield(self._own(self._admit(session, request)))
+        return await asyncio.shield(self._own(self._admit(session, request, socket)))
 
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
@@ -289,8 +312,10 @@ class Sessions:
         async with session.turn:
             return await call(await self._awake(session))
 
-    async def _admit(self, session: Session, request: Request) -> Reply:
+    async def _admit(self, session: Session, request: Request, socket: object | None) -> Reply:
         async with session.turn:
+            if socket is not None and session.attached is not socket:
+                raise SessionUnknown("another socket speaks for this session now: attach again")
             await self.runtime.wait_for_journal()
             host = await self._awake(session)
             created = self.runtime.clock.time()
@@ -298,18 +323,20 @@ class Sessions:
             eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
             t = 0 if request.kind == "reset" else (session.t or 0) + 1
             admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created)
+            records: list[Record] = [] if session.committed else [session.row]
             try:
                 row = await self._run(host, admitted, request)
+                if new_episode:
+                    records.append(await self._episode_row(session, host, eid, request))
             except ServiceError as error:
                 await self._after_failure(session, admitted, error, record=not new_episode)
                 raise
-            records: list[Record] = []
-            if not session.committed:
-                records.append(session.row)
-            if new_episode:
-                records.append(await self._episode_row(session, host, eid, request))
             # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
-            await self.runtime.journal.commit(*records, row)
+            try:
+                await self.runtime.journal.commit(*records, row)
+            except BaseException:
+                await self._drop_host(session, "a delivery could not be journaled")
+                raise
             session.committed = True
             session.eid, session.t = eid, t
             return Reply(eid, t, row.payload, wire_digest(row.digest))
@@ -320,7 +347,7 @@ class Sessions:
             assert request.call is not None
             try:
                 async with asyncio.timeout(timeout_s):
-                    response = await request.call(host)
+                    response = await host.scoped(request.call)
             except TimeoutError as error:
                 raise StepTimeout(f"a tools/call ran longer than the server's {timeout_s:g} s") from error
             return mcp_row(admitted, response, await host.snapshot())
@@ -329,42 +356,55 @@ class Sessions:
         else:
             assert request.action is not None
             observation = await host.step(request.action, timeout_s=timeout_s)
-        return observation_row(admitted, observation, await host.snapshot())
+        snapshot = await host.snapshot()
+        try:
+            return observation_row(admitted, observation, snapshot)
+        except EnvironmentOutputInvalid:
+            raise
+        except Exception as error:  # what it returned is not an observation, in one of many ways
+            raise EnvironmentOutputInvalid(
+                f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
+            ) from error
 
     async def _episode_row(self, session: Session, host: EnvHost, eid: str, request: Request) -> EpisodeRow:
         try:
             alias = (await host.state()).get("episode_id")
-        except EnvironmentFailed:
-            alias = request.reset.get("episode_id")  # an environment whose state needs more than a reset
+        except Exception:  # upstream does not read the state here, so whatever is wrong with it is no reason to fail
+            alias = request.reset.get("episode_id")
         return EpisodeRow(
             eid=eid,
             sid=session.sid,
             environment=self.environment,
             created=self.runtime.clock.time(),
-            episode_id=str(alias) if alias is not None else None,
+            episode_id=str(alias).encode("utf-8", "backslashreplace").decode() if alias is not None else None,
             principal=session.row.principal,
             agent_text_version=self._agent_text_version,
         )
 
     async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError, *, record: bool) -> None:
         """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
-        foreign = type(error) is EnvironmentFailed  # the environment's own exception: upstream keeps the instance
         host = session.host
-        if host is not None and not foreign:
-            if host.recovery is Recovery.SNAPSHOT:
-                session.host = None
-                if isinstance(error, StepTimeout) and host.thread is not None:
-                    host.abandon()  # close would wait on the thread that does not come back
-                else:
-                    await host.close()
-            elif isinstance(error, StepTimeout):
-                session.host = None
-                host.abandon()
-                session.lost = _lost_message(session, "a call passed the step deadline")
-                if session.committed:
-                    await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
+        if host is not None and isinstance(error, StepTimeout):
+            await self._drop_host(session, "a call passed the step deadline", stuck=host.thread is not None)
+        elif host is not None and type(error) is not EnvironmentFailed and host.recovery is Recovery.SNAPSHOT:
+            # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
+            await self._drop_host(session, "")
         if record and session.committed:
             await self.runtime.journal.commit(error_row(admitted, error))
+
+    async def _drop_host(self, session: Session, why: str, *, stuck: bool = False) -> None:
+        """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can."""
+        host, session.host = session.host, None
+        if host is None:
+            return
+        if stuck:
+            host.abandon()  # close would wait on the thread that does not come back
+        else:
+            await host.close()
+        if host.recovery is not Recovery.SNAPSHOT:
+            session.lost = _lost_message(session, why)
+            if session.committed:
+                await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
 
     async def _awake(self, session: Session) -> EnvHost:
         """Return the session's environment, restored from its last commit if it sleeps."""
@@ -383,11 +423,11 @@ class Sessions:
         return session.host
 
     async def _wake(self, session: Session) -> EnvHost:
-        host = await EnvHost.create(self._factory, self._context(session))
+        host = await EnvHost.create(self._factory, self._context(session), self._shared_thread())
         try:
             last = await self.runtime.read(self.runtime.journal.last_delivery, session.sid)
             if last is not None:
-                if last.state is None:
+                if last.state is None or last.eid != session.eid:
                     raise SessionLost(_lost_message(session, "its environment cannot be restored"))
                 await host.restore(Snapshot(last.state, last.refs))
                 if last.kind == "fork":
@@ -406,7 +446,10 @@ class Sessions:
                 (
                     s
                     for s in self._live.values()
-                    if s.host is not None and s.detached_at is not None and (s.recoverable or s.was_attached)
+                    if s.host is not None
+                    and s.detached_at is not None
+                    and not s.turn.busy
+                    and (s.recoverable or s.was_attached)
                 ),
                 None,
             )
@@ -427,10 +470,17 @@ class Sessions:
         return SessionContext(
             sandboxes=lambda: self.runtime.sandboxes,
             seed=session.row.seed,
-            log=logging.getLogger("errata.session." + name_of(session.sid)),
+            log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
         )
 
-    def thread_of(self, sid: str) -> ThreadPoolExecutor | None:
+    def _shared_thread(self) -> PinnedThread | None:
+        """The one thread of all instances, where the environment class asks for it as upstream lets it."""
+        factory = getattr(self._factory, "func", self._factory)  # a functools.partial of the class
+        if self._single_thread is None and getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+            self._single_thread = PinnedThread("errata-env-shared")
+        return self._single_thread
+
+    def thread_of(self, sid: str) -> PinnedThread | None:
         """Return the thread a live session's environment is pinned to; None when it runs on the loop."""
         session = self._live.get(sid)
         return session.host.thread if session is not None and session.host is not None else None
@@ -440,6 +490,13 @@ class Sessions:
         self._running.add(task)  # type: ignore[arg-type]
         task.add_done_callback(self._running.discard)  # type: ignore[arg-type]
         return task  # type: ignore[return-value]
+
+
+class _SessionLog(logging.LoggerAdapter[logging.Logger]):
+    """Names the session in each line; an adapter, because loggers are kept for ever."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return f"{self.extra['session']}: {msg}" if self.extra else msg, kwargs
 
 
 def _lost_message(session: Session, why: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from errata_protocol.capabilities import ServerLimits
 
@@ -41,10 +41,15 @@ class Settings(BaseSettings):
     detach_ttl_s: float = Field(default=600.0, ge=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     token: SecretStr | None = None
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: Literal["namespace", "fake"] = "namespace"
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _hosts_are_separated_by_commas(cls, hosts: object) -> object:
+        return tuple(name.strip() for name in hosts.split(",") if name.strip()) if isinstance(hosts, str) else hosts
 
     @field_validator("token")
     @classmethod
