@@ -16,7 +16,7 @@ setup: ## install Debian packages (as root) and the Python environment, if they 
 base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
 	@$(PYTHON_BIN) scripts/build_base.py
 
-demo: base ## a scripted agent fails in eight ways; state(t) and a fork repair it
+demo: base ## a scripted agent makes fourteen kinds of mistakes; state(t) and a fork repair it
 	@.cache/venv/bin/errata demo
 
 test: base ## all tests but the slow ones, on two cores
