@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import apsw
 import pytest
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import Conflict, JournalUnavailable
+from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
 from errata_server.journal import (
     DeliveryRow,
     EpisodeRow,
@@ -22,6 +23,7 @@ from errata_server.journal import (
     SessionRow,
     SqliteJournal,
 )
+from errata_server.journal.base import Record
 from errata_server.journal.disk import ForgetfulDisk
 from errata_server.journal.writer import GroupWriter, StoreFailed
 
@@ -85,14 +87,66 @@ async def test_listing_pages_newest_first_and_filters(journal: Journal) -> None:
     for n in range(5):
         kind = "timeout" if n == 3 else None
         await journal.commit(episode(f"e{n}"), delivery(f"e{n}", 0), delivery(f"e{n}", 1, error_kind=kind, done=n == 4))
-    page, cursor = journal.episodes(limit=2)
+    page, cursor = journal.episodes(limit=2, principal=None)
     assert [s.row.eid for s in page] == ["e4", "e3"] and cursor is not None
     assert page[0].done and page[0].deliveries == 2 and page[0].reward == 1.0
     assert page[1].error_kinds == {"timeout": 1}
-    rest, cursor = journal.episodes(limit=10, before=cursor)
+    rest, cursor = journal.episodes(limit=10, before=cursor, principal=None)
     assert [s.row.eid for s in rest] == ["e2", "e1", "e0"] and cursor is None
-    assert [s.row.eid for s in journal.episodes(limit=9, error_kind="timeout")[0]] == ["e3"]
-    assert journal.episodes(limit=9, environment="other")[0] == []
+    assert [s.row.eid for s in journal.episodes(limit=9, error_kind="timeout", principal=None)[0]] == ["e3"]
+    assert journal.episodes(limit=9, environment="other", principal=None)[0] == []
+
+
+async def test_listing_shows_an_owners_episodes_to_nobody_else(journal: Journal) -> None:
+    for eid, principal in (("e1", None), ("e2", "alice"), ("e3", "bob")):
+        await journal.commit(episode(eid, principal=principal))
+    listed = {p: [s.row.eid for s in journal.episodes(limit=9, principal=p)[0]] for p in (None, "alice", "carol")}
+    assert listed == {None: ["e1"], "alice": ["e2"], "carol": []}
+
+
+async def test_a_delivery_of_a_deleted_episode_is_refused_and_writes_nothing(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"), delivery("e1", 0))
+    journal.delete_episode("e1")
+    with pytest.raises(UnknownEpisode):
+        await journal.commit(session("s2"), delivery("e1", 1))
+    assert journal.delivery("e1", 1) is None and journal.session("s2") is None
+
+
+async def test_a_recorded_error_of_a_deleted_episode_goes_with_it(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"), delivery("e1", 0), delivery("e1", None, id=5))
+    journal.delete_episode("e1")
+    await journal.commit(delivery("e1", None, id=5))
+    await journal.commit(episode("e2"), delivery("e2", 0, id=5))  # id 5 is free: neither record is there
+    with pytest.raises(Conflict):
+        await journal.commit(delivery("e2", None, id=5))
+
+
+async def test_a_fork_needs_the_delivery_it_starts_from(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"), delivery("e1", 0))
+    await journal.commit(episode("child", "c", origin_eid="e1", origin_t=0), delivery("child", 0, sid="c"))
+    with pytest.raises(UnknownEpisode):
+        await journal.commit(episode("beyond", "b", origin_eid="e1", origin_t=1), delivery("beyond", 0, sid="b"))
+    journal.delete_episode("e1")
+    with pytest.raises(UnknownEpisode):
+        await journal.commit(session("l"), episode("late", "l", origin_eid="e1", origin_t=0), delivery("late", 0))
+    assert journal.session("l") is None
+    assert [s.row.eid for s in journal.episodes(limit=9, principal=None)[0]] == ["child"]
+
+
+async def test_after_its_last_episode_was_deleted_a_session_stands_on_the_one_before(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"), delivery("e1", 0), delivery("e1", 1))
+    await journal.commit(episode("e2"), delivery("e2", 0))
+    journal.delete_episode("e2")
+    assert journal.last_delivery("s") == delivery("e1", 1)
+    first = journal.first_episode("s")
+    assert first is not None and first.eid == "e1"
+
+
+async def test_a_key_that_no_row_can_have_is_not_found(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"), delivery("e1", 0))
+    assert journal.session("\ud800") is None
+    assert journal.delivery("e1", 2**70) is None
+    assert len(journal.episodes(limit=9, before=2**70, principal=None)[0]) == 1
 
 
 async def test_a_session_change_keeps_the_other_columns(journal: Journal) -> None:
@@ -125,6 +179,146 @@ async def test_a_closed_journal_refuses_commits(journal: Journal) -> None:
     journal.close()
     with pytest.raises(JournalUnavailable):
         await journal.commit(session())
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[SqliteJournal]:
+    made = SqliteJournal(tmp_path / "j.db")
+    yield made
+    made.close()
+
+
+def written(journal: SqliteJournal, *groups: list[Record]) -> list[type]:
+    """Write ``groups`` in one transaction, as the writer does with what waits; return the kind of each outcome."""
+    return [type(error) for error in journal._write(list(groups))]
+
+
+@pytest.mark.parametrize(
+    "over", [{"error_kind": "\ud800"}, {"reward": 10**400}, {"id": 2**63}, {"payload": object()}, {"kind": {}}]
+)
+def test_a_record_that_sqlite_cannot_hold_fails_its_own_group_only(
+    sqlite: SqliteJournal, over: dict[str, object]
+) -> None:
+    outcomes = written(
+        sqlite,
+        [session(), episode("e1"), delivery("e1", 0)],
+        [session("bad"), delivery("e1", 1, **over)],  # type: ignore[arg-type]
+        [session("s")],
+        [delivery("e9", 0)],
+        [session("good"), delivery("e1", 1)],
+    )
+    assert outcomes == [type(None), EnvironmentOutputInvalid, Conflict, UnknownEpisode, type(None)]
+    assert sqlite.session("bad") is None and sqlite.session("good") is not None
+    assert sqlite.delivery("e1", 1) == delivery("e1", 1)
+
+
+async def test_a_record_that_cannot_be_held_leaves_the_journal_working(sqlite: SqliteJournal) -> None:
+    with pytest.raises(EnvironmentOutputInvalid, match=r"cannot be journaled.*surrogate"):
+        await sqlite.commit(session("\ud800"))
+    sqlite._db.limit(apsw.SQLITE_LIMIT_LENGTH, 10_000)
+    await sqlite.commit(session(), episode("e1"))
+    with pytest.raises(EnvironmentOutputInvalid, match="TooBigError"):
+        await sqlite.commit(delivery("e1", 0, payload=b"x" * 20_000))
+    await sqlite.commit(delivery("e1", 0))
+    assert sqlite.failing is None
+
+
+def test_a_disk_that_fills_up_beside_a_conflict_writes_nothing_twice(sqlite: SqliteJournal) -> None:
+    assert written(sqlite, [session("taken"), episode("e1")]) == [type(None)]
+    groups: list[list[Record]] = [[session("s1")], [session("taken")], [delivery("e1", 0, payload=b"x" * 2**20)]]
+    pages = sqlite._db.pragma("page_count")
+    sqlite._db.pragma("max_page_count", pages + 20)
+    for _ in range(2):
+        with pytest.raises(StoreFailed):
+            sqlite._write(list(groups))
+        assert sqlite.session("s1") is None
+    sqlite._db.pragma("max_page_count", pages + 2000)
+    assert written(sqlite, *groups) == [type(None), Conflict, type(None)]
+    assert sqlite.session("s1") is not None and [t.t for t in sqlite.turns("e1")] == [0]
+
+
+def test_a_read_that_runs_ends_before_the_journal_is_closed(sqlite: SqliteJournal) -> None:
+    begun, go = threading.Event(), threading.Event()
+    found: list[object] = []
+
+    def hold() -> int:
+        begun.set()
+        return int(go.wait(10))
+
+    def read() -> None:
+        sqlite._readers._reader().db.create_scalar_function("hold", hold)
+        found.extend(sqlite._rows("SELECT hold()"))
+
+    reader, closer = threading.Thread(target=read), threading.Thread(target=sqlite.close)
+    reader.start()
+    assert begun.wait(10)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive()
+    go.set()
+    reader.join(10)
+    closer.join(10)
+    assert found == [(1,)]
+    with pytest.raises(apsw.ConnectionClosedError):
+        sqlite._db.execute("SELECT 1")
+    sqlite.close()
+    with pytest.raises(JournalUnavailable, match="closed"):
+        sqlite.session("s")
+    with pytest.raises(JournalUnavailable, match="closed"):
+        sqlite.delete_episode("e1")
+
+
+def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(sqlite: SqliteJournal) -> None:
+    assert written(sqlite, [session(), episode("e1"), delivery("e1", 0)]) == [type(None)]
+    others: list[BaseException] = []
+    running = threading.Barrier(5)
+
+    def read() -> None:
+        running.wait(10)
+        try:
+            while True:
+                assert sqlite.delivery("e1", 0) == delivery("e1", 0)
+        except JournalUnavailable:
+            pass
+        except BaseException as error:
+            others.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    running.wait(10)
+    sqlite.close()
+    for thread in threads:
+        thread.join(10)
+    assert others == [] and not any(thread.is_alive() for thread in threads)
+
+
+async def test_memory_forgets_closed_sessions_whole_and_keeps_open_ones() -> None:
+    journal = MemoryJournal(max_bytes=100_000)
+    await journal.commit(session("open"), episode("kept", "open"), delivery("kept", 0, sid="open", id=0))
+    for n in range(200):
+        sid, eid = f"s{n}", f"e{n}"
+        await journal.commit(session(sid, fork_of="kept", fork_request=sid), episode(eid, sid))
+        await journal.commit(delivery(eid, 0, sid=sid, id=0, payload=b"x" * 5000))
+        await journal.commit(delivery(eid, None, sid=sid, id=1, payload=b"x" * 5000))
+        await journal.commit(SessionChange(sid, status="closed"))
+    assert journal.session("open") is not None and journal.delivery("kept", 0) is not None
+    assert journal.session("s199") is not None and journal.fork_session("kept", "s199") == journal.session("s199")
+    assert journal.session("s0") is None and journal.fork_session("kept", "s0") is None
+    for index in (journal._sessions, journal._episodes, journal._deliveries, journal._episodes_of, journal._ids):
+        assert len(index) < 20
+    assert len(journal._forks) < 20
+
+
+async def test_memory_is_not_filled_by_recorded_errors() -> None:
+    journal = MemoryJournal(max_bytes=1 << 20)
+    await journal.commit(session(), episode("e1"), delivery("e1", 0))
+    tracemalloc.start()
+    for n in range(20):
+        await journal.commit(delivery("e1", None, id=n, request=bytes(1 << 20)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1 << 20
 
 
 async def test_rows_are_there_after_reopening(tmp_path: Path) -> None:
@@ -164,6 +358,20 @@ def test_a_sync_stands_between_a_commit_and_its_acknowledgement(tmp_path: Path) 
 
 def test_the_disk_fake_does_lose_what_was_never_synced(tmp_path: Path) -> None:
     assert _committed_after_power_loss(tmp_path, honours_sync=False) == []
+
+
+async def test_a_commit_that_the_disk_refuses_at_its_sync_is_written_once_when_there_is_room(tmp_path: Path) -> None:
+    disk = ForgetfulDisk(f"full-{tmp_path.name}")
+    journal = SqliteJournal(tmp_path / "j.db", vfs=disk.name)
+    await journal.commit(session(), episode("e1"))
+    disk.full = True
+    waiting = asyncio.ensure_future(journal.commit(delivery("e1", 0)))
+    assert await asyncio.to_thread(disk.refused.wait, 10)
+    assert not waiting.done() and journal.delivery("e1", 0) is None
+    disk.full = False
+    await asyncio.wait_for(waiting, 10)
+    assert [t.t for t in journal.turns("e1")] == [0] and journal.failing is None
+    journal.close()
 
 
 async def test_commits_wait_while_the_store_fails_and_go_on_when_it_recovers() -> None:

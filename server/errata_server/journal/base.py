@@ -181,6 +181,11 @@ class Journal(ABC):
         Raises:
             errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
                 and id); nothing of the group was written.
+            errata_protocol.errors.UnknownEpisode: A delivery's episode, or the delivery that an episode was forked
+                from, is not committed or was deleted meanwhile; nothing of the group was written. A recorded error
+                (t None) of such an episode is left out instead: it goes with its episode, as in `delete_episode`.
+            errata_protocol.errors.EnvironmentOutputInvalid: The store has no form for a value of a record, such as a
+                text with a lone surrogate; nothing of the group was written.
             errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
         """
 
@@ -212,7 +217,7 @@ class Journal(ABC):
         before: int | None = None,
         environment: str | None = None,
         error_kind: str | None = None,
-        principal: str | None = None,
+        principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
         """Return episodes, newest first, and the cursor of the next page or None.
 
@@ -221,7 +226,7 @@ class Journal(ABC):
             before: Cursor of an earlier answer.
             environment: Only of this environment.
             error_kind: Only with at least one turn marked so.
-            principal: Only of this owner; None means no filter.
+            principal: Only of this owner; None means those made with auth off, never all.
         """
 
     @abstractmethod

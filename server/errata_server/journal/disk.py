@@ -7,6 +7,7 @@ power came back.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import apsw
@@ -18,6 +19,8 @@ class ForgetfulDisk(apsw.VFS):
     Args:
         name: Name to register under; pass it as ``vfs`` to `errata_server.journal.sqlite.SqliteJournal`.
         honours_sync: False makes a sync do nothing, as a lying disk would: the control of a test.
+
+    Set ``full`` and every sync fails for want of space, until it is unset; ``refused`` is set by the first that does.
     """
 
     def __init__(self, name: str, *, honours_sync: bool = True) -> None:
@@ -26,6 +29,8 @@ class ForgetfulDisk(apsw.VFS):
         self.honours_sync = honours_sync
         self.images: dict[Path, bytes] = {}
         self.syncs = 0
+        self.full = False
+        self.refused = threading.Event()
 
     def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> _File:  # noqa: N802 - SQLite's names
         return _File(self, name, flags)
@@ -49,6 +54,9 @@ class _File(apsw.VFSFile):
         super().__init__("", name, flags)
 
     def xSync(self, flags: int) -> None:  # noqa: N802
+        if self._disk.full:
+            self._disk.refused.set()
+            raise apsw.FullError("the disk is full")
         super().xSync(flags)
         self._disk.syncs += 1
         if self._disk.honours_sync and self._path is not None:

@@ -10,14 +10,20 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import Conflict, ErrataError, JournalUnavailable
+from errata_protocol.errors import (
+    Conflict,
+    EnvironmentOutputInvalid,
+    ErrataError,
+    JournalUnavailable,
+    UnknownEpisode,
+)
 
 from .base import (
     DeliveryRow,
@@ -29,6 +35,7 @@ from .base import (
     SessionRow,
     TurnRow,
 )
+from .readers import Readers
 from .writer import GroupWriter, StoreFailed
 
 SCHEMA_VERSION = 1
@@ -76,8 +83,15 @@ def _placeholders(columns: str) -> str:
 
 
 _INSERT_SESSION = f"INSERT INTO sessions({_SESSION}) VALUES ({_placeholders(_SESSION)})"
-_INSERT_EPISODE = f"INSERT INTO episodes({_EPISODE}) VALUES ({_placeholders(_EPISODE)})"
-_INSERT_DELIVERY = f"INSERT INTO deliveries({_DELIVERY}) VALUES ({_placeholders(_DELIVERY)})"
+# Both insert nothing where the row's parent was deleted since the caller read it: ?7 and ?8 are the origin, ?1 the eid.
+_INSERT_EPISODE = (
+    f"INSERT INTO episodes({_EPISODE}) SELECT {_placeholders(_EPISODE)} "
+    "WHERE ?7 IS NULL OR EXISTS (SELECT 1 FROM deliveries WHERE eid = ?7 AND t = ?8)"
+)
+_INSERT_DELIVERY = (
+    f"INSERT INTO deliveries({_DELIVERY}) SELECT {_placeholders(_DELIVERY)} "
+    "WHERE EXISTS (SELECT 1 FROM episodes WHERE eid = ?1)"
+)
 
 _CHANGE_SESSION = "UPDATE sessions SET status = coalesce(?, status), given_out = coalesce(?, given_out) WHERE sid = ?"
 
@@ -90,6 +104,12 @@ _RETRYABLE = (
     apsw.ReadOnlyError,
     apsw.NoMemError,
 )
+
+_RECORD_FAULTS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError)
+"""What SQLite reports about a record; its other errors are about the store, and hold for every record alike."""
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer that SQLite holds."""
 
 
 class SqliteJournal(Journal):
@@ -109,17 +129,14 @@ class SqliteJournal(Journal):
     def __init__(self, path: Path, *, fsync: bool = True, vfs: str | None = None) -> None:
         self._path = path
         self._vfs = vfs
-        self._local = threading.local()
-        self._readers: list[apsw.Connection] = []
-        self._readers_lock = threading.Lock()
+        self._readers = Readers(self._connect, str(path))
+        self._rows = self._readers.rows
+        self._close_lock = threading.Lock()
         self._closed = False
         try:
             path.touch(mode=0o600)  # SQLite gives its other files the same mode
             self._db = self._connect()
-            self._db.execute("PRAGMA journal_mode=WAL").fetchall()
-            self._db.execute(f"PRAGMA synchronous={FULL if fsync else NORMAL}").fetchall()
-            self._migrate()
-            _sync_directory(path.parent)
+            self._set_up(FULL if fsync else NORMAL)
         except (apsw.Error, OSError) as error:
             raise JournalUnavailable(
                 f"cannot open the journal {path}: {error}; check the directory's permissions and free space, "
@@ -142,26 +159,34 @@ class SqliteJournal(Journal):
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
+        """Write ``groups`` in one transaction: all that can be written becomes durable with one COMMIT, or nothing."""
         with self._write_lock:
             try:
-                return self._write_together(groups)
-            except apsw.ConstraintError:
-                return [self._write_alone(group) for group in groups]
+                try:
+                    with self._transaction():
+                        for group in groups:
+                            self._insert(group)
+                    return [None] * len(groups)
+                except Exception as error:
+                    if _is_of_the_store(error):
+                        raise
+                with self._transaction():
+                    return [self._insert_apart(group) for group in groups]
+            except _RETRYABLE as error:
+                raise StoreFailed(f"{self._path}: {error}") from error
 
-    def _write_together(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
+    def _insert_apart(self, group: Sequence[Record]) -> ErrataError | None:
+        """Insert ``group`` within the open transaction, or nothing of it; return what is wrong with it."""
+        self._db.execute("SAVEPOINT one")
         try:
-            with self._transaction():
-                for group in groups:
-                    self._insert(group)
-        except _RETRYABLE as error:
-            raise StoreFailed(f"{self._path}: {error}") from error
-        return [None] * len(groups)
-
-    def _write_alone(self, group: Sequence[Record]) -> ErrataError | None:
-        try:
-            self._write_together([group])
-        except apsw.ConstraintError as error:
-            return Conflict(f"the journal already holds another record under this key: {error}")
+            self._insert(group)
+        except Exception as error:
+            if _is_of_the_store(error):
+                raise
+            self._db.execute("ROLLBACK TO one")
+            self._db.execute("RELEASE one")
+            return _fault_of(error)
+        self._db.execute("RELEASE one")
         return None
 
     @contextmanager
@@ -186,12 +211,16 @@ class SqliteJournal(Journal):
                         d.hint_template_key,
                     )  # fmt: skip
                     self._db.execute(_INSERT_DELIVERY, values)
+                    if d.t is not None and not self._db.changes():
+                        raise UnknownEpisode(d.eid)
                 case EpisodeRow() as e:
                     values = (
                         e.eid, e.sid, e.environment, e.created, e.episode_id, e.principal, e.origin_eid, e.origin_t,
                         e.agent_text_version,
                     )  # fmt: skip
                     self._db.execute(_INSERT_EPISODE, values)
+                    if e.origin_eid is not None and not self._db.changes():
+                        raise UnknownEpisode(e.origin_eid)
                 case SessionRow() as s:
                     values = (
                         s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status,
@@ -203,6 +232,8 @@ class SqliteJournal(Journal):
 
     def delete_episode(self, eid: str) -> int:
         with self._write_lock:
+            if self._closed:
+                raise JournalUnavailable("the journal is closed: the server is shutting down")
             try:
                 with self._transaction():
                     self._db.execute("DELETE FROM deliveries WHERE eid = ?", (eid,))
@@ -221,16 +252,18 @@ class SqliteJournal(Journal):
 
     def _checkpoint(self) -> None:
         db = self._connect()
-        while True:
-            self._checkpoint_wanted.wait()
-            self._checkpoint_wanted.clear()
-            if self._closed:
-                break
-            try:
-                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            except _RETRYABLE:  # a full disk: the WAL stays as it is and the next commit asks again
-                continue
-        db.close()
+        try:
+            while True:
+                self._checkpoint_wanted.wait()
+                self._checkpoint_wanted.clear()
+                if self._closed:
+                    return
+                try:
+                    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                except _RETRYABLE:  # a full disk: the WAL stays as it is and the next commit asks again
+                    continue
+        finally:
+            db.close()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -239,20 +272,6 @@ class SqliteJournal(Journal):
         db.set_busy_timeout(5000)
         db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
         return db
-
-    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        db: apsw.Connection | None = getattr(self._local, "db", None)
-        if db is None:
-            with self._readers_lock:
-                if self._closed:
-                    raise JournalUnavailable("the journal is closed: the server is shutting down")
-                db = self._connect()
-                self._local.db = db
-                self._readers.append(db)
-        try:
-            return db.execute(sql, values).fetchall()
-        except apsw.Error as error:
-            raise JournalUnavailable(f"cannot read the journal {self._path}: {error}") from error
 
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
         return _delivery(self._rows(f"SELECT {_DELIVERY} FROM deliveries WHERE eid = ? AND t = ?", (eid, t)))
@@ -283,13 +302,13 @@ class SqliteJournal(Journal):
         before: int | None = None,
         environment: str | None = None,
         error_kind: str | None = None,
-        principal: str | None = None,
+        principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
-        wheres, values = ["1"], []
+        wheres: list[str] = ["e.principal IS ?"]
+        values: list[str | int | None] = [principal]
         for clause, value in (
-            ("e.n < ?", before),
+            ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
             ("e.environment = ?", environment),
-            ("e.principal IS ?", principal),
             ("EXISTS (SELECT 1 FROM deliveries d WHERE d.eid = e.eid AND d.error_kind = ?)", error_kind),
         ):
             if value is not None:
@@ -325,16 +344,30 @@ class SqliteJournal(Journal):
         return {SnapshotRef(*ref) for (refs,) in rows for ref in json.loads(refs)}
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._writer.close()
-        self._closed = True
+        with self._close_lock:
+            if self._closed:
+                return
+            with ExitStack() as rest:  # each runs, whatever happens to the others
+                rest.callback(self._close_writing)
+                rest.callback(self._readers.close)
+                self._writer.close()
+
+    def _close_writing(self) -> None:
+        with self._write_lock:
+            self._closed = True
+            self._db.close()
         self._checkpoint_wanted.set()
         self._checkpointer.join()
-        with self._readers_lock:
-            for db in self._readers:
-                db.close()
-        self._db.close()
+
+    def _set_up(self, synchronous: int) -> None:
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL").fetchall()
+            self._db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+            self._migrate()
+            _sync_directory(self._path.parent)
+        except BaseException:
+            self._db.close()
+            raise
 
     def _migrate(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchall()[0][0]
@@ -348,6 +381,25 @@ class SqliteJournal(Journal):
         with self._transaction():
             self._db.execute(_SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _is_of_the_store(error: Exception) -> bool:
+    """Whether an exception of an insert says nothing about the record: disk full, I/O error, file damaged."""
+    return isinstance(error, apsw.Error) and not isinstance(error, _RECORD_FAULTS)
+
+
+def _fault_of(error: Exception) -> ErrataError:
+    """Return what to tell the one whose record SQLite refused."""
+    match error:
+        case ErrataError():
+            return error
+        case apsw.ConstraintError():
+            return Conflict(f"the journal already holds another record under this key: {error}")
+        case _:
+            return EnvironmentOutputInvalid(
+                f"what the environment returned cannot be journaled: {type(error).__name__}: {error}; "
+                "check its texts for lone surrogates and its numbers and sizes for SQLite's limits"
+            )
 
 
 def _sync_directory(directory: Path) -> None:
