@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_FILES = (
     ROOT.parent / "shared" / "data" / "error_corpus.jsonl",
     ROOT / "tests" / "protocol" / "data" / "outputs.jsonl",
+    ROOT / "tests" / "protocol" / "data" / "outputs2.jsonl",
 )
 SITE_KEYS = ("file", "line", "test_id", "action_span")
 BARS = {"precision": 0.97, "recall": 0.95, "site": 0.9}

@@ -44,6 +44,8 @@ MESSAGES = [
     ("x.py --n=q", 2, "usage: x.py [-h]\nx.py: error: argument --n: invalid int value: 'q'", "invalid_arguments", "q"),
     ("flask rnu", 2, "Usage: flask [OPTIONS]\n\nError: No such command 'rnu'.", "invalid_arguments", "rnu"),
     ("cargo bild", 101, "error: no such command: `bild`", "invalid_arguments", "bild"),
+    ("find . -mtime x", 1, "find: invalid argument `x' to `-mtime'", "invalid_arguments", "x"),
+    ("pytest t -k", 4, "ERROR: usage: pytest\npytest: error: argument -k: expected one argument", "invalid_arguments", "-k"),
     ("mkdir", 1, "mkdir: missing operand\nTry 'mkdir --help' for more information.", "invalid_arguments", "mkdir"),
     ("mv a no/b", 1, "mv: cannot move 'a' to 'no/b': No such file or directory", "path_not_found", "no/b"),
     ("cat 'a b'", 1, "cat: 'a b': No such file or directory", "path_not_found", "a b"),
@@ -159,6 +161,77 @@ def test_an_answering_program_that_could_not_work_is_an_error(
     command: str, exit_code: int, stderr: str, kind: str
 ) -> None:
     assert find(command, exit_code, stderr, "MemoryError\nNo such file or directory\n").error_kind == kind
+
+
+def test_a_test_id_keeps_the_dashes_and_colons_of_its_parameters() -> None:
+    for name in ("t[x - y]", "t[a::b]", "t[[1] - 2]", "K::t[a - b::c-0]"):
+        heading = name.partition("[")[0].replace("::", ".") + name[name.index("[") :]
+        body = f"=== FAILURES ===\n___ {heading} ___\n\n>   assert 0\nE   assert 0\n\na.py:3: AssertionError\n"
+        text = f"{body}=== short test summary info ===\nFAILED a.py::{name} - assert 0 - 1\n1 failed in 0.02s\n"
+        site = find("pytest -q", 1, stdout=text).error_site
+        assert site is not None
+        assert (site.test_id, site.file, site.line) == (f"a.py::{name}", "a.py", 3)
+        bare = find("pytest -q --tb=no", 1, stdout=text.removeprefix(body)).error_site
+        assert bare is not None and bare.test_id is not None and bare.test_id.startswith("a.py::")
+
+
+def test_reports_of_old_pytest_of_xdist_and_of_subtests_are_read() -> None:
+    section = "=== FAILURES ===\n___ t{} ___\n\n>   assert 0\nE   assert 0\n\na.py:3: AssertionError\n"
+    old = find("pytest | tail", 0, stdout=section.format("") + "=== 1 failed, 2 passed in 0.02 seconds ===\n")
+    assert old.error_kind == ErrorKind.TEST_FAILURE
+    spread = find(
+        "pytest -n2", 1, stdout="[gw1] [ 50%] FAILED a.py::t[a b] \n" + section.format("[a b]") + "1 failed in 1s\n"
+    )
+    assert spread.error_site is not None and spread.error_site.test_id == "a.py::t[a b]"
+    summary = "SUBFAIL a.py::t - [m] (i=1) - AssertionError\n1 failed in 1s\n"
+    part = find("pytest", 1, stdout=section.format(" [m] (i=1)") + "=== short test summary info ===\n" + summary)
+    assert part.error_site is not None
+    assert (part.error_site.test_id, part.error_site.line) == ("a.py::t", 3)
+
+
+def test_the_report_of_sympys_runner_is_a_test_report() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "/workspace/m/tests/test_b.py", line 5, in test_x\n    assert 0\n'
+    )
+    text = f"m/tests/test_b.py[2] .F [FAIL]\n____ m/tests/test_b.py:test_x ____\n{trace}AssertionError\n\n"
+    found = find("./bin/test m/tests", 1, stdout=text + "=== tests finished: 1 passed, 1 failed, in 0.05 seconds ===\n")
+    assert found.error_kind == ErrorKind.TEST_FAILURE and found.error_site is not None
+    assert (found.error_site.test_id, found.error_site.line) == ("m/tests/test_b.py:test_x", 5)
+
+
+def test_a_program_called_by_its_path_is_not_the_tool_of_that_name() -> None:
+    for command in ("./test", "bin/diff a b", "./grep x", "../which"):
+        assert find(command, 1).error_kind == ErrorKind.NONZERO_EXIT
+    for command in ("/usr/bin/test -e a", "/bin/grep x f", "diff a b"):
+        assert find(command, 1) == NOTHING_WRONG
+
+
+def test_a_crash_of_pytest_itself_is_placed_in_the_agents_hook() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3/dist-packages/pluggy/x.py", line 9, in run',
+    ]
+    lines += [
+        '  File "/workspace/conftest.py", line 4, in pytest_collection_modifyitems',
+        "    items.x",
+        "AttributeError: x",
+    ]
+    found = find("pytest", 3, stdout="".join(f"INTERNALERROR> {line}\n" for line in lines))
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("conftest.py", 4)
+
+
+def test_a_file_that_the_action_wrote_is_mapped_into_its_here_document() -> None:
+    script = "cat > /tmp/j.sh <<'EOF'\nset -e\n  grpe x\nEOF\nbash /tmp/j.sh"
+    found = find(script, 127, "/tmp/j.sh: line 2: grpe: command not found")
+    assert spanned(script, found) == "grpe"
+    program = "tee a.py <<'EOF'\nx = {}\nprint(x['k'])\nEOF\npython3 a.py"
+    trace = "Traceback (most recent call last):\n  File \"/workspace/a.py\", line 2, in <module>\nKeyError: 'k'"
+    found = find(program, 1, trace)
+    assert spanned(program, found) == "print(x['k'])"
+    assert found.error_site is not None and found.error_site.file == "a.py"
+    appended = program.replace("tee a.py", "cat >> a.py")
+    assert spanned(appended, find(appended, 1, trace)) is None
 
 
 def test_a_hidden_test_failure_counts_only_when_pytest_ran() -> None:
@@ -340,6 +413,9 @@ ADVERSARIAL += [
     "usage: ",
     "1 failed, ",
     "http://a.b/",
+    "FAILED a::b[ - x - ]\n1 failed in 1s\n",
+    "= tests finished: 1 failed, ",
+    "INTERNALERROR> Traceback (most recent call last):\n",
 ]
 
 

@@ -69,6 +69,12 @@ class Invocation:
     def span(self) -> tuple[int, int]:
         return self.simple.start, self.simple.end
 
+    @property
+    def local(self) -> bool:
+        """True for a program of the agent's own that is called by its path: `./test` is not the shell's `test`."""
+        path = self.words[0].value if self.words else ""
+        return "/" in path and not re.match(r"/(?:usr/)?(?:local/)?s?bin/", path)
+
     def wrapped_by(self, name: str) -> tuple[Word, ...] | None:
         """Return the words of the wrapper called ``name``, or None."""
         return next((w for w in self.wrappers if _base(w[0].value) == name), None)
@@ -370,7 +376,7 @@ def _prints_data(pipeline: Pipeline) -> bool:
     while len(calls) > 1 and calls[-1] is not None and calls[-1].program in _FILTERS:
         calls.pop()
     source = calls[-1]
-    if source is None:
+    if source is None or source.local:
         return False
     if source.program == "git":
         return any(a in _GIT_PRINTERS for a in source.arguments[:3])

@@ -18,7 +18,7 @@ WORKSPACE_ROOTS = ("/workspace", "/testbed")
 
 INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
 _FOREIGN = re.compile(
-    r"site-packages|dist-packages|node_modules|/\.?venv/|^/usr/|^/opt/|^/lib|^<frozen|^node:|^internal/|/lib/python3|"
+    r"site-packages|dist-packages|node_modules|/\.?venv/|^/usr/|^/opt/|^/lib|^<frozen|^node:|^internal/[\w/]+(?:\.js)?$|/lib/python3|"
     r"/\.cargo/|/rustc/|-wrapper$|^<(?!string>|stdin>)|^\(eval"
 )
 
@@ -104,7 +104,8 @@ def frame_site(turn: Turn, frame: Frame, line: str, text: str = "", source: Site
         return site(
             line, source, span=inline_span(turn, frame.file, frame.line, text), file=frame.file, number=frame.line
         )
-    return site(line, source, file=relative_file(turn, frame.file), number=frame.line)
+    span = written_span(turn, frame.file, frame.line)
+    return site(line, source, span=span, file=relative_file(turn, frame.file), number=frame.line)
 
 
 def whole_action(turn: Turn, line: str = "") -> ErrorSite:
@@ -123,6 +124,20 @@ def inline_span(turn: Turn, file: str, line: int, text: str = "") -> Span | None
     names = re.findall(r"['\"]([^'\"]{1,80})['\"]", text)
     telling = [s for s in spans if any(n in turn.command[s[0] : s[1]] for n in names)]
     return (telling or spans)[-1]
+
+
+def written_span(turn: Turn, file: str, line: int) -> Span | None:
+    """Return line ``line`` of the here-document from which the action itself wrote ``file``; None if it did not."""
+    wanted = _absolute(turn, file)
+    for call in reversed(turn.action.invocations):
+        bodies = [r.body for r in call.simple.redirects if r.body is not None]
+        if len(bodies) != 1 or call.program not in ("cat", "tee"):
+            continue
+        targets = [r.target for r in call.simple.redirects if r.operator in (">", ">|") and r.target is not None]
+        targets += call.words[1:] if call.program == "tee" and "-a" not in call.arguments else []
+        if any(_absolute(turn, t.value) == wanted for t in targets if t.literal):
+            return turn.action.line_span(*bodies[0], line)
+    return None
 
 
 def _inline_code(turn: Turn, file: str) -> Iterator[Span]:

@@ -1,17 +1,21 @@
-"""Reads the reports of pytest and unittest: the first failing test, its frames, and what broke during collection."""
+"""Reads the reports of pytest, unittest and SymPy: failing tests, their frames, what broke collection."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errata_protocol.detect.python_traceback import Frame
 
-_SUMMARY = re.compile(r"^(?P<status>FAILED|ERROR) (?P<id>[^\s].*?)(?: - (?P<why>.*))?$")
-_COUNTS = re.compile(r"^=* ?(?=.*\b\d+ (?:failed|errors?)\b)(?:\d+ [a-z]+(?:, )?)+ in [\d.]+s(?: \([\d:]+\))? ?=*$")
-_PASSED = re.compile(r"^=* ?(?:\d+ [a-z]+(?:, )?)+ in [\d.]+s(?: \([\d:]+\))? ?=*$")
+_SUMMARY = re.compile(r"^(?:FAILED|SUBFAIL|SUBFAILED|ERROR)(?:\[[^\]]*\])?(?: \([^)]*\))? (?P<rest>\S.*)$")
+_COUNTS = re.compile(
+    r"^=* ?(?=.*\b\d+ (?:failed|errors?)\b)(?:\d+ [a-z]+(?:, )?)+ in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$"
+)
+_PASSED = re.compile(r"^=* ?(?:\d+ [a-z]+(?:, )?)+ in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$")
 _VERBOSE = re.compile(r"^(?P<id>\S+::\S.*?) (?P<status>FAILED|ERROR)\b")
+_XDIST = re.compile(r"^\[gw\d+\] \[ *\d+%\] (?P<status>FAILED|ERROR) (?P<id>\S+::\S.*)$")
 _SECTION = re.compile(r"^_{3,} (?P<name>.+?) _{3,}$")
 _HEADING = re.compile(r"^={3,} (?P<name>.+?) ={3,}$")
 _PYTEST_FRAME = re.compile(r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d{1,9})(?::(?: .*)?)?$")
@@ -22,9 +26,12 @@ _E_EXCEPTION = re.compile(r"^E\s+(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<text>.
 _CONFTEST = re.compile(r"^ImportError while loading conftest '(?P<file>[^']+)'")
 _UNIT_CASE = re.compile(r"^(?P<status>FAIL|ERROR): (?P<method>\S+)(?: \((?P<where>[\w.<>]+)\))?(?P<sub>.*)$")
 _UNIT_END = re.compile(r"^FAILED \((?:failures|errors|skipped|expected|unexpected)")
+_SYMPY_END = re.compile(r"^=+ tests finished: .*\b[1-9]\d* (?:failed|exceptions)\b.* =+$")
 _SYNTAX_NAMES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_NAMES = ("ImportError", "ModuleNotFoundError")
 MAX_TESTS = 50
+MAX_DASHES = 8
+"""How many dashes of a summary line are tried as the end of its test id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class FailedTest:
 
 @dataclass(frozen=True, slots=True)
 class TestReport:
-    """What one run of pytest or unittest reported; only runs with failures have one."""
+    """What one run of a Python test runner reported; only runs with failures have one."""
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
@@ -76,8 +83,8 @@ def is_summary(line: str) -> bool:
 
 
 def find_report(lines: Sequence[str]) -> TestReport | None:
-    """Return the report of the first test run with failures in ``lines``; pytest before unittest."""
-    return _find_pytest(lines) or _find_unittest(lines)
+    """Return the report of the first test run with failures in ``lines``; pytest before others."""
+    return _find_pytest(lines) or _find_unittest(lines) or _find_sympy(lines)
 
 
 def _find_pytest(lines: Sequence[str]) -> TestReport | None:
@@ -89,7 +96,7 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
         assert conftest is not None
         return _conftest_report(lines, conftest)
     sections = _sections(lines[:end])
-    summary: list[tuple[str, str, str]] = []  # status, id, line
+    summary: list[tuple[str, str, str]] = []  # status, the rest of the line, line
     verbose: list[tuple[str, str, str]] = []
     listed = False
     headed = any("short test summary info" in line for line in lines[:end])
@@ -97,15 +104,16 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
         heading = _HEADING.match(line) if line.startswith("===") else None
         if heading:
             listed = "short test summary" in heading.group("name")
-        match = _SUMMARY.match(line) if line.startswith(("FAILED ", "ERROR ")) else None
+        match = _SUMMARY.match(line) if line.startswith(("FAILED ", "ERROR ", "SUBFAIL")) else None
         if match and (listed if headed else "::" in line or ".py" in line):
-            summary.append((match.group("status"), match.group("id"), line))
-        elif "::" in line and (seen := _VERBOSE.match(line)):
+            summary.append((line.split(" ", 1)[0], match.group("rest"), line))
+        elif "::" in line and (seen := _XDIST.match(line) or _VERBOSE.match(line)):
             verbose.append((seen.group("status"), seen.group("id"), line))
     named = summary or verbose
     bare = [m for line in lines[:end] if (m := _TB_LINE.match(line))] if not sections else []
     failed: list[FailedTest] = []
-    for status, test_id, line in named[:MAX_TESTS]:
+    for status, rest, line in named[:MAX_TESTS]:
+        test_id = _summary_id(rest, status, sections) if summary else rest
         section = _section_of(test_id, status, sections)
         if len(bare) == len(named):  # --tb=line prints one line per failure, in the same order
             section = (bare[len(failed)].group(),)
@@ -143,14 +151,35 @@ def _sections(lines: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, tuple(body)) for name, body in found]
 
 
+def _summary_id(rest: str, status: str, sections: list[tuple[str, tuple[str, ...]]]) -> str:
+    """Return the test id of a summary line ``ID - REASON``; the parameters in an id may hold " - " themselves.
+
+    Args:
+        rest: The line without its status.
+        status: FAILED or ERROR.
+        sections: The failure sections: the heading of one of them names the test.
+
+    Returns:
+        The id that a section has, else the shortest one whose brackets are closed.
+    """
+    cuts = [match.start() for match in itertools.islice(re.finditer(" - ", rest), MAX_DASHES)]
+    ids = [*(rest[:at] for at in cuts), rest]
+    if len(ids) > 2 or (cuts and "[" in ids[0]):
+        named = [i for i in ids if _section_of(i, status, sections)]
+        closed = [i for i in ids if "[" not in i or i.endswith("]")]
+        return (named or closed or ids)[0]
+    return ids[0]
+
+
 def _section_of(test_id: str, status: str, sections: list[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
-    name = ".".join(test_id.split("::")[1:]) if "::" in test_id else test_id
+    place, bracket, parameters = test_id.partition("[")
+    name = ".".join(place.split("::")[1:]) + bracket + parameters if "::" in place else test_id
     for heading, body in sections:
         if heading == name or heading in (f"ERROR at setup of {name}", f"ERROR at teardown of {name}"):
             return body
         if heading.startswith("ERROR collecting") and heading.endswith(test_id):
             return body
-        if heading == f"[doctest] {name}":
+        if heading == f"[doctest] {name}" or (status.startswith("SUBFAIL") and heading.startswith(f"{name} ")):
             return body
     if "::" not in test_id:
         for heading, body in sections:
@@ -181,6 +210,24 @@ def _failed(test_id: str | None, line: str, body: tuple[str, ...], *, collection
         if match:
             exception, text = match.group("type"), match.group("text") or ""
     return FailedTest(test_id, tuple(frames), line, collection, exception, text)
+
+
+def _find_sympy(lines: Sequence[str]) -> TestReport | None:
+    """Read the report of SymPy's own runner (`bin/test`, `bin/doctest`): sections like pytest's, other counts."""
+    end = next(
+        (
+            i
+            for i in range(len(lines) - 1, -1, -1)
+            if "tests finished: " in lines[i] and _SYMPY_END.match(lines[i][:300])
+        ),
+        None,
+    )
+    if end is None:
+        return None
+    failed = [
+        _failed(name, f"___ {name} ___", body, collection=False) for name, body in _sections(lines[:end])[:MAX_TESTS]
+    ]
+    return TestReport("sympy", tuple(failed or [FailedTest(None, (), lines[end])]), frozenset(lines[: end + 1]))
 
 
 def _find_unittest(lines: Sequence[str]) -> TestReport | None:

@@ -92,7 +92,7 @@ PHRASES = (
         r"unsupported (?:protocol|scheme|url)|bad (?:number|range|port|url|argument|format)|no such (?:user|group|"
         r"signal)|does not (?:match|make sense)|"
         r"is not a commit|needed a single revision|unknown date format|bad date|cannot parse|failed to parse|"
-        r"illegal (?:number|byte|time|line|list)|"
+        r"too few X's in|illegal (?:number|byte|time|line|list)|"
         r"the (?:argument|value) .{1,80} (?:is|cannot)|cannot be used with|mutually exclusive|not allowed with|"
         r"options? .{1,80} (?:cannot|can't) be (?:used|combined)|"
         r"incompatible options?|conflicting options?|can't be used together|cannot combine|only one .{1,60} (?:may|"
@@ -117,6 +117,7 @@ _TRY_HELP = re.compile(
     re.IGNORECASE,
 )
 _CHAR = re.compile(r"(?:--|:|flag|switch) ?['\"‘`]?-{0,2}(?P<char>[A-Za-z0-9#@%?])['\"’`]?(?:$|[\s.,(])")
+_VALUE_OF = re.compile(r"argument ['\"‘`][^'\"’`]{1,200}['\"’`] (?:to|for|of) ['\"‘`]?-.*")
 _DASHED = re.compile(r"(?<![\w-])(?P<word>--?[A-Za-z0-9][\w.=/:-]*)")
 
 
@@ -159,6 +160,11 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
     after = rest[match.end() - match.start() :]
     blamed = re.sub(r"\((?:choose|possible|valid|expected)\b.*", "", rest)
     names = [*reversed(quoted(blamed)), *reversed(quotes)]
+    value = _VALUE_OF.search(message.rest)
+    if value:  # "invalid argument `soon' to `-mtime'" blames soon
+        span = argument_span(turn, quoted(value.group())[:1], message.program, in_code=False)
+        if span:
+            return span
     if phrase.at == "option":
         for name in quoted(rest) or quotes:
             dashed = argument_span(turn, (name,), message.program, in_code=False) if name.startswith("-") else None
@@ -188,9 +194,14 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
 
 
 def _got(turn: Turn, message: Message) -> Span | None:
-    """Return the argument of "expected a number, but got 'x'"; other messages of a missing operand blame the call."""
+    """Return the argument of "expected a number, but got 'x'", or the option that has no value.
+
+    Other messages of a missing operand blame the call.
+    """
     if " got " not in message.rest:
-        return None
+        options = [m.group("word").rstrip(":.,=") for m in _DASHED.finditer(message.rest)]
+        words = [w for call in _calls(turn, message) for w in call.words[1:]]
+        return next((w.inner for option in options for w in words if w.value == option), None)
     return argument_span(turn, quoted(message.rest.split(" got ", 1)[1])[:1], message.program, in_code=False)
 
 

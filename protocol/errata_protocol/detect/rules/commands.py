@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from errata_protocol.detect.action import SHELLS, Invocation
-from errata_protocol.detect.place import Span, relative_file, site
+from errata_protocol.detect.place import Span, relative_file, site, written_span
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import Message, read_message
 from errata_protocol.detect.shell_tree import Word
@@ -107,7 +107,10 @@ def _command_of(turn: Turn, message: Message) -> str | None:
 def _site(turn: Turn, message: Message, command: str) -> ErrorSite:
     span = _program_span(turn, command, message.line if message.script is None else None)
     if span is None and message.script is not None:
-        return site(message.text, file=relative_file(turn, message.script), number=message.line)
+        written = written_span(turn, message.script, message.line or 0)
+        at = turn.command.find(command, *written) if written else -1
+        span = (at, at + len(command)) if at >= 0 else written
+        return site(message.text, span=span, file=relative_file(turn, message.script), number=message.line)
     if span is None and message.program == "env":  # the `#!/usr/bin/env X` line of a script that the action starts
         scripts = [c for c in turn.action.invocations if c.words and "/" in c.words[0].value]
         span = scripts[-1].words[0].inner if scripts else None

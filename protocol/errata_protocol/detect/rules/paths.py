@@ -17,7 +17,7 @@ MAX_SITES = 20
 _MISSING = re.compile(
     r"no such file(?: or directory)?|\bENOENT\b|cannot stat\b|can(?:'t|not) cd to|cannot open [\"'‘`]|"
     r"could not (?:open input file|access ')|can't (?:open|find|read|stat)\b|cannot (?:open|find|"
-    r"read) (?:file|input)|"
+    r"read) (?:file|input)(?![\w./-])|"
     r"file or directory not found|did not match any file|file not found|cannot find or open|not found in archive|"
     r"^ERROR: (?:not found|found no collectors)|no such (?:directory|path)|does not exist|doesn't exist|"
     r"cannot find the (?:path|file)|couldn't open file|could not open file|could not find file|unable to (?:open|"

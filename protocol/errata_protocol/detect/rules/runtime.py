@@ -13,7 +13,7 @@ from errata_protocol.detect.place import (
     site,
     whole_action,
 )
-from errata_protocol.detect.python_traceback import Frame
+from errata_protocol.detect.python_traceback import Frame, find_tracebacks
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import read_message
 from errata_protocol.detect.turn import Turn
@@ -96,10 +96,14 @@ def _believable(turn: Turn, language: str) -> bool:
 
 
 def _pytest_internal(turn: Turn) -> Finding | None:
-    for line in turn.reported:
-        if line.startswith("INTERNALERROR> Traceback"):
-            return Finding((site(line, "message"),))
-    return None
+    """A crash of pytest itself, most often in a hook of the agent's conftest.py."""
+    prefix = "INTERNALERROR> "
+    inner = [line.removeprefix(prefix) for line in turn.reported if line.startswith(prefix)]
+    raised = [t for t in find_tracebacks(inner) if not t.caused_next]
+    if raised:
+        frame = last_own_frame(turn, raised[-1].frames)
+        return Finding((frame_site(turn, frame, raised[-1].line, raised[-1].text),) if frame else ())
+    return Finding((site(prefix + inner[0], "message"),)) if inner else None
 
 
 def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:

@@ -171,8 +171,8 @@ RULES = (
     Rule(
         "tests.python",
         ErrorKind.TEST_FAILURE,
-        "A pytest or unittest report with failures or errors; with exit 0 too, when the action runs pytest and the "
-        "last line of the output is its summary with failures.",
+        "A report of pytest, unittest or SymPy's runner with failures or errors; with exit 0 too, when the action runs "
+        "pytest and the last line of the output is its summary with failures.",
         "The first failing test's id, and the last frame of its traceback inside the workspace.",
         _python_tests,
     ),

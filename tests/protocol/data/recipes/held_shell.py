@@ -126,7 +126,6 @@ RECIPES: list[Recipe] = [
     tool(
         'sqlite3 t.db "CREATE TABLE u(id INTEGER PRIMARY KEY); INSERT INTO u VALUES (1); INSERT INTO u VALUES (1)"',
         "nonzero_exit",
-        Site(WHOLE),
         also=("runtime_error",),
     ),
     tool("awk -F, 'NR > 1 { print 10 / ($2 - 3) }' ledger.csv", "runtime_error"),

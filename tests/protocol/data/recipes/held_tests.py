@@ -214,8 +214,7 @@ RECIPES: list[Recipe] = [
     led(
         "pytest --strict-markers -q tests/test_marked.py",
         "test_failure",
-        Site(file="tests/test_marked.py", at="pytest.mark.slow", test="tests/test_marked.py"),
-        Site(file="tests/test_marked.py", at="pytest.mark.slow"),
+        Site(test="tests/test_marked.py"),  # pytest says no line
         files=MARKED,
     ),
     led(
