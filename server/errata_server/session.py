@@ -74,6 +74,12 @@ class Session:
         """The session id: a capability, never logged."""
         return self.row.sid
 
+    def lost_message(self, why: str) -> str:
+        """Say that this session is lost, why, and what of it can still be read."""
+        if self.eid is None:
+            return f"this session is lost: {why}, before any delivery; open another"
+        return f"this session is lost: {why}; its last delivery is t={self.t} of episode {self.eid}, still readable"
+
     @property
     def recoverable(self) -> bool:
         """It can be closed and continued later from its last commit."""

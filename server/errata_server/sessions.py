@@ -15,7 +15,7 @@ from typing import Any
 
 from openenv.core.env_server.types import ConcurrencyConfig
 
-from errata_protocol.environment import Recovery, Snapshot
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
@@ -26,14 +26,13 @@ from errata_protocol.errors import (
     StepTimeout,
 )
 
-from .context import SessionContext
 from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
 from .hosting import EnvHost, EnvironmentFactory, recovery_of
-from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
 from .pinned import PinnedThread
 from .runtime import Runtime
 from .session import McpCall, Reply, Request, Session
+from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
 
@@ -61,12 +60,11 @@ class Sessions:
         self.runtime = runtime
         self.environment = environment
         self.recovery = recovery_of(factory)
-        self._factory = factory
+        self._waker = Waker(runtime, factory)
         self._concurrency = concurrency
         self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self._single_thread: PinnedThread | None = None
         runtime.enders.append(self._end)
 
     # -- opening and finding --------------------------------------------------------------------------------------
@@ -103,7 +101,7 @@ class Sessions:
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
         try:
-            session.host = await EnvHost.create(self._factory, self._context(session), self._shared_thread())
+            session.host = await self._waker.create(session)
             if session.host.recovery is not self.recovery:
                 self.recovery = session.host.recovery  # a factory function told nothing before its first call
             session.row = replace(session.row, recovery=session.host.recovery)
@@ -147,7 +145,7 @@ class Sessions:
         if last is not None:
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
-            session.lost = _lost_message(session, "it ended with its server")
+            session.lost = session.lost_message("it ended with its server")
         else:
             self._live[sid] = session
         return session
@@ -226,7 +224,7 @@ class Sessions:
         if session.recoverable:
             await self.hibernate(session)
             return
-        session.lost = _lost_message(session, "it was detached and its place was needed")
+        session.lost = session.lost_message("it was detached and its place was needed")
         async with session.turn:
             host, session.host = session.host, None
             if host is not None:
@@ -335,7 +333,7 @@ class Sessions:
             try:
                 await self.runtime.journal.commit(*records, row)
             except BaseException:
-                await self._drop_host(session, "a delivery could not be journaled")
+                await self._waker.drop(session, "a delivery could not be journaled")
                 raise
             session.committed = True
             session.eid, session.t = eid, t
@@ -385,26 +383,12 @@ class Sessions:
         """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
-            await self._drop_host(session, "a call passed the step deadline", stuck=host.thread is not None)
+            await self._waker.drop(session, "a call passed the step deadline", stuck=host.thread is not None)
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery is Recovery.SNAPSHOT:
             # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
-            await self._drop_host(session, "")
+            await self._waker.drop(session, "")
         if record and session.committed:
             await self.runtime.journal.commit(error_row(admitted, error))
-
-    async def _drop_host(self, session: Session, why: str, *, stuck: bool = False) -> None:
-        """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can."""
-        host, session.host = session.host, None
-        if host is None:
-            return
-        if stuck:
-            host.abandon()  # close would wait on the thread that does not come back
-        else:
-            await host.close()
-        if host.recovery is not Recovery.SNAPSHOT:
-            session.lost = _lost_message(session, why)
-            if session.committed:
-                await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
 
     async def _awake(self, session: Session) -> EnvHost:
         """Return the session's environment, restored from its last commit if it sleeps."""
@@ -417,25 +401,10 @@ class Sessions:
         await self._make_room()
         session.opening = True
         try:
-            session.host = await self._wake(session)
+            session.host = await self._waker.wake(session)
         finally:
             session.opening = False
         return session.host
-
-    async def _wake(self, session: Session) -> EnvHost:
-        host = await EnvHost.create(self._factory, self._context(session), self._shared_thread())
-        try:
-            last = await self.runtime.read(self.runtime.journal.last_delivery, session.sid)
-            if last is not None:
-                if last.state is None or last.eid != session.eid:
-                    raise SessionLost(_lost_message(session, "its environment cannot be restored"))
-                await host.restore(Snapshot(last.state, last.refs))
-                if last.kind == "fork":
-                    await host.forked(last.eid)
-        except BaseException:
-            await host.close()
-            raise
-        return host
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -466,20 +435,6 @@ class Sessions:
         await self.runtime.journal.commit(session.row)
         session.committed = True
 
-    def _context(self, session: Session) -> SessionContext:
-        return SessionContext(
-            sandboxes=lambda: self.runtime.sandboxes,
-            seed=session.row.seed,
-            log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
-        )
-
-    def _shared_thread(self) -> PinnedThread | None:
-        """The one thread of all instances, where the environment class asks for it as upstream lets it."""
-        factory = getattr(self._factory, "func", self._factory)  # a functools.partial of the class
-        if self._single_thread is None and getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
-            self._single_thread = PinnedThread("errata-env-shared")
-        return self._single_thread
-
     def thread_of(self, sid: str) -> PinnedThread | None:
         """Return the thread a live session's environment is pinned to; None when it runs on the loop."""
         session = self._live.get(sid)
@@ -490,16 +445,3 @@ class Sessions:
         self._running.add(task)  # type: ignore[arg-type]
         task.add_done_callback(self._running.discard)  # type: ignore[arg-type]
         return task  # type: ignore[return-value]
-
-
-class _SessionLog(logging.LoggerAdapter[logging.Logger]):
-    """Names the session in each line; an adapter, because loggers are kept for ever."""
-
-    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        return f"{self.extra['session']}: {msg}" if self.extra else msg, kwargs
-
-
-def _lost_message(session: Session, why: str) -> str:
-    if session.eid is None:
-        return f"this session is lost: {why}, before any delivery; open another"
-    return f"this session is lost: {why}; its last delivery is t={session.t} of episode {session.eid}, still readable"
