@@ -199,6 +199,27 @@ def test_the_report_of_sympys_runner_is_a_test_report() -> None:
     assert (found.error_site.test_id, found.error_site.line) == ("m/tests/test_b.py:test_x", 5)
 
 
+def test_a_program_read_from_a_file_is_placed_in_that_file() -> None:
+    awk = find("awk -f s.awk data", 1, "awk: s.awk:3: }\nawk: s.awk:3: ^ syntax error").error_site
+    assert awk is not None and (awk.file, awk.line) == ("s.awk", 3)
+    runs = find(
+        "awk -f s.awk data", 2, "awk: s.awk:4: (FILENAME=data FNR=1) fatal: division by zero attempted"
+    ).error_site
+    assert runs is not None and (runs.file, runs.line) == ("s.awk", 4)
+    jq = "jq -f q.jq data.json"
+    found = find(jq, 3, "jq: error: syntax error, unexpected '}' at <top-level>, line 4:\n}\njq: 1 compile error")
+    assert spanned(jq, found) == "q.jq" and found.error_site is not None and found.error_site.line == 4
+    sql = "sqlite3 a.db < s.sql"
+    found = find(sql, 1, 'Parse error near line 3: near "SELEC": syntax error')
+    assert spanned(sql, found) == "s.sql" and found.error_site is not None and found.error_site.line == 3
+
+
+def test_a_later_answer_does_not_hide_a_failed_test_run() -> None:
+    command = "pytest -q 2>&1 | tee log; test ${PIPESTATUS[0]} -eq 0"
+    assert find(command, 1, stdout=PYTEST_TAIL).error_kind == ErrorKind.TEST_FAILURE
+    assert find(command, 1, stdout="3 passed in 0.02s\n") == NOTHING_WRONG
+
+
 def test_a_program_called_by_its_path_is_not_the_tool_of_that_name() -> None:
     for command in ("./test", "bin/diff a b", "./grep x", "../which"):
         assert find(command, 1).error_kind == ErrorKind.NONZERO_EXIT

@@ -57,7 +57,7 @@ def detect(
             silent = not any(turn.stderr) and not any(turn.stdout)
             answered = is_answered(turn.action, exit_code, turn.stderr, silent=silent)
             if answered or (answered is None and _first(turn, last_resorts=False) is None):
-                return NOTHING_WRONG
+                return _hidden_failure(turn)
     found = _first(turn, last_resorts=False)
     if found is None and any(turn.stdout) and not turn.action.shows_data and not turn.action.merges_stderr:
         # A script or a runner that sends its errors to standard output: believed only when nothing else speaks.
@@ -79,7 +79,7 @@ def _first(turn: Turn, *, last_resorts: bool) -> tuple[Rule, Finding] | None:
 
 
 def _hidden_failure(turn: Turn) -> Detection:
-    """A test run whose exit status a pipe or ``|| true`` hid; exit 0 means that all is well otherwise."""
+    """A test run whose exit status a pipe, ``|| true`` or a later `test` hid; otherwise all is well."""
     if not hides_failure(turn):
         return NOTHING_WRONG
     for rule in RULES:

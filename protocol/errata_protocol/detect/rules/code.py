@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from errata_protocol.detect.action import Invocation, language
 from errata_protocol.detect.place import (
@@ -58,6 +59,7 @@ _AWK = re.compile(
     r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|unterminated|unexpected|newline)|^awk: .*(?:near|missing)",
     re.IGNORECASE,
 )
+_AWK_FILE = re.compile(r"^\w{0,2}awk: (?P<file>[^\s:]{1,300}):(?P<line>\d{1,9}): ")
 _JQ = re.compile(
     r"^jq: (?:error: )?.*(?:syntax error|compile error|is not defined at|unterminated)|^jq: \d+ compile error"
 )
@@ -130,12 +132,14 @@ def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     match = _SED.match(line)
     if match and match.group("file"):
         return (site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line"))),)
+    awk = _AWK_FILE.match(line)
+    if awk and _AWK.match(line):
+        return (site(line, file=relative_file(turn, awk.group("file")), number=int(awk.group("line"))),)
     if match or _AWK.match(line) or _JQ.match(line):
-        program = line.split(":", 1)[0]
-        span = _program_text(turn, program)
-        return (site(line, span=span),) if span else ()
-    if _SQL.search(line):
-        return ()
+        return _little_program(turn, line)
+    match = _SQL.search(line)
+    if match:
+        return _sql_script(turn, line, int(match.group("line") or match.group("near") or 0))
     match = _JSON.match(line)
     if match and _is_data_tool(turn, line):
         return (_document(turn, line, int(match.group("line")), int(match.group("column"))),)
@@ -187,12 +191,25 @@ def _document(turn: Turn, line: str, number: int, column: int) -> ErrorSite:
     return site(line, span=span, number=number, column=column)
 
 
-def _program_text(turn: Turn, program: str) -> Span | None:
-    """Return the argument that holds the program text of a sed, awk or jq call: the first that is no option."""
-    calls = [c for c in turn.action.invocations if c.program == program.strip()]
+def _little_program(turn: Turn, line: str) -> tuple[ErrorSite, ...]:
+    """Return the argument that holds the program of a sed, awk or jq call, or names the file that does."""
+    program = line.split(":", 1)[0].strip()
+    calls = [c for c in turn.action.invocations if c.program == program]
     if len(calls) != 1:
-        return None
-    return _first_operand(calls[0], ("-f", "-F", "-v", "--arg", "--argjson", "--from-file"))
+        return ()
+    words = calls[0].words[1:]
+    files = [b for a, b in pairwise(words) if a.value in ("-f", "--file", "--from-file")]
+    if files:
+        number = re.search(r"\bline (\d{1,9})\b", line)
+        return (site(line, span=files[0].inner, number=int(number.group(1)) if number else None),)
+    span = _first_operand(calls[0], ("-F", "-v", "--arg", "--argjson"))
+    return (site(line, span=span),) if span else ()
+
+
+def _sql_script(turn: Turn, line: str, number: int) -> tuple[ErrorSite, ...]:
+    """Return the line of the SQL file that the action reads; SQL in an argument has no certain place."""
+    scripts = [r.target for c in turn.action.invocations for r in c.simple.redirects if r.operator == "<" and r.target]
+    return (site(line, span=scripts[0].inner, number=number),) if number and len(scripts) == 1 else ()
 
 
 def _first_operand(call: Invocation, with_value: tuple[str, ...]) -> Span | None:

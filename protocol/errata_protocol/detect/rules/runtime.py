@@ -32,6 +32,7 @@ _SIGNAL_TEXT = re.compile(
     r"terminate called|AddressSanitizer|UndefinedBehaviorSanitizer|Assertion .* failed|double free|stack smashing"
 )
 _AWK = re.compile(r"^(?:g|m)?awk: .*(?:division by zero|fatal: )")
+_AWK_FILE = re.compile(r"^\w{0,2}awk: (?P<file>[^\s:]{1,300}):(?P<line>\d{1,9}): ")
 
 
 def _crash(turn: Turn) -> Finding | None:
@@ -116,7 +117,10 @@ def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     if _JQ.match(line) or _SQL.match(line):
         return ()
     if _AWK.match(line):
-        return ()
+        script = _AWK_FILE.match(line)
+        if script is None:
+            return ()
+        return (site(line, file=relative_file(turn, script.group("file")), number=int(script.group("line"))),)
     if _SIGNAL_TEXT.search(line):
         if message.script is not None:
             return (site(line, file=relative_file(turn, message.script), number=message.line),)
