@@ -57,6 +57,19 @@ async def test_a_session_freezes_on_a_full_disk_and_goes_on_when_space_returns(s
         assert held.step({"n": 1}).observation["n"] == 4
 
 
+async def test_a_sandboxed_session_freezes_too_and_the_agent_reads_nothing_of_it(small_disk: Path) -> None:
+    with ServerProcess("terminal", small_disk) as server, ErrataClient(server.url).sync() as held:
+        held.reset()
+        held.step({"command": "echo 1 > f"})
+        hog = fill(small_disk)
+        waiting = asyncio.create_task(asyncio.to_thread(held.step, {"command": "echo 2 >> f; cat f"}))
+        done, _ = await asyncio.wait([waiting], timeout=1.0)
+        assert not done
+        hog.unlink()
+        observation = (await asyncio.wait_for(waiting, 20)).observation
+        assert (observation["stdout"], observation["stderr"], observation["error_kind"]) == ("1\n2\n", "", None)
+
+
 async def test_a_disk_that_stays_full_is_an_exception_with_a_code_and_nothing_ran(small_disk: Path) -> None:
     env = {"ERRATA_JOURNAL_WAIT_S": "0.5"}
     with ServerProcess(COUNT, small_disk, env=env) as server:

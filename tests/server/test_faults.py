@@ -77,6 +77,7 @@ class HangingEnvironment(PinnedEnvironment):
         raise AssertionError("not reached")
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("how", ["none", "huge", "surrogate", "object"])
 def test_what_is_no_observation_is_an_error_and_the_step_did_not_happen(how: str, tmp_path: Path) -> None:
     app = create_fastapi_app(OddEnvironment, CountAction, CountObservation, data_dir=tmp_path)
