@@ -113,6 +113,8 @@ class NamespaceBackend(Backend):
             for old in (self.data_dir / "live").iterdir():
                 self._orphans += sum(1 for _ in old.iterdir())
                 old.rename(self.data_dir / "trash" / f"{old.name}-{secrets.token_hex(4)}")
+            for unfinished in (self.data_dir / "trash").glob("new-*"):
+                unfinished.rename(self.data_dir / "trash" / f"dead-{secrets.token_hex(8)}")
             self.live_dir.mkdir(mode=0o700)
             space = os.statvfs(self.data_dir)
             self._reserve_bytes = min(_RESERVE_BYTES, space.f_blocks * space.f_frsize // 20)

@@ -36,6 +36,9 @@ _POLL_S = 0.3
 _COUNTED = 40
 """Counting goes on to so many times a limit: a command that cleans up must be told from one that goes on."""
 _FILE_TIMEOUT_S = 60.0
+_CORE_BYTES = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)
+"""1 byte means no core, also for a handler that core_pattern names, which 0 would feed; 0 where 1 is out of reach."""
+
 _STACK_BYTES = 8 * 1024**2
 _SIGXCPU_STATUS, _SIGXFSZ_STATUS, _KILLED_STATUS = 152, 153, 137
 
@@ -170,6 +173,7 @@ class NamespaceSandbox(Sandbox):
         backend = self._backend
         runner = await backend.runners.take()
         try:
+            self._check()  # it may have been destroyed while it waited for its turn
             if self._last is not None:
                 # An overlay's writable directory may not be in two mounts at once; and a mount holds deleted files.
                 await backend.runners.gone(self._last)
@@ -223,7 +227,7 @@ class NamespaceSandbox(Sandbox):
                 (resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 2)),
                 (resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files)),
                 (resource.RLIMIT_STACK, (_STACK_BYTES, resource.RLIM_INFINITY)),
-                (resource.RLIMIT_CORE, (0, 0)),
+                (resource.RLIMIT_CORE, (_CORE_BYTES, _CORE_BYTES)),
             ],
         }
         order.setdefault("mounts", [])
@@ -326,6 +330,8 @@ class NamespaceSandbox(Sandbox):
         raw = _encode(path)
         if not raw or b"\0" in raw:
             raise _refused(path, errno.EINVAL if raw else errno.ENOENT)
+        if len(raw) >= 4096:  # PATH_MAX; the request would not fit into the runner's socket either
+            raise _refused(path[:200] + "...", errno.ENAMETOOLONG)
         runner, _ = await self._prepare()
         order["path"] = raw if raw.startswith(b"/") else self._shell.cwd.rstrip(b"/") + b"/" + raw
         ending = await self._exchange(runner, order, [os.dup(data)], {}, _FILE_TIMEOUT_S)

@@ -57,6 +57,8 @@ class Child:
 
     def serve(self):
         os.setsid()
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")  # when the machine runs out of memory, never the server in place of an agent
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         with open("/proc/sys/kernel/cap_last_cap") as last:
             for capability in range(int(last.read()) + 1):
@@ -91,7 +93,7 @@ class Child:
             lambda: check(libc.pivot_root(b"", b""), "pivot_root"),
             lambda: check(libc.umount2(b"", MNT_DETACH), "umount"),
             lambda: check(libc.capset(None, None), "capset"),
-            lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+            lambda: resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)),
             lambda: prctl(PR_SET_PDEATHSIG, _signal.SIGKILL),
             lambda: os.execve("/proc/none", [b"none"], {b"A": b"B"}),
             lambda: os.unlink("/proc/none"),

@@ -61,7 +61,8 @@ trap() {
   builtin trap "( __errata_save ) 2>/dev/null"$'\n'"$3" EXIT
 }
 """
-_SETS_EXIT_TRAP = re.compile(rb"\btrap\b[^\n]*(?:\bEXIT\b|\s0\b)")
+_TRAP = re.compile(rb"\btrap\b")
+_EXIT = re.compile(rb"\bEXIT\b|\s0\b")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -124,12 +125,17 @@ def startup(state: ShellState, command: bytes, env: Mapping[str, str]) -> bytes:
             if not _NAME.match(name):
                 raise ValueError(f"{name!r} is no name of a shell variable")
             parts.append(f"builtin export {name}={shlex.quote(value)}\n".encode("utf-8", "surrogateescape"))
-    if _SETS_EXIT_TRAP.search(command):
+    if any(_sets_exit_trap(line) for line in command.split(b"\n")):
         parts.append(_TRAP_WRAPPER.encode())
     if state.options:
         # Last, because errexit or noexec would stop the rest and xtrace would show it.
         parts += [b"{\n", state.options, b"\n} 2>/dev/null\n"]
     return b"".join(parts)
+
+
+def _sets_exit_trap(line: bytes) -> bool:
+    found = _TRAP.search(line)  # the first is enough, and keeps this linear
+    return found is not None and _EXIT.search(line, found.end()) is not None
 
 
 def saved(data: bytes) -> ShellState | None:

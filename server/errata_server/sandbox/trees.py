@@ -101,6 +101,7 @@ def scan(upper: Path) -> Node:
         upper: The upper directory, not in use.
     """
     open_dirs: list[tuple[str, dict[str, Node]]] = [("", {})]
+    seen: dict[int, tuple[bytes, bytes]] = {}  # a file with thousands of names is read once
     hidden = 0  # depth of the noise directory the walk is in
     for visit in walk(upper):
         if hidden and visit.depth > hidden:
@@ -110,7 +111,10 @@ def scan(upper: Path) -> Node:
         hidden = visit.depth if is_noise(visit.name, parent) else 0
         if hidden:
             continue
-        kind, mark = _mark(visit.name, visit.info, visit.dir_fd)
+        inode = visit.info.st_ino if visit.info.st_nlink > 1 and not visit.is_dir else 0
+        kind, mark = seen.get(inode) or _mark(visit.name, visit.info, visit.dir_fd)
+        if inode:
+            seen[inode] = kind, mark
         below: dict[str, Node] = {}
         opaque = kind == b"d" and _is_opaque(visit)
         children[visit.name] = Node(kind, mark, opaque, below if kind == b"d" else _EMPTY)

@@ -104,7 +104,7 @@ class Usage:
 
     Args:
         entries: Files, directories and everything else.
-        size_bytes: Blocks on disk; a file with several names counts once.
+        size_bytes: Blocks on disk, holes of files included; a file with several names counts once.
     """
 
     entries: int = 0
@@ -131,7 +131,8 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int) -> Usage:
                 if info.st_ino in linked:
                     continue
                 linked.add(info.st_ino)
-            size += info.st_blocks * 512
+            # A hole is not on the disk, but whoever reads the file reads it all, the digest of a snapshot first of all.
+            size += max(info.st_blocks * 512, info.st_size if stat.S_ISREG(info.st_mode) else 0)
             if entries > max_entries or size > max_bytes:
                 break
     except TreeChanged:

@@ -1,0 +1,104 @@
+"""What an attacker found beyond the hostile battery; each case was a defect once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from errata_protocol.errors import ErrataError
+from errata_server.sandbox import shellstate
+from errata_server.sandbox.base import Limits, PathRefused
+from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.trees import scan
+from errata_server.sandbox.treewalk import usage
+
+MIB = 1024**2
+
+
+@pytest.mark.sandbox
+async def test_space_cannot_be_taken_without_writing_it(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open(limits=Limits(disk_bytes=48 * MIB))
+    result = await box.run(
+        'python3 -c "import os; fd = os.open(chr(102), 66); '
+        "print(os.fallocate(fd, 0, 0, 1 << 20) if hasattr(os, 'fallocate') else os.posix_fallocate(fd, 0, 1 << 20))\""
+    )
+    assert result.exit_code == 0 or "not supported" in result.stderr, result
+    direct = await box.run(
+        "python3 -c \"import ctypes; l = ctypes.CDLL(None, use_errno=True); f = open('g', 'w').fileno(); "
+        'print(l.fallocate(f, 0, ctypes.c_long(0), ctypes.c_long(1 << 30)), ctypes.get_errno())"; stat -c %b g'
+    )
+    assert direct.stdout.split() == ["-1", "95", "0"]
+
+
+@pytest.mark.sandbox
+async def test_holes_count_as_what_their_reader_reads(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open(limits=Limits(disk_bytes=48 * MIB, file_size_bytes=32 * MIB))
+    result = await box.run("truncate -s 30M a; truncate -s 30M b")
+    assert result.limit_hit == "disk"
+
+
+@pytest.mark.sandbox
+async def test_a_command_that_waited_while_its_sandbox_was_destroyed_does_not_run(data_dir: Path) -> None:
+    backend = NamespaceBackend(data_dir, max_running=1, spare=1)
+    try:
+        first, second = await backend.open(), await backend.open()
+        running = asyncio.create_task(first.run("sleep 20", timeout_s=30))
+        waiting = asyncio.create_task(second.run("echo ran"))
+        await asyncio.sleep(0.2)
+        await second.destroy()
+        await first.destroy()
+        outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert isinstance(outcomes[1], ErrataError), outcomes
+        assert list(backend.live_dir.iterdir()) == []
+    finally:
+        await backend.close()
+
+
+@pytest.mark.sandbox
+async def test_an_endless_path_is_refused_in_the_shells_words(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open()
+    with pytest.raises(PathRefused) as caught:
+        await box.read_file("a" * 300_000)
+    assert caught.value.reason == "ENAMETOOLONG" and len(str(caught.value)) < 1000
+
+
+@pytest.mark.sandbox
+async def test_an_agent_is_killed_before_the_server_when_memory_runs_out(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open()
+    assert (await box.run("cat /proc/self/oom_score_adj")).stdout == "1000\n"
+
+
+def test_a_line_of_traps_is_read_in_linear_time() -> None:
+    started = time.process_time()
+    shellstate.startup(shellstate.ShellState(), b": " + b"trap " * 200_000, {})
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("command", "wrapped"),
+    [
+        (b"trap 'echo bye' EXIT", True),
+        (b"trap x 0", True),
+        (b"echo a\ntrap x INT EXIT; echo", True),
+        (b"trap x INT\necho EXIT", False),
+        (b"echo EXIT trap", False),
+    ],
+)
+def test_only_a_command_that_sets_an_exit_trap_pays_for_it(command: bytes, wrapped: bool) -> None:
+    text = shellstate.startup(shellstate.ShellState(), command, {})
+    assert (b"__errata_trap" in text) is wrapped
+
+
+def test_a_file_of_many_names_is_read_and_counted_once(tmp_path: Path) -> None:
+    first = tmp_path / "f"
+    first.write_bytes(b"x" * MIB)
+    for n in range(100):
+        (tmp_path / f"f{n}").hardlink_to(first)
+    assert usage(tmp_path, max_entries=1000, max_bytes=1 << 40).size_bytes == MIB
+    started = time.process_time()
+    tree = scan(tmp_path)
+    assert len({node.mark for node in tree.children.values()}) == 1 and len(tree.children) == 101
+    assert time.process_time() - started < 0.5
