@@ -9,31 +9,81 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from .trees import is_opaque
 from .treewalk import Visit, remove_tree, walk
 
 _OPAQUE = "trusted.overlay.opaque"
 
 
-def flatten(layers: Sequence[Path], target: Path, scratch: Path) -> None:
+def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> None:
     """Lay ``layers`` over each other in ``target``.
 
-    Whiteouts and opaque marks stay, because the base tree still lies below. The layers do not change: their files get
-    one more name.
+    Opaque marks stay, and so do whiteouts that hide something of the base tree, which still lies below. The layers do
+    not change: their files get one more name.
 
     Args:
         layers: Directories with overlay upper layers, oldest first.
         target: Directory to make.
         scratch: Name for trees being removed, on the same file system.
+        base: Root of the base tree.
 
     Raises:
         OSError: The disk is full or broken.
     """
     target.mkdir(mode=0o755)
-    for layer in layers:
-        _lay_over(layer, target, scratch)
+    copies: dict[int, int] = {}
+    try:
+        for layer in layers:
+            _lay_over(layer, target, scratch, copies)
+    finally:
+        for fd in copies.values():
+            os.close(fd)
+    _drop_idle_whiteouts(target, base)
 
 
-def _lay_over(layer: Path, target: Path, scratch: Path) -> None:
+def _drop_idle_whiteouts(target: Path, base: Path) -> None:
+    """Remove each whiteout that hides nothing of the base.
+
+    Where the base has no such directory, or an opaque mark cuts it off, the overlay merges nothing and lists what the
+    directory holds: a whiteout there is a broken device that the agent can see and cannot remove.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    below: list[int | None] = [os.open(base, flags)]  # the base's directory at each level, None where nothing merges
+    try:
+        for visit in walk(target, leaving=True):
+            under = below[-1]
+            if visit.leaving:
+                below.pop()
+                if under is not None:
+                    os.close(under)
+            elif visit.is_dir:
+                below.append(None if under is None or is_opaque(visit) else _open_dir(visit.name, under, flags))
+            elif stat.S_ISCHR(visit.info.st_mode) and visit.info.st_rdev == 0 and not _exists(visit.name, under):
+                os.unlink(visit.name, dir_fd=visit.dir_fd)
+    finally:
+        for fd in below:
+            if fd is not None:
+                os.close(fd)
+
+
+def _open_dir(name: str, under: int, flags: int) -> int | None:
+    try:
+        return os.open(name, flags, dir_fd=under)
+    except OSError:
+        return None  # no entry, no directory, or a symlink, which an overlay does not merge either
+
+
+def _exists(name: str, under: int | None) -> bool:
+    if under is None:
+        return False
+    try:
+        os.stat(name, dir_fd=under, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int]) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # The walk of the layer moves one directory at a time; a second descriptor follows it through the target.
     fd = os.open(target, flags)
@@ -50,7 +100,7 @@ def _lay_over(layer: Path, target: Path, scratch: Path) -> None:
                 fd = below
             else:
                 _clear(visit.name, fd, scratch)
-                _link(visit, fd)
+                _link(visit, fd, copies)
     finally:
         os.close(fd)
 
@@ -97,19 +147,52 @@ def _clear(name: str, fd: int, scratch: Path) -> None:
     remove_tree(scratch)
 
 
-def _link(visit: Visit, fd: int) -> None:
+def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
+    """Give an entry of a layer one more name, in the target directory ``fd``.
+
+    Args:
+        visit: The entry.
+        fd: Where to.
+        copies: Descriptors of copies by inode of the original: a file system bounds the names of one file (ext4:
+            65,000), and beyond that a copy goes on in its place.
+    """
     try:
-        os.link(visit.name, visit.name, src_dir_fd=visit.dir_fd, dst_dir_fd=fd, follow_symlinks=False)
+        copy = copies.get(visit.info.st_ino)
+        if copy is None:
+            os.link(visit.name, visit.name, src_dir_fd=visit.dir_fd, dst_dir_fd=fd, follow_symlinks=False)
+        else:
+            os.link(f"/proc/self/fd/{copy}", visit.name, dst_dir_fd=fd, follow_symlinks=True)
+        return
     except OSError as error:
-        # A file system bounds the names of one file (ext4: 65,000); a copy then starts a new count.
-        if error.errno != errno.EMLINK or not stat.S_ISREG(visit.info.st_mode):
+        if error.errno != errno.EMLINK:
             raise
-        read_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with (
-            os.fdopen(os.open(visit.name, read_flags, dir_fd=visit.dir_fd), "rb") as source,
-            os.fdopen(os.open(visit.name, write_flags, 0o600, dir_fd=fd), "wb") as copy,
-        ):
-            shutil.copyfileobj(source, copy)
-            os.fchown(copy.fileno(), visit.info.st_uid, visit.info.st_gid)
-            os.fchmod(copy.fileno(), visit.info.st_mode & 0o7777)
+    info = visit.info
+    if stat.S_ISREG(info.st_mode):
+        old = copies.pop(info.st_ino, None)
+        if old is not None:
+            os.close(old)
+        copies[info.st_ino] = _copy(visit, fd)
+    elif stat.S_ISLNK(info.st_mode):
+        os.symlink(os.readlink(visit.name, dir_fd=visit.dir_fd), visit.name, dir_fd=fd)
+        os.chown(visit.name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
+    else:  # a whiteout, of which overlayfs keeps one inode with many names; or a FIFO or socket
+        os.mknod(visit.name, info.st_mode, info.st_rdev, dir_fd=fd)
+        os.chown(visit.name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
+
+
+def _copy(visit: Visit, fd: int) -> int:
+    """Copy a regular file with its attributes; return a descriptor of the copy."""
+    info = visit.info
+    source = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
+    try:
+        copy = os.open(visit.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
+        with os.fdopen(os.dup(source), "rb") as reader, os.fdopen(os.dup(copy), "wb") as writer:
+            shutil.copyfileobj(reader, writer)
+        for name in os.listxattr(source):
+            os.setxattr(copy, name, os.getxattr(source, name))
+        os.fchown(copy, info.st_uid, info.st_gid)
+        os.fchmod(copy, info.st_mode & 0o7777)
+        os.utime(copy, ns=(info.st_atime_ns, info.st_mtime_ns))
+        return copy
+    finally:
+        os.close(source)

@@ -187,7 +187,7 @@ class LayerStore:
             if meta.chain == 1 and parent:
                 (made / "ftree").write_bytes(pack(tree))
                 lowers = [self.root / lower for lower in reversed(self.lowers(parent))]
-                flatten([*lowers, upper], made / "f", made / "shared")
+                flatten([*lowers, upper], made / "f", made / "shared", base.root)
             upper.rename(made / "d")
         except BaseException:
             remove_tree(made)

@@ -84,7 +84,8 @@ def _mark(name: str, info: os.stat_result, dir_fd: int) -> tuple[bytes, bytes]:
     return kind, digest.digest()
 
 
-def _is_opaque(visit: Visit) -> bool:
+def is_opaque(visit: Visit) -> bool:
+    """Say whether a directory of a layer hides the one below it."""
     fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
         return os.getxattr(fd, "trusted.overlay.opaque") in (b"y", b"x")
@@ -116,7 +117,7 @@ def scan(upper: Path) -> Node:
         if inode:
             seen[inode] = kind, mark
         below: dict[str, Node] = {}
-        opaque = kind == b"d" and _is_opaque(visit)
+        opaque = kind == b"d" and is_opaque(visit)
         children[visit.name] = Node(kind, mark, opaque, below if kind == b"d" else _EMPTY)
         if kind == b"d":
             open_dirs.append((visit.name, below))
