@@ -50,10 +50,7 @@ class Guard:
         self._app = app
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._insecure = insecure
-        names = settings.allowed_hosts
-        if not names and self._token is None and not insecure:
-            names = (*LOOPBACK_NAMES, "testserver")  # starlette's TestClient calls itself so
-        self._hosts = frozenset(name.lower() for name in names)
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):

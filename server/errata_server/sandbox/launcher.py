@@ -139,9 +139,11 @@ def launch(sock, slot, config, unwanted):
 def clean_up(config, busy):
     """Kill the runners and remove our cgroups: a server killed by SIGKILL cannot, and might never start again."""
     for pid in busy:
-        os.kill(pid, _signal.SIGKILL)
-    for pid in busy:
-        os.waitpid(pid, 0)
+        try:
+            os.kill(pid, _signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except OSError:
+            pass  # gone and reaped already
     for root in config["cgroups"]:
         parent = os.path.dirname(root)
         try:
@@ -158,12 +160,15 @@ def clean_up(config, busy):
 
 def remove_cgroup(path):
     """Remove an empty cgroup; the kernel calls it busy for a moment after its last process was reaped."""
-    for _ in range(100):
+    for _ in range(300):
         try:
             return os.rmdir(path)
         except OSError as error:
             if error.errno != 16:  # EBUSY
                 raise
+        with open(f"{path}/cgroup.procs") as procs:
+            for pid in procs.read().split():
+                os.kill(int(pid), _signal.SIGKILL)
         time.sleep(0.01)
     return os.rmdir(path)
 
