@@ -182,7 +182,7 @@ def find(name: str) -> Cgroups:
             found.remove()
             problems.append(f"v{version}: {error.strerror} ({error.filename})")
     why = "; ".join(problems) or "neither hierarchy has the memory and pids controllers"
-    note = f"memory and pids are not limited, no writable cgroup: {why}. Run as root with /sys/fs/cgroup writable"
+    note = f"no writable cgroup: {why}. Run as root with /sys/fs/cgroup writable"
     return Cgroups(name, 0, _ROOT, _ROOT, note)
 
 

@@ -30,6 +30,7 @@ from kernel import (
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,
+    CLONE_NEWUSER,
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
@@ -37,6 +38,9 @@ from kernel import (
     MS_REC,
     MS_REMOUNT,
     PR_SET_NAME,
+    PR_SET_SECUREBITS,
+    SECBIT_NO_SETUID_FIXUP,
+    mapped_clone,
     mount,
     prctl,
     send,
@@ -46,6 +50,8 @@ from kernel import (
 )
 from runner_init import run_init
 
+LAST_UID = 0x6FFFFFFF
+"""Up to here users are themselves inside; `NamespaceBackend` takes those of commands from above."""
 DEVICES = (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9))
 
 
@@ -59,10 +65,12 @@ def hide_arguments():
 
 
 class Slots:
-    """Network namespaces and cgroups, each lent to one runner at a time. Made on demand and used again."""
+    """Network namespaces, cgroups and host uids, each lent to one runner at a time. Made on demand and used again."""
 
-    def __init__(self, cgroups):
+    def __init__(self, cgroups, uid, first_uid):
         self.cgroups = cgroups
+        self.uid = uid
+        self.first_uid = first_uid
         self.made = 0
         self.free = []
         self.own_network = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -86,13 +94,65 @@ class Slots:
         for root in self.cgroups:
             os.makedirs(f"{root}/{name}", exist_ok=True)
             joins.append(os.open(f"{root}/{name}/cgroup.procs", os.O_WRONLY))
-        return name, network, joins
+        users = None if self.first_uid is None else user_namespace(self.uid, self.first_uid + self.made)
+        return name, network, joins, users
+
+
+def user_namespace(inside, outside):
+    """Return a descriptor of a user namespace in which the host's uid and gid ``outside`` are ``inside``.
+
+    All others are themselves (root owns the base tree, and overlayfs works as root), without any power: whoever enters
+    gives up every capability. Its owner is ``outside`` too, because the kernel counts inotify instances and the like
+    against the owner as well: were it root, all sandboxes would share root's.
+    """
+    made_read, made_write = os.pipe()
+    end_read, end_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end_write)
+            prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # some distributions let only root make one
+            os.setresgid(outside, outside, outside)
+            os.setresuid(outside, outside, outside)
+            unshare(CLONE_NEWUSER)
+            os.write(made_write, b"\0")
+            os.read(end_read, 1)
+        except OSError as error:
+            os.write(made_write, str(error).encode())
+        finally:
+            os._exit(0)
+    try:
+        os.close(made_write)
+        os.close(end_read)
+        failure = os.read(made_read, 1024)
+        if failure != b"\0":
+            raise OSError(failure.decode() or "a helper process died")
+        mapping = f"0 0 {inside}\n{inside} {outside} 1\n{inside + 1} {inside + 1} {LAST_UID - inside}\n".encode()
+        write_file(f"/proc/{pid}/uid_map", mapping)
+        write_file(f"/proc/{pid}/gid_map", mapping)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
+    finally:
+        os.close(made_read)
+        os.close(end_write)
+        os.waitpid(pid, 0)
+
+
+def try_mapping(config):
+    """Return a user namespace for id-mapped mounts of the data directory, or None and why there is none here."""
+    if config["first_uid"] is None:
+        return None, "not asked for"
+    try:
+        users = user_namespace(config["uid"], config["first_uid"] - 1)
+        os.close(mapped_clone(config["data"], users))
+    except OSError as error:
+        return None, str(error)
+    return users, ""
 
 
 def prepare_stage(stage):
     """Mount what all runners share: the place where a root is put together, and a read-only /dev."""
     mount("stage", stage, "tmpfs", MS_NOSUID, "mode=755,size=1m")
-    for name in ("root", "proc", "dev"):
+    for name in ("root", "proc", "dev", "data", "base"):
         os.mkdir(f"{stage}/{name}")
     dev = f"{stage}/dev"
     mount("dev", dev, "tmpfs", MS_NOSUID, "mode=755,size=1m")
@@ -186,7 +246,9 @@ def main():
         mount("", "/", "", MS_REC | MS_PRIVATE)
         prepare_stage(config["stage"])
         config["own_pid"] = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        slots = Slots(config["cgroups"])
+        users, why_shared = try_mapping(config)
+        slots = Slots(config["cgroups"], config["uid"], None if users is None else config["first_uid"])
+        send(sock, ("users", why_shared), () if users is None else (users,))
     except OSError as error:
         send(sock, ("broken", str(error)))
         return None

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import resource
 import secrets
@@ -28,11 +29,14 @@ from . import seccomp
 from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from .base_tree import AGENT_UID, BaseTree, find_base
 from .cgroups import Cgroups, find
+from .kernel import mapped_clone
 from .layers import LayerStore
 from .namespace_sandbox import NamespaceSandbox
 from .runners import Runners
 from .shellstate import ShellState
 from .treewalk import remove_tree
+
+log = logging.getLogger("errata.sandbox")
 
 _OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
 """Written out, because the defaults are the distribution's. ``volatile``: the unmount at the end of a command would
@@ -44,6 +48,11 @@ _RUNNING_DESCRIPTORS = 6
 _OTHER_DESCRIPTORS = 256
 """Left to the server itself."""
 _RESERVE_BYTES = 256 * 1024**2
+
+_FIRST_UID = 0x7000_0001
+_UID_BLOCKS = 0xFFE
+"""Host uids of commands: above every range that systemd and container engines hand out, in blocks of 65,536, of which a
+data directory takes one by its name. Two servers in one block would share limits, nothing else."""
 
 
 class NamespaceBackend(Backend):
@@ -83,6 +92,7 @@ class NamespaceBackend(Backend):
         self._preparing = threading.Lock()
         self._lock_fd = -1
         self._info: BackendInfo | None = None
+        self._mapped: dict[str, bool] = {}
         self._reserve_bytes = 0
         self._orphans = 0
 
@@ -144,15 +154,17 @@ class NamespaceBackend(Backend):
         (self.data_dir / "launcher").write_text(f"{pid} {_start_time(pid)}")
 
     def _launch_config(self) -> dict[str, Any]:
-        name = "errata-" + hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:12]
-        self.cgroups = find(name)
+        digest = hashlib.sha256(os.fsencode(self.data_dir))
+        self.cgroups = find(f"errata-{digest.hexdigest()[:12]}")
         return {
+            "data": str(self.data_dir),
             "home": str(self.data_dir / "layers"),
             "stage": str(self.data_dir / "stage"),
             "cgroups": self.cgroups.roots,
             "own_cgroups": self.cgroups.launcher_procs,
             "overlay": _OVERLAY_OPTIONS,
             "uid": AGENT_UID,
+            "first_uid": _FIRST_UID + int.from_bytes(digest.digest()[-4:]) % _UID_BLOCKS * 65_536,
             "seccomp": seccomp.program(),
         }
 
@@ -169,7 +181,18 @@ class NamespaceBackend(Backend):
         enforced = {"file_size_bytes", "disk_bytes", "inodes", "cpu_s", "keep_bytes", "output_bytes", "open_files"}
         if self.cgroups.version:
             enforced |= {"memory_bytes", "pids"}
-        notes = [self.cgroups.note] if self.cgroups.note else []
+        notes = []
+        if not self.cgroups.version:
+            missing = "memory is not limited" if self.is_mapped(probe.base) else "memory and pids are not limited"
+            notes.append(f"{missing}, {self.cgroups.note}")
+        if self.is_mapped(probe.base):
+            enforced.add("pids")
+        else:
+            notes.append(
+                "all commands run under one uid of the host and share its inotify instances and pipe buffers: "
+                f"{self.runners.shared_uid or 'the base tree cannot be mounted id-mapped'}. Use Linux >= 5.19, with "
+                "the data directory and the base tree on ext4, xfs, btrfs or tmpfs"
+            )
         if self._bound < self._wanted_bound:
             notes.append(
                 f"{self._bound} commands at once instead of {self._wanted_bound}, further ones wait: "
@@ -204,6 +227,19 @@ class NamespaceBackend(Backend):
         with contextlib.suppress(FileExistsError):
             link.symlink_to(base.root)
         return f"../bases/{base.id}"
+
+    def is_mapped(self, base: BaseTree) -> bool:
+        """Say whether commands on ``base`` run under a host uid of their own; a runner was taken before."""
+        if self.runners.users < 0:
+            return False
+        if base.id not in self._mapped:
+            try:
+                os.close(mapped_clone(base.root, self.runners.users))
+                self._mapped[base.id] = True
+            except OSError as error:
+                log.warning("commands on base tree %s share one uid of the host: %s", base.name, error)
+                self._mapped[base.id] = False
+        return self._mapped[base.id]
 
     def check_room(self) -> None:
         """Refuse to work on a full disk: the agent must never read our full disk as its own mistake.

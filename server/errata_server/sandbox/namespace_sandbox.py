@@ -58,7 +58,7 @@ class NamespaceSandbox(Sandbox):
         self.id = name
         self.layer = layer
         self._backend = backend
-        self._base = base
+        self.base = base
         self._shell = shell
         self._limits = limits
         self._directory: Path | None = None
@@ -151,7 +151,7 @@ class NamespaceSandbox(Sandbox):
         else:
             found = {
                 "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": "/home/agent" if (self._base.root / "home/agent").is_dir() else WORKSPACE,
+                "HOME": "/home/agent" if (self.base.root / "home/agent").is_dir() else WORKSPACE,
                 "USER": "agent",
                 "LOGNAME": "agent",
                 "SHELL": "/bin/bash",
@@ -216,10 +216,16 @@ class NamespaceSandbox(Sandbox):
         watch: bool = False,
     ) -> Ending:
         backend, limits = self._backend, self._limits
-        lower = [*backend.store.lowers(self.layer), backend.link_base(self._base)]
+        assert backend.cgroups is not None
+        # Beside a cgroup it is the second bound, and must not be met first: the cgroup counts what it refused.
+        processes = limits.pids + (16 if backend.cgroups.version else 0)
         here = f"../live/{backend.live_dir.name}/{self.id}"
         order |= {
-            "lower": ":".join(lower),
+            "lower": ":".join(backend.store.lowers(self.layer)),
+            "base": backend.link_base(self.base),
+            "base_root": str(self.base.root),
+            "mapped": backend.is_mapped(self.base),
+            "own_processes": (processes, processes),
             "upper": f"{here}/u",
             "work": f"{here}/w",
             "rlimits": [
@@ -302,6 +308,9 @@ class NamespaceSandbox(Sandbox):
         cpu_signals = (_SIGXCPU_STATUS, 128 - _SIGXCPU_STATUS)
         if ending.status in cpu_signals or (ending.status == _KILLED_STATUS and ending.cpu_s >= self._limits.cpu_s):
             return "cpu"
+        if not backend.cgroups.version:
+            # Nothing counts what the rlimit refused, so the words of bash and of the C library have to do.
+            return "pids" if "Resource temporarily unavailable" in err.text() else None
         return "pids" if after.pids_refused > before.pids_refused else None
 
     async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
@@ -344,7 +353,7 @@ class NamespaceSandbox(Sandbox):
     async def snapshot(self) -> SandboxSnapshot:
         self._check()
         if self._changed():
-            arguments = (self._upper, self.layer, self._base, self._usage)
+            arguments = (self._upper, self.layer, self.base, self._usage)
             small = self._usage.entries <= _INLINE_ENTRIES and self._usage.size_bytes <= _INLINE_BYTES
             try:
                 # A thread costs more than freezing a few small files.
@@ -368,13 +377,13 @@ class NamespaceSandbox(Sandbox):
     def _ref(self) -> SnapshotRef:
         if self.layer:
             return SnapshotRef("layer", self.layer, self._backend.store.meta(self.layer).digest)
-        return SnapshotRef("base", self._base.id)
+        return SnapshotRef("base", self.base.id)
 
     async def merged_digest(self) -> str:
         self._check()
         upper = self._upper if self._changed() else None
         try:
-            return await asyncio.to_thread(self._backend.store.merged_digest, self.layer, upper, self._base)
+            return await asyncio.to_thread(self._backend.store.merged_digest, self.layer, upper, self.base)
         except OSError as error:
             raise SandboxFailed(f"the files could not be read: {error}") from error
 

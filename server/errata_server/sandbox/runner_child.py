@@ -13,7 +13,11 @@ import sys
 
 from kernel import (
     CLONE_NEWCGROUP,
+    CLONE_NEWUSER,
     MNT_DETACH,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
     MS_BIND,
     MS_MOVE,
     MS_NODEV,
@@ -28,12 +32,15 @@ from kernel import (
     check,
     libc,
     mount,
+    mount_mapped,
     prctl,
     send,
+    setns,
     unshare,
 )
 from runner_files import read, write
 
+EINVAL = 22
 STATE_FD = 254
 
 
@@ -44,12 +51,18 @@ class Program(ctypes.Structure):
 
 
 class Child:
-    """Pid 2: takes one request, puts its root together, gives up every privilege and does it."""
+    """Pid 2: takes one request, puts its root together, gives up every privilege and does it.
 
-    def __init__(self, config, request, made):
+    With a user namespace ``users`` it runs under a host uid that no other command has at the time. The layers and the
+    base belong to one uid on disk; they are mounted so that this uid is the command's own, and inside the namespace it
+    has the number it has on disk again.
+    """
+
+    def __init__(self, config, request, made, users):
         self.config = config
         self.request = request
         self.made = made
+        self.users = users
         self.code = ctypes.create_string_buffer(config["seccomp"], len(config["seccomp"]))
         self.filter = Program(len(config["seccomp"]) // 8, ctypes.addressof(self.code))
         # Version 3, this thread; then effective, permitted, inheritable twice, all empty.
@@ -61,8 +74,8 @@ class Child:
             score.write("1000")  # when the machine runs out of memory, never the server in place of an agent
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         with open("/proc/sys/kernel/cap_last_cap") as last:
-            for capability in range(int(last.read()) + 1):
-                prctl(PR_CAPBSET_DROP, capability)
+            self.capabilities = [ctypes.c_ulong(capability) for capability in range(int(last.read()) + 1)]
+        self.drop_bounding_set()
         if self.config["cgroups"]:
             unshare(CLONE_NEWCGROUP)
         self.warm_up()
@@ -82,6 +95,10 @@ class Child:
         else:
             self.files(order, fds[0])
 
+    def drop_bounding_set(self):
+        for capability in self.capabilities:
+            check(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl")
+
     def warm_up(self):
         """Go through the calls of a request once, in forms that fail or change nothing.
 
@@ -92,6 +109,8 @@ class Child:
             lambda: mount("overlay", "", "overlay", MS_NOSUID, f"lowerdir={self.config['home']}"),
             lambda: check(libc.pivot_root(b"", b""), "pivot_root"),
             lambda: check(libc.umount2(b"", MNT_DETACH), "umount"),
+            lambda: mount_mapped("/proc", "", -1),
+            lambda: setns(-1, CLONE_NEWUSER),
             lambda: check(libc.capset(None, None), "capset"),
             lambda: resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)),
             lambda: prctl(PR_SET_PDEATHSIG, _signal.SIGKILL),
@@ -104,8 +123,16 @@ class Child:
                 pass
 
     def enter_root(self, order):
-        os.chdir(self.config["home"])
         stage = self.config["stage"]
+        if not order["mapped"]:
+            self.users = None
+        lower = f"{order['lower']}:{order['base']}" if order["lower"] else order["base"]
+        if self.users is None:
+            os.chdir(self.config["home"])
+        else:
+            mount_mapped(order["base_root"], f"{stage}/base", self.users, MOUNT_ATTR_RDONLY)
+            os.chdir(f"{stage}/data/layers")
+            lower = f"{order['lower']}:../../base" if order["lower"] else "../../base"
         root = f"{stage}/root"
         try:
             # Left by the last `volatile` mount of this work directory; says "was not synced", which nobody needs.
@@ -113,7 +140,7 @@ class Child:
             os.rmdir(f"{order['work']}/work/incompat/volatile")
         except FileNotFoundError:
             pass
-        options = f"lowerdir={order['lower']},upperdir={order['upper']},workdir={order['work']}"
+        options = f"lowerdir={lower},upperdir={order['upper']},workdir={order['work']}"
         mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, f"{options},{self.config['overlay']}")
         os.chdir(root)
         mount(f"{stage}/proc", "proc", "", MS_MOVE)
@@ -143,13 +170,28 @@ class Child:
             else:
                 os.mkdir(path, 0o755)
             made.append(os.fsencode(path[1:]))
+        self.bind_read_only(source, path)
+        return made or [os.fsencode(path[1:])]
+
+    def bind_read_only(self, source, path):
+        if self.users is not None:
+            try:
+                mount_mapped(source, path, self.users, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+                return
+            except OSError as error:
+                # A file system without id-mapped mounts; there only files of the agent's own uid look like nobody's.
+                if error.errno != EINVAL:
+                    raise
         mount(source, path, "", MS_BIND)
         mount("", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-        return made or [os.fsencode(path[1:])]
 
     def give_up(self, order):
         for name, value in order["rlimits"]:
             resource.setrlimit(name, value)
+        if self.users is not None:
+            resource.setrlimit(resource.RLIMIT_NPROC, order["own_processes"])
+            setns(self.users, CLONE_NEWUSER)
+            self.drop_bounding_set()  # whoever enters has every capability there, the bounding set included
         uid = self.config["uid"]
         os.setgroups([])
         os.setresgid(uid, uid, uid)

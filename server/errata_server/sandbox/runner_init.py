@@ -23,6 +23,7 @@ from kernel import (
     PR_SET_PDEATHSIG,
     libc,
     mount,
+    mount_mapped,
     prctl,
     send,
     setns,
@@ -30,20 +31,25 @@ from kernel import (
 )
 from runner_child import Child
 
+PTYS = 64
+
 
 def run_init(slot, config, request, control):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
     prctl(PR_SET_NAME, ctypes.c_char_p(b"init"))
-    _, network, joins = slot
+    _, network, joins, users = slot
     setns(network, CLONE_NEWNET)
     unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS)
     libc.sethostname(b"sandbox", 7)
     stage = config["stage"]
     mount("proc", f"{stage}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("devpts", f"{stage}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    ptys = f"newinstance,ptmxmode=0666,mode=620,max={PTYS}"  # the machine has 4096 for everybody
+    mount("devpts", f"{stage}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, ptys)
     mount("shm", f"{stage}/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m,nr_inodes=4096")
+    if users is not None:
+        mount_mapped(config["data"], f"{stage}/data", users)
     made_read, made_write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -53,7 +59,7 @@ def run_init(slot, config, request, control):
             for fd in joins:
                 os.write(fd, b"0")
                 os.close(fd)
-            Child(config, request, made_write).serve()
+            Child(config, request, made_write, users).serve()
         except BaseException as error:
             try:
                 send(request, ("broken", f"{type(error).__name__}: {error}"))

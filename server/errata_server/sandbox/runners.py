@@ -95,6 +95,10 @@ class Runners:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = ""
+        self.shared_uid = ""
+        """Why commands do not get a host uid each; empty when they do."""
+        self.users = -1
+        """Descriptor of a user namespace that maps as those of commands do, to try a file system with; or -1."""
 
     @property
     def pids(self) -> set[int]:
@@ -268,6 +272,11 @@ class Runners:
             control.setblocking(False)
             self._ready.append(Runner(message[1], message[2], request, control))
             self._serve()
+        elif kind == "users":
+            self.shared_uid = message[1]
+            if self.users >= 0:
+                os.close(self.users)
+            self.users = fds[0] if fds else -1
         elif kind == "gone":
             self._alive.discard(message[1])
             dead = [runner for runner in self._ready if runner.pid == message[1]]
