@@ -26,7 +26,8 @@ pytestmark = pytest.mark.sandbox
 
 WHO = (
     "id; whoami; umask; touch f; mkdir d; ln -s f l; stat -c '%n %u:%g %U %A' f d l . ~ / /etc/passwd /dev/null "
-    "/dev/shm /proc/self /proc/1; ls -l /etc | sha256sum; cat /proc/self/loginuid; grep -E '^(Uid|Cap|Groups)' /proc/self/status"
+    "/dev/shm /proc/self /proc/1; ls -l /etc | sha256sum; cat /proc/self/loginuid; "
+    "grep -E '^(Uid|Cap|Groups)' /proc/self/status"
 )
 
 
