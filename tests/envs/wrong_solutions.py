@@ -20,6 +20,30 @@ WRONG: dict[str, list[tuple[str, str, float, float]]] = {
             0.4,
         ),
     ],
+    "archive-restore": [
+        (
+            "unpacks the full archive only, with the modes of its own umask",
+            "cd /workspace; mkdir restored; tar -xf backups/*.full.tar.gz -C restored;"
+            " echo 2025-12-01 > restored_day.txt",
+            0.0,
+            0.0,
+        ),
+        (
+            "unpacks all that unpacks and deletes nothing",
+            "cd /workspace; mkdir restored; for a in backups/*.tar.*; do tar -xpf $a -C restored; done;"
+            " echo 2025-12-06 > restored_day.txt",
+            0.3,
+            0.4,
+        ),
+        (
+            "forgets the permission bits",
+            "cd /workspace; mkdir restored; for a in backups/2025-12-0[1-4]*; do"
+            ' tar -xOf $a DELETED 2> /dev/null | while read -r gone; do rm -rf "restored/$gone"; done;'
+            " tar -xf $a -C restored --exclude=DELETED; done; echo 2025-12-04 > restored_day.txt",
+            0.7,
+            0.9,
+        ),
+    ],
     "c-run-length": [
         (
             "repairs the build only",
@@ -34,6 +58,29 @@ WRONG: dict[str, list[tuple[str, str, float, float]]] = {
             " count, data[length - 1]);/; s/i <= count/i < count/' rle.c; make",
             0.1,
             0.6,
+        ),
+    ],
+    "cron-report": [
+        (
+            "repairs the directory only",
+            'cd /workspace/nightly; sed -i \'s/^[.] lib.sh$//; s/^cd .*$/cd "$(dirname "$0")"; . .\\/lib.sh;'
+            " mkdir -p out/; s/^echo .*//' report.sh;"
+            " echo '30 2 * * 1-5 bash /workspace/nightly/report.sh $(date +%F)' > crontab",
+            0.1,
+            0.2,
+        ),
+        (
+            "writes the crontab only",
+            "cd /workspace/nightly; echo '30 2 * * mon-fri bash /workspace/nightly/report.sh $(date +\\%F)' > crontab",
+            0.1,
+            0.2,
+        ),
+        (
+            "prints the answers of the days that are there",
+            'cd /workspace/nightly; printf \'cd "$(dirname "$0")";'
+            " mkdir -p out; echo food 1300 > out/report-$1.txt\\n' > report.sh",
+            0.0,
+            0.0,
         ),
     ],
     "file-permissions": [
@@ -51,6 +98,32 @@ WRONG: dict[str, list[tuple[str, str, float, float]]] = {
             "rm -rf /workspace/site/* /workspace/site/.h*; chmod 750 /workspace/site",
             0.0,
             0.0,
+        ),
+    ],
+    "git-bisect": [
+        (
+            "blames the last commit that touched the file",
+            "cd /workspace/invoice; git log -1 --format=%H -- invoice.py > ../culprit.txt; git config user.name A;"
+            " git config user.email a@example.org; git revert --no-edit $(cat ../culprit.txt)",
+            0.0,
+            0.0,
+        ),
+        (
+            "finds it and goes back to before it",
+            "cd /workspace/invoice; git bisect start main v1.0 > /dev/null; git bisect run ./check.sh > /dev/null 2>&1;"
+            " git rev-parse refs/bisect/bad > ../culprit.txt; git bisect reset 2> /dev/null;"
+            " git reset -q --hard $(cat ../culprit.txt)~",
+            0.2,
+            0.3,
+        ),
+        (
+            "finds it and repairs the program by hand, not the rest",
+            "cd /workspace/invoice; git bisect start main v1.0 > /dev/null; git bisect run ./check.sh > /dev/null 2>&1;"
+            " git rev-parse refs/bisect/bad > ../culprit.txt; git bisect reset 2> /dev/null;"
+            " git config user.name A; git config user.email a@example.org;"
+            " git revert -n $(cat ../culprit.txt); git checkout -q main README; git commit -qam 'Round once'",
+            0.5,
+            0.7,
         ),
     ],
     "git-lost-commit": [
@@ -89,6 +162,29 @@ WRONG: dict[str, list[tuple[str, str, float, float]]] = {
             0.3,
         ),
         ("writes no object", "echo '[]' > /workspace/incident.json", 0.0, 0.0),
+    ],
+    "log-redaction": [
+        ("lets everything through", "cd /workspace; printf '#!/bin/sh\\ncat\\n' > redact; chmod +x redact", 0.0, 0.0),
+        (
+            "takes the first patterns that come to mind",
+            "cd /workspace; printf '#!/bin/sh\\nsed -E \"s/(password|token|secret)=[^ ]+/\\\\1=***/g;"
+            " s/[^ ]+@[^ ]+/<email>/g; s/([0-9]+[.]){3}[0-9]+/<ip>/g; s/([0-9]{4}[- ]?){3}([0-9]{4})/<card"
+            " \\\\2>/g\"\\n' > redact; chmod +x redact; ./redact < sample.log",
+            0.0,
+            0.2,
+        ),
+        (
+            "does not check cards",
+            "cd /workspace; cat > redact <<'EOF'\n#!/usr/bin/perl\n"
+            "while (<STDIN>) {\n"
+            "s/(?<![A-Za-z0-9_])((?:password|token|secret)[=:] *)[^ ,;\\r\\n]+/$1***/gi;\n"
+            "s/[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\\.[A-Za-z0-9-]+)+/<email>/g;\n"
+            "s/(?<![0-9])(?<![0-9]\\.)(?:(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)\\.){3}"
+            "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)(?!\\.?[0-9])/<ip>/g;\n"
+            "s/\\d{4}[- ]?\\d{4}[- ]?\\d{4}[- ]?(\\d{4})/<card $1>/g;\nprint;\n}\nEOF\nchmod +x redact",
+            0.7,
+            0.9,
+        ),
     ],
     "log-rotation": [
         (
@@ -134,6 +230,57 @@ WRONG: dict[str, list[tuple[str, str, float, float]]] = {
             " > /workspace/intervals/intervals.py",
             0.0,
             0.0,
+        ),
+    ],
+    "release-links": [
+        (
+            "orders by name and by what current says",
+            "cd /workspace/app; ln -sfn releases/v2.0.0 current; cd releases; ls | sort -r | tail -n +4 |"
+            " xargs rm -rf; for r in *; do ln -sfn ../../shared/config.ini $r/config.ini;"
+            " ln -sfn ../../shared/uploads $r/uploads; done",
+            0.0,
+            0.0,
+        ),
+        (
+            "makes links that leave the app and forgets the uploads",
+            "cd /workspace/app; rm -r releases/v0.9.0 releases/v1.11.0 releases/v2.0.0;"
+            " ln -sfn /workspace/app/releases/v1.10.1 current; for r in releases/*; do"
+            " ln -sfn /workspace/app/shared/config.ini $r/config.ini; ln -sfn /workspace/app/shared/uploads $r/uploads;"
+            " done; find . -type l ! -exec test -e {} \\; -delete",
+            0.3,
+            0.5,
+        ),
+        (
+            "removes every broken link first",
+            "cd /workspace/app; find . -type l ! -exec test -e {} \\; -delete; ln -s releases/v1.10.1 current",
+            0.4,
+            0.5,
+        ),
+    ],
+    "shift-hours": [
+        (
+            "counts overlapping shifts twice and forgets midnight",
+            'cd /workspace; awk \'/^#/ || NF < 3 {next} $3 == "open" {print $1 > "open.txt"; next}'
+            ' {print $1 "," substr($2, 1, 10) ",480"}\' shifts.txt | sort -u > days.csv; sort -uo open.txt open.txt',
+            0.1,
+            0.2,
+        ),
+        (
+            "uses the calendar's year for weeks",
+            "cd /workspace; python3 - <<'EOF'\n"
+            "import re, collections, datetime as d\nm = collections.defaultdict(set); o = set()\n"
+            "def at(s): return int(d.datetime.fromisoformat(s.replace('Z', '+00:00')).timestamp()) // 60\n"
+            "for line in open('shifts.txt'):\n    f = line.split()\n    if not f or line[0] == '#': continue\n"
+            "    if f[2] == 'open': o.add(f[0]); continue\n"
+            "    g = re.match(r'[+](?:(\\d+)h)?(?:(\\d+)m)?$', f[2])\n    a = at(f[1])\n"
+            "    b = a + 60 * int(g[1] or 0) + int(g[2] or 0) if g else at(f[2])\n    m[f[0]] |= set(range(a, b))\n"
+            "for name, form in (('days.csv', '%Y-%m-%d'), ('weeks.csv', '%Y-W%V')):\n"
+            "    c = collections.Counter(p + ',' + d.datetime.fromtimestamp(i * 60, d.timezone.utc).strftime(form)"
+            " for p, s in m.items() for i in s)\n"
+            "    open(name, 'w').write(''.join(sorted(f'{k},{v}\\n' for k, v in c.items())))\n"
+            "open('open.txt', 'w').write('\\n'.join(sorted(o)))\nEOF",
+            0.7,
+            0.8,
         ),
     ],
     "sqlite-duplicates": [
