@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from errata_server.sandbox import layers
 from errata_server.sandbox.flatten import flatten
 from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.trees import scan
 
 
 @pytest.mark.sandbox
@@ -80,3 +82,102 @@ def test_files_of_more_names_than_the_file_system_allows_are_copied_now_and_then
     assert len(files) == 21 and all(f.read_text() == "content" and f.stat().st_mtime == 1 for f in files)
     assert len({f.stat().st_ino for f in files}) <= 6, "one copy serves several names"
     assert all(s.readlink() == Path("f") for s in (tmp_path / "out").glob("s*"))
+
+
+def opaque(path: Path) -> None:
+    os.setxattr(path, "trusted.overlay.opaque", b"y")
+
+
+def whiteout(path: Path) -> None:
+    os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(0, 0))
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("failure", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_failure_to_look_at_the_base_is_no_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    layer, base = tmp_path / "layer", tmp_path / "base"
+    for root in (layer, base):
+        (root / "d").mkdir(parents=True)
+    (base / "d/secret").write_text("hidden")
+    whiteout(layer / "d/secret")
+    inode = (base / "d").stat().st_ino
+    real = os.open
+
+    def failing(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        fd = real(path, flags, mode, dir_fd=dir_fd)
+        if os.fstat(fd).st_ino == inode and dir_fd is not None:
+            os.close(fd)
+            raise OSError(failure, os.strerror(failure))
+        return fd
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        with pytest.raises(OSError, match=os.strerror(failure)):
+            flatten([layer], tmp_path / "out", tmp_path / "scratch", base)
+    flatten([layer], tmp_path / "again", tmp_path / "scratch", base)
+    assert stat.S_ISCHR((tmp_path / "again/d/secret").lstat().st_mode)
+
+
+@pytest.mark.sandbox
+def test_an_opaque_mark_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "layer/d").mkdir(parents=True)
+
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "getxattr", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        scan(tmp_path / "layer")
+
+
+@pytest.mark.sandbox
+@pytest.mark.usefixtures("few_names")
+def test_copies_keep_what_chown_and_umask_would_take(tmp_path: Path) -> None:
+    layer, base = tmp_path / "layer", tmp_path / "base"
+    layer.mkdir()
+    base.mkdir()
+    capability = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service+ep
+    real_link = os.link.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    (layer / "f").write_text("program")
+    os.chown(layer / "f", 64000, 64000)
+    (layer / "f").chmod(0o4755)
+    os.setxattr(layer / "f", "security.capability", capability)
+    os.mkfifo(layer / "p")
+    (layer / "p").chmod(0o666)
+    for n in range(6):
+        for name in ("f", "p"):
+            real_link(layer / name, layer / f"{name}{n}")
+    before = os.umask(0o077)
+    try:
+        flatten([layer], tmp_path / "out", tmp_path / "scratch", base)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "out").glob("f*"):
+        assert os.getxattr(path, "security.capability") == capability, path
+        assert (path.stat().st_mode & 0o7777, path.stat().st_uid) == (0o4755, 64000)
+    assert all(path.stat().st_mode & 0o7777 == 0o666 for path in (tmp_path / "out").glob("p*"))
+
+
+@pytest.mark.sandbox
+def test_directories_keep_their_times(tmp_path: Path) -> None:
+    base, old, new = tmp_path / "base", tmp_path / "old", tmp_path / "new"
+    for root in (base, old, new):
+        (root / "a/b").mkdir(parents=True)
+        (root / "o").mkdir()
+    (base / "a/b/gone").write_text("")
+    whiteout(old / "a/b/gone")
+    whiteout(old / "a/b/never")  # hides nothing, so it is taken out again
+    (old / "a/f").write_text("")
+    (new / "a/b/g").write_text("")
+    (new / "o/h").write_text("")
+    opaque(new / "o")
+    for root, at in ((old, 1000), (new, 2000)):
+        for n, name in enumerate(("a/b", "a", "o")):
+            os.utime(root / name, (at + n, at + n + 10))
+    (old / "only").mkdir()
+    os.utime(old / "only", (5, 5))
+    flatten([old, new], tmp_path / "out", tmp_path / "scratch", base)
+    out = tmp_path / "out"
+    assert [(out / name).stat().st_mtime for name in ("a/b", "a", "o", "only")] == [2010, 2011, 2012, 5]

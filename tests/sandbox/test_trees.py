@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errata_server.sandbox.trees import ROOT, Node, fold, pack, tree_digest, unpack
+from errata_server.sandbox.trees import ROOT, Node, fold, own_entries, pack, scan, tree_digest, unpack
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FILES = st.integers(0, 2).map(lambda content: Node(b"f", bytes([content]) * 32))
@@ -108,3 +108,29 @@ def test_a_tree_of_thousands_of_levels_needs_no_recursion(empty_base: Path) -> N
     layer = Node(b"d", children={"d": node})
     tree = fold(fold(ROOT, layer), layer)
     assert tree_digest(tree, empty_base, "base") == tree_digest(unpack(pack(tree)), empty_base, "base")
+
+
+def test_symlinks_of_the_base_are_not_followed(tmp_path: Path) -> None:
+    """A directory in the place of a symlink to a directory is new, whatever the symlink led to, on the host even."""
+    elsewhere, upper = tmp_path / "elsewhere", tmp_path / "upper"
+    for root in (elsewhere, upper / "w/link"):
+        root.mkdir(parents=True)
+        (root / "f").write_text("same")
+        (root / "f").chmod(0o644)
+    digests = set()
+    for name in ("with", "without"):
+        base = tmp_path / name
+        (base / "w").mkdir(parents=True)
+        (base / "w/link").symlink_to(elsewhere)
+        digests.add(tree_digest(scan(upper), base, "base"))
+        (elsewhere / "f").write_text("another")
+    assert len(digests) == 1
+
+
+def test_what_a_cached_tree_holds_for_itself_is_what_its_layer_touched() -> None:
+    below = Node(
+        b"d", children={f"d{n}": Node(b"d", children={f"f{k}": Node(b"f") for k in range(9)}) for n in range(7)}
+    )
+    layer = Node(b"d", children={"d1": Node(b"d", children={"f1": Node(b"w")}), "x": Node(b"f")})
+    assert own_entries(below, below) == 8 + 7 * 10
+    assert own_entries(fold(below, layer), layer) == (1 + 8) + (1 + 9)

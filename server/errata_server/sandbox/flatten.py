@@ -13,6 +13,7 @@ from .trees import is_opaque
 from .treewalk import Visit, remove_tree, walk
 
 _OPAQUE = "trusted.overlay.opaque"
+_Times = tuple[int, int]
 
 
 def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> None:
@@ -32,13 +33,18 @@ def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> 
     """
     target.mkdir(mode=0o755)
     copies: dict[int, int] = {}
+    times: dict[int, _Times] = {}
     try:
         for layer in layers:
-            _lay_over(layer, target, scratch, copies)
+            _lay_over(layer, target, scratch, copies, times)
     finally:
         for fd in copies.values():
             os.close(fd)
     _drop_idle_whiteouts(target, base)
+    # Last of all: every link into a directory and every name taken out of it changed its time.
+    for visit in walk(target, leaving=True):
+        if visit.leaving:
+            os.utime(visit.name, ns=times[visit.info.st_ino], dir_fd=visit.dir_fd, follow_symlinks=False)
 
 
 def _drop_idle_whiteouts(target: Path, base: Path) -> None:
@@ -69,8 +75,12 @@ def _drop_idle_whiteouts(target: Path, base: Path) -> None:
 def _open_dir(name: str, under: int, flags: int) -> int | None:
     try:
         return os.open(name, flags, dir_fd=under)
-    except OSError:
-        return None  # no entry, no directory, or a symlink, which an overlay does not merge either
+    except OSError as error:
+        # No entry, no directory, or a symlink, which an overlay does not merge either. Anything else says nothing about
+        # the base, and taken for "nothing there" would uncover what the agent deleted.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def _exists(name: str, under: int | None) -> bool:
@@ -83,7 +93,7 @@ def _exists(name: str, under: int | None) -> bool:
     return True
 
 
-def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int]) -> None:
+def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int], times: dict[int, _Times]) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # The walk of the layer moves one directory at a time; a second descriptor follows it through the target.
     fd = os.open(target, flags)
@@ -96,6 +106,7 @@ def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int]) 
             elif visit.is_dir:
                 _enter_dir(visit, fd, scratch)
                 below = os.open(visit.name, flags, dir_fd=fd)
+                times[os.fstat(below).st_ino] = (visit.info.st_atime_ns, visit.info.st_mtime_ns)
                 os.close(fd)
                 fd = below
             else:
@@ -128,7 +139,6 @@ def _enter_dir(visit: Visit, fd: int, scratch: Path) -> None:
                     os.setxattr(made, name, value)
             os.fchown(made, visit.info.st_uid, visit.info.st_gid)
             os.fchmod(made, visit.info.st_mode & 0o7777)
-            os.utime(made, ns=(visit.info.st_atime_ns, visit.info.st_mtime_ns))
         finally:
             os.close(made)
     finally:
@@ -178,6 +188,7 @@ def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
     else:  # a whiteout, of which overlayfs keeps one inode with many names; or a FIFO or socket
         os.mknod(visit.name, info.st_mode, info.st_rdev, dir_fd=fd)
         os.chown(visit.name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
+        os.chmod(visit.name, info.st_mode & 0o7777, dir_fd=fd)
 
 
 def _copy(visit: Visit, fd: int) -> int:
@@ -188,9 +199,9 @@ def _copy(visit: Visit, fd: int) -> int:
         copy = os.open(visit.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
         with os.fdopen(os.dup(source), "rb") as reader, os.fdopen(os.dup(copy), "wb") as writer:
             shutil.copyfileobj(reader, writer)
+        os.fchown(copy, info.st_uid, info.st_gid)  # first: it clears the set-id bits and the file's capabilities
         for name in os.listxattr(source):
             os.setxattr(copy, name, os.getxattr(source, name))
-        os.fchown(copy, info.st_uid, info.st_gid)
         os.fchmod(copy, info.st_mode & 0o7777)
         os.utime(copy, ns=(info.st_atime_ns, info.st_mtime_ns))
         return copy

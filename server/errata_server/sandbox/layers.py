@@ -26,12 +26,13 @@ from errata_protocol.errors import SandboxFailed
 
 from .base_tree import BaseTree
 from .flatten import flatten
-from .trees import ROOT, Node, fold, pack, scan, tree_digest, unpack
+from .trees import ROOT, Node, fold, own_entries, pack, scan, tree_digest, unpack
 from .treewalk import Usage, remove_tree
 
 MAX_CHAIN = 48
 """Layers mounted above an ``f`` directory before the next one is made."""
-_CACHED_TREES = 512
+_CACHED_ENTRIES = 400_000
+"""Entries of directories that cached trees hold beyond what they share: some 250 bytes each."""
 _CACHED_METAS = 20_000
 
 
@@ -76,7 +77,8 @@ class LayerStore:
         self.trash = trash
         self._sync = sync
         self._metas: OrderedDict[str, LayerMeta] = OrderedDict()
-        self._trees: OrderedDict[str, Node] = OrderedDict()
+        self._trees: OrderedDict[str, tuple[Node, int]] = OrderedDict()
+        self._cached_entries = 0
         self._lock = threading.Lock()
 
     def meta(self, name: str) -> LayerMeta:
@@ -126,25 +128,35 @@ class LayerStore:
                 if cached is not None:
                     self._trees.move_to_end(name)
             if cached is not None:
-                tree = cached
+                tree = cached[0]
                 break
             meta = self.meta(name)
             if meta.chain == 1 and (self.root / name / "ftree").exists():
                 tree = unpack((self.root / name / "ftree").read_bytes())
-                self._keep_tree(name, tree)
+                self._keep_tree(name, tree, tree)
                 break
             chain.append(name)
             name = meta.parent
         for above in reversed(chain):
-            tree = fold(tree, unpack((self.root / above / "tree").read_bytes()))
-            self._keep_tree(above, tree)
+            changes = unpack((self.root / above / "tree").read_bytes())
+            tree = fold(tree, changes)
+            self._keep_tree(above, tree, changes)
         return tree
 
-    def _keep_tree(self, name: str, tree: Node) -> None:
+    def _keep_tree(self, name: str, tree: Node, changes: Node) -> None:
+        size = own_entries(tree, changes)
         with self._lock:
-            self._trees[name] = tree
-            while len(self._trees) > _CACHED_TREES:
-                self._trees.popitem(last=False)
+            self._drop_tree(name)
+            self._trees[name] = tree, size
+            self._cached_entries += size
+            while self._cached_entries > _CACHED_ENTRIES and len(self._trees) > 1:
+                self._drop_tree(next(iter(self._trees)))
+
+    def _drop_tree(self, name: str) -> None:
+        """Forget a tree. The lock is held."""
+        found = self._trees.pop(name, None)
+        if found is not None:
+            self._cached_entries -= found[1]
 
     def merged_digest(self, parent: str, upper: Path | None, base: BaseTree) -> str:
         """Return the digest of the tree at layer ``parent`` with ``upper`` over it."""
@@ -196,7 +208,7 @@ class LayerStore:
         if self._sync:
             _sync_file_system(self.root)
         self._remember(meta)
-        self._keep_tree(name, tree)
+        self._keep_tree(name, tree, changes)
         return meta
 
     def names(self) -> set[str]:
@@ -231,7 +243,7 @@ class LayerStore:
                 continue
             with self._lock:
                 self._metas.pop(name, None)
-                self._trees.pop(name, None)
+                self._drop_tree(name)
             count += 1
             size += remove_tree(gone).size_bytes
         return count, size

@@ -10,6 +10,7 @@ mode, owner, size, content or symlink target; not times, inode numbers or link c
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -89,8 +90,10 @@ def is_opaque(visit: Visit) -> bool:
     fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
         return os.getxattr(fd, "trusted.overlay.opaque") in (b"y", b"x")
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            return False
+        raise
     finally:
         os.close(fd)
 
@@ -154,6 +157,22 @@ def fold(below: Node, layer: Node) -> Node:
     return result
 
 
+def own_entries(tree: Node, layer: Node) -> int:
+    """Return how many directory entries ``tree`` holds for itself: those of the directories that ``layer`` touched.
+
+    Args:
+        tree: ``layer`` folded over something.
+        layer: What was changed.
+    """
+    count = 0
+    todo = [(tree, layer)]
+    while todo:
+        node, over = todo.pop()
+        count += 1 + len(node.children)
+        todo.extend((node.children[name], child) for name, child in over.children.items() if child.kind == b"d")
+    return count
+
+
 def tree_digest(root: Node, base: Path, base_id: str) -> str:
     """Return ``sha256:<hex>`` of a folded tree; digests of nodes are kept in them.
 
@@ -164,33 +183,48 @@ def tree_digest(root: Node, base: Path, base_id: str) -> str:
     """
     base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # name, node, index of the parent, opaque (its own or inherited)
-        plan: list[tuple[str, Node, int, bool]] = [("", root, -1, root.opaque)]
+        # name, node, index of the parent, opaque (its own or inherited), whether the base has the parent directory
+        plan: list[tuple[str, Node, int, bool, bool]] = [("", root, -1, root.opaque, True)]
         dirs = [b"."]
         at = 0
         while at < len(plan):
-            _, node, _, opaque = plan[at]
+            _, node, _, opaque, above = plan[at]
             if node.digest is None and node.kind == b"d":
+                # Asked level by level, so that no symlink of the base is followed, to the host's own files at worst.
+                here = above and _is_directory(dirs[at], base_fd)
                 for child_name, child in node.children.items():
-                    plan.append((child_name, child, at, opaque or child.opaque))
+                    plan.append((child_name, child, at, opaque or child.opaque, here))
                     # Past the length of a path the base has nothing, and the paths of a deep tree would be quadratic.
                     deep = len(dirs[at]) >= _PATH_MAX
                     dirs.append(dirs[at] if deep else dirs[at] + b"/" + os.fsencode(child_name))
             at += 1
         for index in range(len(plan) - 1, -1, -1):
-            name, node, parent, opaque = plan[index]
+            name, node, parent, opaque, above = plan[index]
             if node.digest is None:
-                node.digest = _node_digest(node, dirs[index], name, opaque, base_fd, is_root=parent < 0)
+                there = base_fd if above else None
+                node.digest = _node_digest(node, dirs[index], name, opaque, there, is_root=parent < 0)
     finally:
         os.close(base_fd)
     return "sha256:" + hashlib.sha256(base_id.encode() + b"\0" + (root.digest or b"")).hexdigest()
 
 
-def _node_digest(node: Node, path: bytes, name: str, opaque: bool, base_fd: int, *, is_root: bool) -> bytes:
-    """Return the digest of a node whose children have theirs; b"" when the base has the same."""
+def _is_directory(path: bytes, base_fd: int) -> bool:
+    if len(path) >= _PATH_MAX:
+        return False
+    try:
+        return stat.S_ISDIR(os.stat(path, dir_fd=base_fd, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _node_digest(node: Node, path: bytes, name: str, opaque: bool, base_fd: int | None, *, is_root: bool) -> bytes:
+    """Return the digest of a node whose children have theirs; b"" when the base has the same.
+
+    ``base_fd`` is None where the base has not even the directory.
+    """
     theirs: tuple[bytes, bytes] | None = None
     names: list[str] = []
-    if len(path) < _PATH_MAX:
+    if base_fd is not None and len(path) < _PATH_MAX:
         try:
             info = os.stat(path, dir_fd=base_fd, follow_symlinks=False)
             if node.kind == _GONE:
