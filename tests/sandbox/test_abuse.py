@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
 from errata_protocol.errors import ErrataError
-from errata_server.sandbox import shellstate
+from errata_server.sandbox import cgroups, shellstate
 from errata_server.sandbox.base import Limits, PathRefused
+from errata_server.sandbox.cgroups import Cgroups
 from errata_server.sandbox.namespace import NamespaceBackend
 from errata_server.sandbox.trees import scan
-from errata_server.sandbox.treewalk import usage
+from errata_server.sandbox.treewalk import Usage, usage
 
 MIB = 1024**2
 
@@ -102,3 +106,42 @@ def test_a_file_of_many_names_is_read_and_counted_once(tmp_path: Path) -> None:
     tree = scan(tmp_path)
     assert len({node.mark for node in tree.children.values()}) == 1 and len(tree.children) == 101
     assert time.process_time() - started < 0.5
+
+
+def test_whiteouts_are_counted_and_bound_a_count(tmp_path: Path) -> None:
+    for n in range(100):
+        os.mknod(tmp_path / f"w{n}", 0o600 | stat.S_IFCHR, os.makedev(0, 0))
+    assert usage(tmp_path, max_entries=10, max_bytes=1) == Usage(0, 0, 100)
+    assert usage(tmp_path, max_entries=10, max_bytes=1, max_whiteouts=8) == Usage(0, 0, 9)
+
+
+@pytest.mark.sandbox
+async def test_a_slot_that_wrote_much_serves_a_sandbox_of_little_memory(data_dir: Path) -> None:
+    backend = NamespaceBackend(data_dir, spare=1, max_running=1)
+    try:
+        large = await backend.open(limits=Limits(file_size_bytes=400 * MIB, disk_bytes=400 * MIB))
+        small = await backend.open(limits=Limits(memory_bytes=16 * MIB))
+        for _ in range(2):
+            assert (await large.run("head -c 300M /dev/zero > f")).limit_hit is None
+            result = await small.run("echo fine")
+            assert (result.stdout, result.limit_hit) == ("fine\n", None), result
+    finally:
+        await backend.close()
+
+
+def test_a_busy_memory_limit_is_emptied_and_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages under writeback cannot be given up at once."""
+    for name in ("pids.max", "memory.limit_in_bytes", "memory.force_empty", "memory.memsw.limit_in_bytes"):
+        (tmp_path / "s0").mkdir(exist_ok=True)
+        (tmp_path / "s0" / name).touch()
+    calls: list[str] = []
+
+    def write(path: Path, value: int) -> None:
+        calls.append(path.name)
+        if path.name in ("memory.limit_in_bytes", "memory.force_empty") and len(calls) < 7:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(cgroups, "_write", write)
+    Cgroups("errata", 1, tmp_path, tmp_path).apply("s0", Limits())
+    assert calls[-2:] == ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+    assert calls.count("memory.force_empty") >= 2

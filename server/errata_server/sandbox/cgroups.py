@@ -6,6 +6,8 @@ slow, so a runner joins its slot's before it is lent, and a command costs at mos
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 from .base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
+_EMPTYING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,14 @@ class Cgroups:
         """The files the launcher writes itself into: a leaf, because v2 allows no process beside children."""
         return [f"{root}/launcher/cgroup.procs" for root in self.roots]
 
+    def has(self, slot: str, limits: Limits) -> bool:
+        """Say whether a slot has these limits already."""
+        return not self.version or self._applied.get(slot) == (limits.memory_bytes, limits.pids)
+
     def apply(self, slot: str, limits: Limits) -> None:
-        """Set the limits of a slot, where they differ from what it has."""
+        """Set the limits of a slot, where they differ from what it has. May block: less memory means reclaim."""
         wanted = (limits.memory_bytes, limits.pids)
-        if not self.version or self._applied.get(slot) == wanted:
+        if self.has(slot, limits):
             return
         memory, pids = self._memory / slot, self._pids / slot
         _write(pids / "pids.max", limits.pids)
@@ -68,7 +75,7 @@ class Cgroups:
             # The limit with swap may never be below the one without, whichever way both move.
             swap = memory / "memory.memsw.limit_in_bytes"
             _write_if_there(swap, -1)
-            _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+            _write_limit(memory, limits.memory_bytes)
             _write_if_there(swap, limits.memory_bytes)
         self._applied[slot] = wanted
 
@@ -103,6 +110,19 @@ def _write(path: Path, value: int) -> None:
         os.write(fd, b"%d" % value)
     finally:
         os.close(fd)
+
+
+def _write_limit(memory: Path, value: int) -> None:
+    """Set a v1 memory limit. Pages of files that the slot's last command wrote still count, and may be in the way."""
+    for _ in range(_EMPTYING):
+        try:
+            return _write(memory / "memory.limit_in_bytes", value)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        with contextlib.suppress(OSError):  # EBUSY here too, while pages are being written back
+            _write(memory / "memory.force_empty", 0)
+    return _write(memory / "memory.limit_in_bytes", value)
 
 
 def _write_if_there(path: Path, value: int) -> None:

@@ -180,7 +180,8 @@ class NamespaceSandbox(Sandbox):
             backend.check_room()
             self._make_directory()
             assert backend.cgroups is not None
-            backend.cgroups.apply(runner.slot, self._limits)
+            if not backend.cgroups.has(runner.slot, self._limits):
+                await asyncio.to_thread(backend.cgroups.apply, runner.slot, self._limits)
             before = backend.cgroups.counters(runner.slot)
         except OSError as error:
             runner.close()
@@ -264,10 +265,11 @@ class NamespaceSandbox(Sandbox):
                 return hit
             pause = max(_POLL_S, 10 * (time.monotonic() - started))
 
-    def _count(self, max_entries: int | None = None) -> Usage:
+    def _count(self, max_visits: int | None = None) -> Usage:
         limits = self._limits
-        entries = _COUNTED * limits.inodes if max_entries is None else max_entries
-        return usage(self._upper, max_entries=entries, max_bytes=_COUNTED * limits.disk_bytes)
+        entries = _COUNTED * limits.inodes if max_visits is None else max_visits
+        most = _COUNTED * limits.disk_bytes
+        return usage(self._upper, max_entries=entries, max_bytes=most, max_whiteouts=max_visits)
 
     @property
     def _upper(self) -> Path:
@@ -287,7 +289,7 @@ class NamespaceSandbox(Sandbox):
         after = backend.cgroups.counters(runner.slot)
         try:
             used = self._count(_INLINE_ENTRIES)
-            if used.entries > _INLINE_ENTRIES:
+            if max(used.entries, used.whiteouts) > _INLINE_ENTRIES:
                 used = await asyncio.to_thread(self._count)
         except OSError as error:
             raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
@@ -354,7 +356,8 @@ class NamespaceSandbox(Sandbox):
         self._check()
         if self._changed():
             arguments = (self._upper, self.layer, self.base, self._usage)
-            small = self._usage.entries <= _INLINE_ENTRIES and self._usage.size_bytes <= _INLINE_BYTES
+            small = self._usage.entries + self._usage.whiteouts <= _INLINE_ENTRIES
+            small = small and self._usage.size_bytes <= _INLINE_BYTES
             try:
                 # A thread costs more than freezing a few small files.
                 freeze = self._backend.store.freeze

@@ -105,27 +105,33 @@ class Usage:
     Args:
         entries: Files, directories and everything else.
         size_bytes: Blocks on disk, holes of files included; a file with several names counts once.
+        whiteouts: Removed entries: no use of the disk, but a walk meets each.
     """
 
     entries: int = 0
     size_bytes: int = 0
+    whiteouts: int = 0
 
 
-def usage(root: Path | str, *, max_entries: int, max_bytes: int) -> Usage:
+def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: int | None = None) -> Usage:
     """Count a tree, beside a running command too; stops when a bound is passed.
 
     Args:
         root: A directory.
         max_entries: Bound on entries.
         max_bytes: Bound on bytes.
+        max_whiteouts: Bound on whiteouts; None for no bound.
     """
-    entries = size = 0
+    entries = size = whiteouts = 0
     linked: set[int] = set()
     try:
         for visit in walk(root, missing_ok=True):
             info = visit.info
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-                continue  # a whiteout: removing files is no use of the disk, and is bounded by what was there
+                whiteouts += 1  # removing files is no use of the disk, and is bounded by what was there
+                if max_whiteouts is not None and whiteouts > max_whiteouts:
+                    break
+                continue
             entries += 1
             if info.st_nlink > 1 and not visit.is_dir:
                 if info.st_ino in linked:
@@ -137,7 +143,7 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int) -> Usage:
                 break
     except TreeChanged:
         pass  # a lower bound is enough for a poll; the count after the command meets no other process
-    return Usage(entries, size)
+    return Usage(entries, size, whiteouts)
 
 
 def remove_tree(root: Path) -> Usage:
