@@ -3,7 +3,15 @@
 from .context import SessionContext, current_session
 from .settings import Settings
 
-__all__ = ["HTTPEnvServer", "SessionContext", "Settings", "create_app", "create_fastapi_app", "current_session"]
+__all__ = [
+    "HTTPEnvServer",
+    "SessionContext",
+    "Settings",
+    "adopt",
+    "create_app",
+    "create_fastapi_app",
+    "current_session",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -12,4 +20,8 @@ def __getattr__(name: str) -> object:
         from . import app
 
         return getattr(app, name)
+    if name == "adopt":
+        from .adoption import adopt
+
+        return adopt
     raise AttributeError(f"module 'errata_server' has no attribute {name!r}")

@@ -56,7 +56,7 @@ def errata(
 
 @cli.command()
 def serve(
-    environment: Annotated[str, typer.Argument(help="Installed environment (`terminal`) or module:attribute.")],
+    environment: Annotated[str, typer.Argument(help="Installed environment, directory, or module:attribute.")],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     data_dir: cli_episodes.DataDir = None,
@@ -71,13 +71,18 @@ def serve(
     step_timeout: Annotated[
         float | None, typer.Option(min=1, help="Infrastructure deadline of a step, seconds. [default: 900]")
     ] = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Environment instances at once.")] = 10_000,
+    max_sessions: Annotated[
+        int | None, typer.Option(min=1, help="Environment instances at once. [default: 10000, or the application's]")
+    ] = None,
+    action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
+    observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
     fsync: Annotated[bool | None, typer.Option(help="Sync the journal before each reply. [default: yes]")] = None,
     log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
     """Serve an environment."""
     from . import log, serving
+    from .loading import Stated
     from .settings import Settings
 
     log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
@@ -90,10 +95,15 @@ def serve(
         given["token"] = SecretStr(token)
     if base:
         given["base"] = dict(_base(entry) for entry in base)
-    if ":" in environment:
-        sys.path.insert(0, str(Path.cwd()))  # as uvicorn does for its module:attribute
     bind = serving.Bind(host, port, insecure)
-    app, runtime = serving.build(environment, Settings(**given), bind=bind, mode=mode, max_sessions=max_sessions)  # type: ignore[arg-type]
+    app, runtime = serving.build(
+        environment,
+        Settings(**given),  # type: ignore[arg-type]
+        bind=bind,
+        mode=mode,
+        max_sessions=max_sessions,
+        stated=Stated(action, observation),
+    )
     serving.run(app, runtime, bind)
 
 
@@ -101,12 +111,13 @@ def serve(
 def environments(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """List installed environments."""
+    """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""
     import json
 
-    from .loading import installed
+    from .discovery import packages, published
 
-    found = {name: point.value for name, point in sorted(installed().items())}
+    found = {name: f"{package.module}.{package.app}" for name, package in sorted(packages().items())}
+    found |= {name: point.value for name, point in sorted(published().items())}
     if as_json:
         typer.echo(json.dumps(found))
     else:

@@ -21,7 +21,7 @@ from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, EpisodePage, observation_of
 
 from .auth import principal_of
-from .loading import installed, load_spec
+from .discovery import published
 from .runtime import Runtime, owner_url
 from .settings import Settings
 
@@ -136,11 +136,11 @@ def replay(
             raise JournalUnavailable(f"t={t} of {eid} does not match its digest {told}: the journal is damaged")
         if agent_text:
             environment = source.detail(eid).environment
-            if environment not in installed():
+            if environment not in published():
                 raise InvalidRequest(
                     f"the environment {environment!r} is not installed here: its agent_text is unknown"
                 )
-            typer.echo(load_spec(environment).agent_text(observation_of(json.loads(payload))))
+            typer.echo(published()[environment].load().agent_text(observation_of(json.loads(payload))))
         elif as_json:
             typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, "data": json.loads(payload)}))
         else:

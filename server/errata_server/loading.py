@@ -1,96 +1,326 @@
-"""From what an operator writes, ``terminal`` or ``package.module:attribute``, to something that can be served."""
+"""From what an operator writes to something that can be served.
+
+A target is the name of an installed environment (``terminal``, ``echo_env``), a directory with an ``openenv.yaml``, or
+``module:attribute`` of an environment class, an `EnvironmentSpec`, an application, upstream's server object, or a
+function or ``functools.partial`` that makes an environment or an application.
+"""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import inspect
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_args, get_origin, get_type_hints
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
 
+from fastapi import FastAPI
+from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
+from starlette.applications import Starlette
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-GROUP = "errata.environments"
+from . import discovery, importing
+from .adoption import adopt, is_ours, the_site
+from .app import HTTPEnvServer, create_fastapi_app
+from .environment_types import types_of
+from .runtime import Runtime
+
+MAX_SESSIONS = 10_000
+"""Environment instances at once, where neither the operator nor an application says how many."""
+
+_POSSIBLE = (
+    "expected an Environment class, an EnvironmentSpec, an OpenEnv application, or a function or functools.partial "
+    "without arguments that makes an environment or an application"
+)
 
 
-def installed() -> dict[str, EntryPoint]:
-    """Return the installed environments by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def load_spec(target: str) -> EnvironmentSpec:
-    """Return the spec of an installed environment by name, or of ``module:attribute``.
+@dataclass(frozen=True, slots=True)
+class Servable:
+    """One environment that was found, not served yet.
 
     Args:
-        target: A name under the entry point group ``errata.environments``; or ``module:attribute`` of an
-            `EnvironmentSpec` or of an OpenEnv environment class whose type arguments name its action and observation.
+        target: What the operator wrote.
+        spec: Its name, action and observation classes, and what else it publishes.
+        factory: Makes one instance.
+        state_cls: Its state class.
+        reset_observation_cls: What reset returns, if another class.
+        concurrency: What its application allows; None where nothing was said.
+        concurrent: Whether the environment says that several instances may live at once.
+        app: The existing application that serves it; None where one is to be made.
+    """
+
+    target: str
+    spec: EnvironmentSpec
+    factory: Callable[[], Environment[Any, Any, Any]]
+    state_cls: type[State] = State
+    reset_observation_cls: type[Observation] | None = None
+    concurrency: ConcurrencyConfig | None = None
+    concurrent: bool = False
+    app: FastAPI | None = None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The runtime its application has already, because it was made by our ``create_app``."""
+        return self.app.state.errata.runtime if self.app is not None and is_ours(self.app) else None
+
+    @property
+    def name(self) -> str:
+        """Mount path and Task API name."""
+        return self.spec.name
+
+    def application(
+        self, runtime: Runtime, *, mode: str | None = None, max_sessions: int | None = None, insecure: bool = False
+    ) -> FastAPI:
+        """Return its application with our sessions: the existing one, adopted, or a new one.
+
+        Args:
+            runtime: Journal and sandboxes.
+            mode: ``simulation`` or ``production``; ``OPENENV_MODE`` by default.
+            max_sessions: Upper bound of instances, where the environment takes more than one; an application's own
+                by default, else `MAX_SESSIONS`.
+            insecure: Let other machines in without a token.
+
+        Raises:
+            InvalidRequest: The existing application cannot be adopted.
+        """
+        if self.app is not None:
+            app = adopt(
+                self.app,
+                runtime=runtime,
+                spec=self.spec,
+                mode=mode,
+                max_concurrent_envs=max_sessions if self.concurrent else None,
+                insecure=insecure,
+            )
+        else:
+            app = create_fastapi_app(
+                self.factory,
+                self.spec.action_cls,
+                self.spec.observation_cls,
+                concurrency_config=self._limits(max_sessions),
+                env_name=self.name,
+                state_cls=self.state_cls,
+                mode=mode,
+                reset_observation_cls=self.reset_observation_cls,
+                runtime=runtime,
+                spec=self.spec,
+                insecure=insecure,
+            )
+        app.state.spec = self.spec
+        return app
+
+    def _limits(self, max_sessions: int | None) -> ConcurrencyConfig:
+        stated = self.concurrency
+        if stated is not None and (max_sessions is None or not self.concurrent):
+            return stated
+        return ConcurrencyConfig(
+            max_concurrent_envs=(max_sessions or MAX_SESSIONS) if self.concurrent else 1,
+            session_timeout=stated.session_timeout if stated is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the operator says about an environment that does not say it itself: ``module:attribute`` of its classes."""
+
+    action: str | None = None
+    observation: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.action is not None or self.observation is not None
+
+
+def load(target: str, *, mode: str | None = None, stated: Stated | None = None) -> Servable:
+    """Find what a target names and read what it serves.
+
+    Args:
+        target: See the module's head.
+        mode: Put into ``OPENENV_MODE`` before a module is imported: applications are made by importing them.
+        stated: Classes of an environment that has no type arguments or hints.
 
     Raises:
-        InvalidRequest: There is nothing by that name; the message lists what is there.
+        InvalidRequest: There is nothing to serve by that name; the message says what was found and what is possible.
     """
-    if ":" not in target:
-        points = installed()
-        if target not in points:
-            known = ", ".join(sorted(points)) or "none"
+    stated = stated or Stated()
+    if mode is not None:
+        os.environ["OPENENV_MODE"] = mode
+    found, spec = _find(target)
+    if spec is not None:
+        if stated:
+            raise InvalidRequest(f"{target} publishes its action and observation classes: leave --action away")
+        factory = importing.attribute(spec.factory)
+        state_cls = importing.attribute(spec.state_cls) if spec.state_cls else State
+        return Servable(target, spec, factory, state_cls, concurrent=_says_concurrent(factory))
+    made = _made_by(found, target)
+    if isinstance(made, Starlette):
+        if stated:
+            raise InvalidRequest(f"{target} is an application with its own action and observation classes")
+        return _of_server(target, the_site(made).server, made)
+    if isinstance(made, _UpstreamServer):
+        return _of_server(target, made, None)
+    return _of_environment(target, found, made, stated)
+
+
+def load_all(targets: Sequence[str], *, mode: str | None = None, stated: Stated | None = None) -> list[Servable]:
+    """Load several targets; each environment needs a name of its own.
+
+    Raises:
+        InvalidRequest: One cannot be loaded, or two have the same name.
+    """
+    loaded = [load(target, mode=mode, stated=stated) for target in targets]
+    for name, count in Counter(servable.name for servable in loaded).items():
+        if count > 1:
+            both = " and ".join(servable.target for servable in loaded if servable.name == name)
+            raise InvalidRequest(f"{both} are both called {name!r}: one server serves each name once")
+    return loaded
+
+
+def _find(target: str) -> tuple[Any, EnvironmentSpec | None]:
+    """Return the object a target names, or the spec that stands for it."""
+    points = discovery.published()
+    if target in points:
+        found = importing.attribute(f"{points[target].module}:{points[target].attr}")
+    elif ":" in target:
+        importing.from_here()
+        found = importing.attribute(target)
+    elif os.sep in target or target in (".", "..") or (Path(target) / discovery.MANIFEST).is_file():
+        package = discovery.package_at(Path(target)) if Path(target).is_dir() else None
+        if package is None:
             raise InvalidRequest(
-                f"no environment named {target!r} is installed (installed: {known}); give a name or module:attribute"
+                f"{target} is no directory of an environment: no {discovery.MANIFEST} and no server/app.py is in it"
             )
-        found = points[target].load()
+        found = importing.attribute_of_package(package)
     else:
-        found = _attribute(target)
-    if isinstance(found, EnvironmentSpec):
+        package = discovery.named(target)
+        if package is None:
+            raise InvalidRequest(_unknown(target))
+        found = importing.attribute_of_package(package)
+    return found, found if isinstance(found, EnvironmentSpec) else None
+
+
+def _unknown(target: str) -> str:
+    known = ", ".join(sorted({*discovery.published(), *discovery.packages()})) or "none"
+    told = f"no environment named {target!r} is installed (installed: {known})"
+    if "." in target:
+        return f"{told}; of a module say which attribute: {target}:app or {target}:MyEnvironment"
+    return f"{told}; give a name, a directory with an {discovery.MANIFEST}, or module:attribute"
+
+
+def _made_by(found: Any, target: str) -> Any:
+    """Return an application, a server object or an environment class; call what makes one of them."""
+    if isinstance(found, Starlette | _UpstreamServer):
         return found
-    if inspect.isclass(found) and issubclass(found, Environment):
-        return _spec_of(found, target)
-    raise InvalidRequest(f"{target} is a {type(found).__name__}: expected an EnvironmentSpec or an Environment class")
-
-
-def load_factory(spec: EnvironmentSpec) -> Any:
-    """Return the callable that makes one environment instance."""
-    return _attribute(spec.factory)
-
-
-def load_state_cls(spec: EnvironmentSpec) -> type[State]:
-    """Return the environment's state class, OpenEnv's own by default."""
-    return _attribute(spec.state_cls) if spec.state_cls else State  # type: ignore[no-any-return]
-
-
-def _attribute(target: str) -> Any:
-    module, _, path = target.partition(":")
+    if inspect.isclass(found):
+        if issubclass(found, Environment):
+            return found
+        raise InvalidRequest(f"{target} is the class {found.__name__}, not a subclass of Environment: {_POSSIBLE}")
+    if isinstance(found, Environment):
+        raise InvalidRequest(
+            f"{target} is one {type(found).__name__}, but each session needs one of its own: give the class"
+        )
+    if not callable(found):
+        raise InvalidRequest(f"{target} is a {type(found).__name__}: {_POSSIBLE}")
+    if inspect.iscoroutinefunction(found):
+        raise InvalidRequest(f"{target} is a coroutine function: an environment or application is made by a plain one")
+    promised = _promised(found)
+    if promised is not None and issubclass(promised, Environment) and not inspect.isabstract(promised):
+        return promised
+    needed = _needed(found)
+    if needed:
+        raise InvalidRequest(
+            f"{target} needs arguments ({', '.join(needed)}): give functools.partial of it, or a function without any"
+        )
     try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except ImportError as error:
-        raise InvalidRequest(f"cannot import {module!r}: {error}") from error
-    except AttributeError as error:
-        raise InvalidRequest(f"{target}: {error}") from error
+        made = found()
+        if isinstance(made, Environment):
+            made.close()
+            return type(made)
+    except Exception as error:
+        raise InvalidRequest(f"{target}() failed: {importing.told(error)}") from error
+    if isinstance(made, Starlette | _UpstreamServer):
+        return made
+    raise InvalidRequest(f"{target}() returned a {type(made).__name__}: {_POSSIBLE}")
+
+
+def _promised(factory: Any) -> type | None:
+    """Return what a factory makes, as far as it says so without being called."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if inspect.isclass(factory):
+        return factory
+    try:
+        promised = get_type_hints(factory).get("return")
+    except Exception:  # a hint that names what only a type checker imports
+        return None
+    return promised if inspect.isclass(promised) else None
+
+
+def _needed(factory: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
+
+
+def _of_server(target: str, server: _UpstreamServer, app: Any) -> Servable:
+    spec = server._spec if isinstance(server, HTTPEnvServer) else None
+    return Servable(
+        target,
+        spec
+        or EnvironmentSpec(
+            name=server.env_name, factory=target, action_cls=server.action_cls, observation_cls=server.observation_cls
+        ),
+        server._env_factory,
+        server.state_cls,
+        server.reset_observation_cls,
+        server.concurrency_config,
+        server.max_concurrent_envs > 1 or _says_concurrent(server._env_factory),
+        app,
+    )
+
+
+def _of_environment(target: str, factory: Any, cls: type[Environment[Any, Any, Any]], stated: Stated) -> Servable:
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise InvalidRequest(f"{target} is abstract: {cls.__name__} does not define {missing}")
+    needed = _needed(factory)
+    if needed:
+        raise InvalidRequest(
+            f"{target} needs arguments ({', '.join(needed)}): give functools.partial of it, or a function without any"
+        )
+    action, observation, state = types_of(cls)
+    action = _class(stated.action, Action) or action
+    observation = _class(stated.observation, Observation) or observation
+    if action is None or observation is None:
+        lacking = " and ".join(
+            name for name, found in (("action", action), ("observation", observation)) if found is None
+        )
+        raise InvalidRequest(
+            f"{target} does not say which {lacking} class it uses: give --action module:Class and --observation "
+            "module:Class, or subclass Environment[MyAction, MyObservation, MyState]"
+        )
+    spec = EnvironmentSpec(name=cls.__name__, factory=target, action_cls=action, observation_cls=observation)
+    return Servable(target, spec, factory, state, concurrent=cls.SUPPORTS_CONCURRENT_SESSIONS)
+
+
+def _class(target: str | None, of: type) -> Any:
+    if target is None:
+        return None
+    found = importing.attribute(target)
+    if not (inspect.isclass(found) and issubclass(found, of)):
+        raise InvalidRequest(f"{target} is no subclass of openenv's {of.__name__}")
     return found
 
 
-def _spec_of(cls: type[Environment[Any, Any, Any]], target: str) -> EnvironmentSpec:
-    action, observation = _type_arguments(cls)
-    if action is None or observation is None:
-        raise InvalidRequest(
-            f"{target} does not say which action and observation classes it uses: subclass "
-            "Environment[MyAction, MyObservation, MyState], or publish an EnvironmentSpec"
-        )
-    return EnvironmentSpec(name=cls.__name__, factory=target, action_cls=action, observation_cls=observation)
-
-
-def _type_arguments(cls: type) -> tuple[type | None, type | None]:
-    for base in getattr(cls, "__orig_bases__", ()):
-        origin = get_origin(base)
-        if inspect.isclass(origin) and issubclass(origin, Environment):
-            found = [a for a in get_args(base) if inspect.isclass(a)]
-            if len(found) >= 2 and issubclass(found[0], Action) and issubclass(found[1], Observation):
-                return found[0], found[1]
-    hints = get_type_hints(cls.step)  # type: ignore[attr-defined]
-    action = next((h for h in hints.values() if inspect.isclass(h) and issubclass(h, Action)), None)
-    observation = hints.get("return")
-    if inspect.isclass(observation) and issubclass(observation, Observation):
-        return action, observation
-    return action, None
+def _says_concurrent(factory: Any) -> bool:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return bool(getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False))

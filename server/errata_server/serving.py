@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,14 +14,12 @@ from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
-from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from .app import create_fastapi_app
 from .auth import LOOPBACK_NAMES, is_loopback
-from .loading import load_factory, load_spec, load_state_cls
+from .loading import Stated, load
 from .runtime import Runtime
 from .settings import Settings
 
@@ -49,7 +48,13 @@ class Bind:
 
 
 def build(
-    target: str, settings: Settings, *, bind: Bind, mode: str | None, max_sessions: int
+    target: str,
+    settings: Settings,
+    *,
+    bind: Bind,
+    mode: str | None,
+    max_sessions: int | None = None,
+    stated: Stated | None = None,
 ) -> tuple[FastAPI, Runtime]:
     """Load an environment and make its application.
 
@@ -64,25 +69,10 @@ def build(
         )
     if is_loopback(bind.host) and not settings.allowed_hosts:
         settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
-    spec = load_spec(target)
-    factory = load_factory(spec)
-    runtime = Runtime.of(settings)
-    concurrent = bool(getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False))
-    app = create_fastapi_app(
-        factory,
-        spec.action_cls,
-        spec.observation_cls,
-        concurrency_config=ConcurrencyConfig(
-            max_concurrent_envs=max_sessions if concurrent else 1, session_timeout=None
-        ),
-        env_name=spec.name,
-        state_cls=load_state_cls(spec),
-        mode=mode,
-        runtime=runtime,
-        spec=spec,
-        insecure=bind.insecure,
-    )
-    app.state.spec = spec
+    os.environ.update(settings.in_environment())  # for an application that was made by our own create_app
+    servable = load(target, mode=mode, stated=stated)
+    runtime = servable.runtime or Runtime.of(settings)
+    app = servable.application(runtime, mode=mode, max_sessions=max_sessions, insecure=bind.insecure)
     return app, runtime
 
 
@@ -171,4 +161,4 @@ def _listen(bind: Bind) -> socket.socket:
     return listening
 
 
-__all__ = ["Bind", "build", "load_spec", "prepare", "run"]
+__all__ = ["Bind", "build", "prepare", "run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,6 +58,18 @@ class Settings(BaseSettings):
         if token is not None and not token.get_secret_value().strip():
             raise ValueError("the token is empty: give one, or leave it unset to go without authentication")
         return token
+
+    def in_environment(self) -> dict[str, str]:
+        """Return the environment variables under which these settings are read again."""
+        given = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        if self.token is not None:
+            given["token"] = self.token.get_secret_value()
+        if "allowed_hosts" in given:
+            given["allowed_hosts"] = ",".join(self.allowed_hosts)
+        return {
+            f"ERRATA_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in given.items()
+        }
 
     @property
     def limits(self) -> ServerLimits:

@@ -1,0 +1,112 @@
+"""What is installed: environments that publish an entry point for Errata, and OpenEnv's environment packages.
+
+OpenEnv's packages are distributions called ``openenv-<name>``; the package inside holds an ``openenv.yaml`` whose
+``app`` says where the application is, ``server.app:app`` by convention. OpenEnv's own discovery keeps a cache file and
+knows clients only, so it is not used here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, distributions, entry_points
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from errata_protocol.errors import InvalidRequest
+
+GROUP = "errata.environments"
+MANIFEST = "openenv.yaml"
+CONVENTION = "server.app:app"
+_NO_ENVIRONMENTS = frozenset({"openenv-core", "openenv-errata"})
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An OpenEnv environment package.
+
+    Args:
+        name: The environment's name, from its manifest or its directory.
+        directory: Where the package is.
+        app: ``module:attribute`` of its application, relative to the package or not.
+        module: What it is imported as; empty where it is only a directory.
+    """
+
+    name: str
+    directory: Path
+    app: str
+    module: str = ""
+
+
+def published() -> dict[str, EntryPoint]:
+    """Return the environments that publish an entry point, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def packages() -> dict[str, Package]:
+    """Return the installed OpenEnv environment packages, by the name of their import package."""
+    found = {}
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        if name.startswith("openenv-") and name not in _NO_ENVIRONMENTS:
+            module = name.removeprefix("openenv-").replace("-", "_")
+            package = importable(module)
+            if package is not None:
+                found[module] = package
+    return found
+
+
+def importable(module: str) -> Package | None:
+    """Return the environment package that can be imported by a name, without importing it."""
+    if not module.isidentifier():
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        package = package_at(Path(place))
+        if package is not None:
+            return replace(package, module=module)
+    return None
+
+
+def named(name: str) -> Package | None:
+    """Return the environment package that OpenEnv's ``AutoEnv`` would take for a name: ``echo``, ``echo-env``, ..."""
+    module = name.replace("-", "_")
+    for candidate in dict.fromkeys((module, module.removesuffix("_env") + "_env")):
+        package = importable(candidate)
+        if package is not None:
+            return package
+    return None
+
+
+def package_at(directory: Path) -> Package | None:
+    """Return the environment package in a directory, None where there is no environment.
+
+    Raises:
+        InvalidRequest: Its manifest cannot be read.
+    """
+    manifest = directory / MANIFEST
+    if manifest.is_file():
+        stated = _read(manifest)
+        name, app = stated.get("name") or directory.resolve().name, stated.get("app") or CONVENTION
+        if not isinstance(name, str) or not isinstance(app, str) or ":" not in app:
+            raise InvalidRequest(f"{manifest}: name is a text and app is module:attribute, not {name!r} and {app!r}")
+        return Package(name, directory.resolve(), app)
+    if (directory / "server" / "app.py").is_file():
+        return Package(directory.resolve().name, directory.resolve(), CONVENTION)
+    return None
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    try:
+        stated = yaml.safe_load(manifest.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidRequest(f"cannot read {manifest}: {' '.join(str(error).split())}") from error
+    if not isinstance(stated, dict):
+        raise InvalidRequest(f"{manifest} is not a mapping of names to values")
+    return stated

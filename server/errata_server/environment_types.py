@@ -1,0 +1,65 @@
+"""Which action, observation and state classes an environment class uses, read from its type arguments or its hints."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Action, Observation, State
+
+
+def types_of(
+    cls: type[Environment[Any, Any, Any]],
+) -> tuple[type[Action] | None, type[Observation] | None, type[State]]:
+    """Return the action, observation and state class; None for what is not said.
+
+    Type arguments come first, through generic bases between the class and ``Environment``; then the hints of ``step``
+    and ``state``. An ``MCPEnvironment`` that says nothing speaks OpenEnv's tool actions.
+    """
+    arguments = (*_arguments(cls), None, None, None)
+    hints = _hints(cls)
+    action = _class(arguments[0], Action) or hints[0]
+    observation = _class(arguments[1], Observation) or hints[1]
+    state = _class(arguments[2], State) or hints[2] or State
+    if issubclass(cls, MCPEnvironment) and (action is None or action is Action):
+        return CallToolAction, CallToolObservation, state
+    if action is Action:  # the base class: it takes no field, so it says nothing
+        action = None
+    return action, observation, state
+
+
+def _arguments(cls: type) -> tuple[Any, ...]:
+    """Return the type arguments with which a class stands on ``Environment``; type variables are followed."""
+    for base in getattr(cls, "__orig_bases__", cls.__bases__):
+        origin = get_origin(base) or base
+        if origin is Environment:
+            return get_args(base)
+        if inspect.isclass(origin) and issubclass(origin, Environment):
+            given = dict(zip(getattr(origin, "__parameters__", ()), get_args(base), strict=False))
+            return tuple(given.get(a, a) if isinstance(a, TypeVar) else a for a in _arguments(origin))
+    return ()
+
+
+def _hints(cls: type[Environment[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    action = observation = None
+    for method in (cls.step, cls.step_async):
+        try:
+            hints = get_type_hints(method)
+        except Exception:  # a hint that names what only a type checker imports
+            continue
+        returned = hints.pop("return", None)
+        action = action or next((found for hint in hints.values() if (found := _class(hint, Action))), None)
+        observation = observation or _class(returned, Observation)
+    state = inspect.getattr_static(cls, "state", None)
+    try:
+        hint = get_type_hints(state.fget).get("return") if isinstance(state, property) else None
+    except Exception:
+        hint = None
+    return action, observation, _class(hint, State)
+
+
+def _class(found: Any, of: type) -> Any:
+    return found if inspect.isclass(found) and issubclass(found, of) else None

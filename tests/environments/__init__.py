@@ -1,0 +1,1 @@
+"""Environments as others write them: OpenEnv's classes and functions only, not a line of Errata."""

@@ -1,0 +1,3 @@
+"""A module that cannot be imported because of another."""
+
+from . import broken_inside  # noqa: F401

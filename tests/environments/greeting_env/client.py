@@ -1,0 +1,5 @@
+from openenv.core.generic_client import GenericEnvClient
+
+
+class GreetingEnv(GenericEnvClient):
+    pass
