@@ -19,6 +19,7 @@ PACKAGES = (
     "errata_server",
     "errata_server.journal",
     "errata_server.sandbox.base",
+    "errata_server.simulation",
     "errata_client",
     "terminal_env",
 )

@@ -1,10 +1,9 @@
-"""Where ids and times come from: a seam, so that a test or a simulation can say what they are."""
+"""Where ids come from: a seam, so that a test or a simulation can say what they are."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 import uuid
 
 
@@ -23,13 +22,9 @@ class Ids:
         """Return a new 31-bit seed."""
         return secrets.randbits(31)
 
-
-class Clock:
-    """Wall time."""
-
-    def time(self) -> float:
-        """Return seconds since the epoch."""
-        return time.time()
+    def salt(self) -> bytes:
+        """Return 8 random bytes that no payload can foresee; see `errata_server.journal.codec`."""
+        return secrets.token_bytes(8)
 
 
 def name_of(secret_id: str) -> str:

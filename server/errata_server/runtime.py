@@ -1,4 +1,4 @@
-"""What all environments served from one data directory share: journal, sandboxes, clock, ids, and its lock."""
+"""What all environments of one data directory share: its seams (journal, disk, sandboxes, clock, ids) and its lock."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from errata_protocol.environment import Recovery, SnapshotRef
-from errata_protocol.errors import JournalUnavailable, SandboxUnavailable
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 
-from .ids import Clock, Ids
-from .journal import Journal, MemoryJournal, SessionChange, SqliteJournal
+from .clock import Clock
+from .ids import Ids
+from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange, SqliteJournal
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
 from .turnstile import Turnstile
 
 log = logging.getLogger("errata.server")
+
+_OF_THE_DOORS = ("token", "allowed_hosts")
+"""Settings that each application keeps for itself."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +40,8 @@ class Runtime:
 
     Args:
         settings: How to keep sessions.
-        journal: Another journal than the one the settings name.
+        journal: Another journal than the one the settings name; closed with the runtime, which then stays closed.
+        disk: Where free space is watched; by default the data directory.
         sandboxes: Another backend than the one the settings name.
         ids: Source of ids.
         clock: Source of times.
@@ -53,6 +58,7 @@ class Runtime:
         settings: Settings,
         *,
         journal: Journal | None = None,
+        disk: Disk | None = None,
         sandboxes: Backend | None = None,
         ids: Ids | None = None,
         clock: Clock | None = None,
@@ -60,37 +66,56 @@ class Runtime:
         self.settings = settings
         self.ids = ids or Ids()
         self.clock = clock or Clock()
+        self.data_dir = settings.data_dir.expanduser().resolve() if settings.data_dir is not None else None
+        self.enders: list[Callable[[str], Awaitable[bool]]] = []
+        self.journal: Journal
+        self._given_journal = journal
+        self._given_sandboxes = sandboxes
+        self._disk = disk
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._key: Path | None = None
-        self._started = False
+        self._is_shared = False
         self._starting = Turnstile()
         self._start_guard = threading.Lock()
-        self._readers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="errata-read")
-        self.enders: list[Callable[[str], Awaitable[bool]]] = []
-        self.data_dir: Path | None = None
-        if settings.data_dir is not None:
-            self.data_dir = settings.data_dir.expanduser().resolve()
+        self._open()
+
+    def _open(self) -> None:
+        self._started = False
+        if self.data_dir is not None:
             self._lock_fd = _lock(self.data_dir)
         try:
-            self.journal = journal or self._open_journal()
+            self.journal = self._given_journal or self._open_journal()
+            if self._disk is None and self.data_dir is not None:
+                self._disk = DirectoryDisk(self.data_dir)
         except BaseException:
             self._unlock()
             raise
-        self._sandboxes = sandboxes
+        self._sandboxes = self._given_sandboxes
+        self._readers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="errata-read")
+        self._closed = False
 
     @classmethod
     def of(cls, settings: Settings) -> Runtime:
-        """Return the runtime of the settings' data directory, made at its first use in this process."""
+        """Return the runtime of the settings' data directory, made at its first use in this process.
+
+        Raises:
+            InvalidRequest: It was made with other settings. Those of the doors (token, hosts) may differ.
+            JournalUnavailable: Another process holds the data directory, or the journal cannot be opened.
+        """
         if settings.data_dir is None:
             return cls(settings)
         key = settings.data_dir.expanduser().resolve()
         with cls._shared_guard:
-            if key not in cls._shared:
-                made = cls(settings)
-                made._key = key
-                cls._shared[key] = made
-            return cls._shared[key]
+            found = cls._shared.get(key)
+            if found is None:
+                found = cls._shared[key] = cls(settings)
+                found._is_shared = True
+            elif differing := _differing(found.settings, settings):
+                raise InvalidRequest(
+                    f"{key} is in use in this process with other settings: {differing}; "
+                    "use the same ones, another data_dir, or pass runtime="
+                )
+            return found
 
     @property
     def sandboxes(self) -> Backend:
@@ -100,15 +125,26 @@ class Runtime:
                 self._sandboxes = self._make_sandboxes()
             return self._sandboxes
 
-    async def start(self) -> None:
+    async def start(self, *, reopen: bool = False) -> None:
         """Bring a data directory that a dead server left behind in order. Runs once; later calls return at once.
 
         Sessions that ended with their server are marked so, given-out recoverable ones wait to be attached again, and
         sandbox layers that no committed row names are deleted.
+
+        Args:
+            reopen: Also where the runtime was closed: an application is started a second time. Never for a request,
+                which may come late to a server that is going away.
+
+        Raises:
+            JournalUnavailable: The runtime was closed, or the data directory is in use by another process now.
         """
         if self._started:
             return
         async with self._starting:  # whoever comes second waits until the first is done, and tries again if it failed
+            if self._closed:
+                if not reopen:
+                    raise JournalUnavailable("the server is shutting down")
+                self._reopen()
             if not self._started:
                 await self._recover()
                 self._started = True
@@ -145,8 +181,8 @@ class Runtime:
         await self.journal.commit(SessionChange(sid, status="closed"))
 
     async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a blocking read of the journal off the event loop."""
-        if not self.journal.durable:
+        """Run a read of the journal, off the event loop where it may block."""
+        if not self.journal.blocking:
             return function(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: function(*args, **kwargs))
@@ -171,16 +207,16 @@ class Runtime:
     def trouble(self) -> str | None:
         """Say why a commit could not be made durable now; None when all is well."""
         failing = self.journal.failing
-        if failing is not None or self.data_dir is None:
+        if failing is not None or self._disk is None:
             return failing
+        place = self.data_dir or "the disk"
         try:
-            stats = os.statvfs(self.data_dir)
+            free, total = self._disk.free()
         except OSError as error:
-            return f"{self.data_dir}: {error.strerror}"
-        free = stats.f_bavail * stats.f_frsize
-        floor = min(self.settings.disk_floor_bytes, stats.f_blocks * stats.f_frsize // 20)
+            return f"{place}: {error.strerror}"
+        floor = min(self.settings.disk_floor_bytes, total // 20)
         if free < floor:
-            return f"{self.data_dir} has {free // 1024} KiB free, {floor // 1024} KiB are kept for the journal"
+            return f"{place} has {free // 1024} KiB free, {floor // 1024} KiB are kept for the journal"
         return None
 
     async def close(self) -> None:
@@ -193,10 +229,27 @@ class Runtime:
         finally:
             if self._scratch is not None:
                 self._scratch.cleanup()
-            if self._key is not None:
+                self._scratch = None
+            self._closed = True
+            self._started = False
+            if self._is_shared and self.data_dir is not None:
                 with self._shared_guard:
-                    self._shared.pop(self._key, None)
+                    if self._shared.get(self.data_dir) is self:
+                        del self._shared[self.data_dir]
             self._unlock()
+
+    def _reopen(self) -> None:
+        if self._is_shared and self.data_dir is not None:
+            with self._shared_guard:
+                if self.data_dir in self._shared:
+                    raise JournalUnavailable(
+                        f"another application of this process took over {self.data_dir} after this one was stopped: "
+                        "make this one anew"
+                    )
+                self._open()
+                self._shared[self.data_dir] = self
+        else:
+            self._open()
 
     def announce(self, url: str) -> None:
         """Write where this server answers into the data directory, for command-line tools."""
@@ -262,6 +315,14 @@ def _lock(directory: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd
+
+
+def _differing(one: Settings, other: Settings) -> str:
+    return ", ".join(
+        f"{name}={getattr(one, name)!r} and {getattr(other, name)!r}"
+        for name in sorted(Settings.model_fields.keys() - {"data_dir", *_OF_THE_DOORS})
+        if getattr(one, name) != getattr(other, name)
+    )
 
 
 def owner_url(directory: Path) -> str | None:

@@ -1,12 +1,12 @@
-"""The journal's promises, on both stores where both make them."""
+"""The journal's promises, on every store that makes them."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import random
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -15,43 +15,31 @@ import pytest
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
 from errata_server.journal import (
-    DeliveryRow,
-    EpisodeRow,
+    DirectoryDisk,
     Journal,
+    LogJournal,
     MemoryJournal,
     SessionChange,
-    SessionRow,
     SqliteJournal,
 )
 from errata_server.journal.base import Record
-from errata_server.journal.disk import ForgetfulDisk
-from errata_server.journal.writer import GroupWriter, StoreFailed
+from errata_server.journal.writer import StoreFailed, ThreadWriter
+from errata_server.simulation import LoopWriter, SimulatedDisk
+from errata_server.simulation.sqlite_disk import ForgetfulDisk
+
+from .journal_rows import delivery, episode, session
+
+STORES: dict[str, Callable[[Path], Journal]] = {
+    "memory": lambda _: MemoryJournal(),
+    "sqlite": lambda directory: SqliteJournal(directory / "j.db"),
+    "log": lambda directory: LogJournal(DirectoryDisk(directory)),
+    "simulated log": lambda _: LogJournal(SimulatedDisk(random.Random(0)), writer=LoopWriter),
+}
 
 
-def delivery(
-    eid: str, t: int | None, *, sid: str = "s", refs: tuple[SnapshotRef, ...] = (), **over: object
-) -> DeliveryRow:
-    payload = f'{{"t":{t}}}'.encode()
-    values: dict[str, object] = {
-        "eid": eid, "t": t, "sid": sid, "id": None, "kind": "step" if t else "reset", "request": b"{}",
-        "request_sha": hashlib.sha256(b"{}").digest(), "status": "ok", "payload": payload,
-        "digest": hashlib.sha256(payload).digest(), "semantic_digest": None, "state": b"s", "refs": refs,
-        "created": 1.0, "reward": 0.5,
-    }  # fmt: skip
-    return DeliveryRow(**{**values, **over})  # type: ignore[arg-type]
-
-
-def session(sid: str = "s", **over: object) -> SessionRow:
-    return SessionRow(**{"sid": sid, "environment": "e", "recovery": "none", "seed": 7, "created": 1.0, **over})  # type: ignore[arg-type]
-
-
-def episode(eid: str, sid: str = "s", **over: object) -> EpisodeRow:
-    return EpisodeRow(**{"eid": eid, "sid": sid, "environment": "e", "created": 1.0, **over})  # type: ignore[arg-type]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    made: Journal = MemoryJournal() if request.param == "memory" else SqliteJournal(tmp_path / "j.db")
+    made = STORES[request.param](tmp_path)
     yield made
     made.close()
 
@@ -119,6 +107,14 @@ async def test_a_recorded_error_of_a_deleted_episode_goes_with_it(journal: Journ
     await journal.commit(episode("e2"), delivery("e2", 0, id=5))  # id 5 is free: neither record is there
     with pytest.raises(Conflict):
         await journal.commit(delivery("e2", None, id=5))
+
+
+async def test_records_of_one_commit_contradict_each_other_as_those_of_two_do(journal: Journal) -> None:
+    await journal.commit(session(), episode("e1"))
+    for twice in (delivery("e1", 0), delivery("e1", None, id=1), session("s2"), episode("e2")):
+        with pytest.raises(Conflict):
+            await journal.commit(twice, twice)
+    assert journal.turns("e1") == [] and journal.session("s2") is None and journal.episode("e2") is None
 
 
 async def test_a_fork_needs_the_delivery_it_starts_from(journal: Journal) -> None:
@@ -387,7 +383,7 @@ async def test_commits_wait_while_the_store_fails_and_go_on_when_it_recovers() -
         written.extend(groups)
         return [None] * len(groups)
 
-    writer = GroupWriter(write, "test")
+    writer = ThreadWriter(write, "test")
     waiting = asyncio.ensure_future(writer.commit([session()]))
     await asyncio.to_thread(attempted.wait, 5)
     assert not waiting.done()
@@ -405,7 +401,7 @@ async def test_a_store_that_fails_until_shutdown_refuses_what_waits() -> None:
         attempted.set()
         raise StoreFailed("disk full")
 
-    writer = GroupWriter(write, "test")
+    writer = ThreadWriter(write, "test")
     waiting = asyncio.ensure_future(writer.commit([session()]))
     await asyncio.to_thread(attempted.wait, 5)
     await asyncio.to_thread(writer.close)

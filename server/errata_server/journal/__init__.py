@@ -1,15 +1,22 @@
-"""Durable deliveries: the seam, the SQLite store, the one in memory, and a disk that forgets."""
+"""Durable deliveries: the seam, the codec, and the stores: SQLite, append-only segments, memory."""
 
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, SessionChange, SessionRow, TurnRow
+from .disk import DirectoryDisk, Disk
+from .log import LogJournal
 from .memory import MemoryJournal
 from .sqlite import SqliteJournal
+from .sqlite_reads import ReadOnlyJournal
 
 __all__ = [
     "DeliveryRow",
+    "DirectoryDisk",
+    "Disk",
     "EpisodeRow",
     "EpisodeStats",
     "Journal",
+    "LogJournal",
     "MemoryJournal",
+    "ReadOnlyJournal",
     "SessionChange",
     "SessionRow",
     "SqliteJournal",

@@ -164,10 +164,12 @@ class EpisodeStats:
 
 
 class Journal(ABC):
-    """Durable deliveries. Reads see everything committed; they may block on disk and belong on a worker thread."""
+    """Durable deliveries. Reads see everything committed; where ``blocking`` says so they belong on a worker thread."""
 
     durable: bool
     """A commit survives the death of the process."""
+    blocking: bool
+    """Reads may wait for a disk or for another thread; they belong on a worker thread."""
 
     @property
     @abstractmethod

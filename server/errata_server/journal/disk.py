@@ -1,63 +1,100 @@
-"""A disk that forgets: the fake for the one promise that killing a process cannot test.
+"""The disk under an append-only journal: a seam of eight calls, and the real one.
 
-``kill -9`` leaves the page cache alone, so it says nothing about fsync. `ForgetfulDisk` is an SQLite VFS that remembers
-each file as of its last sync; `power_loss` writes those images out, which is what a machine would find after the
-power came back.
+What is written is not there after a power loss until it was synced; neither is a file's name until `Disk.sync_names`.
+Every call may raise OSError, as the operating system does. `errata_server.simulation.SimulatedDisk` is the fake: it
+tears and loses what was not synced.
 """
 
 from __future__ import annotations
 
-import threading
+import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 
-import apsw
+
+class Disk(ABC):
+    """One directory of files that only grow, or are cut at the end."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Return a file whole."""
+
+    @abstractmethod
+    def append(self, name: str, data: bytes) -> None:
+        """Write ``data`` at the end of a file, made if there is none. When this raises, some of it may be there."""
+
+    @abstractmethod
+    def truncate(self, name: str, size_bytes: int) -> None:
+        """Cut a file off behind ``size_bytes``."""
+
+    @abstractmethod
+    def sync(self, name: str) -> None:
+        """Make what a file holds durable. When this raises, what was written since the last sync may be lost for good,
+        whatever a later sync says: write it again."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+    @abstractmethod
+    def sync_names(self) -> None:
+        """Make files' coming and going durable."""
+
+    @abstractmethod
+    def free(self) -> tuple[int, int]:
+        """Return free and total bytes of the file system."""
 
 
-class ForgetfulDisk(apsw.VFS):
-    """VFS that can lose everything written since the last sync.
+class DirectoryDisk(Disk):
+    """A directory of the machine.
 
     Args:
-        name: Name to register under; pass it as ``vfs`` to `errata_server.journal.sqlite.SqliteJournal`.
-        honours_sync: False makes a sync do nothing, as a lying disk would: the control of a test.
-
-    Set ``full`` and every sync fails for want of space, until it is unset; ``refused`` is set by the first that does.
+        directory: Where; made with its parents if missing, for its owner alone.
     """
 
-    def __init__(self, name: str, *, honours_sync: bool = True) -> None:
-        super().__init__(name, "")
-        self.name = name
-        self.honours_sync = honours_sync
-        self.images: dict[Path, bytes] = {}
-        self.syncs = 0
-        self.full = False
-        self.refused = threading.Event()
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> _File:  # noqa: N802 - SQLite's names
-        return _File(self, name, flags)
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._directory.iterdir() if path.is_file())
 
-    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
-        super().xDelete(filename, syncdir)
-        self.images.pop(Path(filename), None)  # durable, because SqliteJournal syncs the directory after set-up
+    def read(self, name: str) -> bytes:
+        return (self._directory / name).read_bytes()
 
-    def power_loss(self, directory: Path) -> None:
-        """Write every file as of its last sync into ``directory``; a file never synced is not there."""
-        for path, image in self.images.items():
-            if not path.name.endswith("-shm"):  # rebuilt by SQLite; never synced on a real machine either
-                (directory / path.name).write_bytes(image)
+    def append(self, name: str, data: bytes) -> None:
+        fd = os.open(self._directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+
+    def truncate(self, name: str, size_bytes: int) -> None:
+        os.truncate(self._directory / name, size_bytes)
+
+    def sync(self, name: str) -> None:
+        _sync(self._directory / name, os.O_RDWR)
+
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink()
+
+    def sync_names(self) -> None:
+        _sync(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+
+    def free(self) -> tuple[int, int]:
+        stats = os.statvfs(self._directory)
+        return stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
 
 
-class _File(apsw.VFSFile):
-    def __init__(self, disk: ForgetfulDisk, name: apsw.URIFilename | str | None, flags: list[int]) -> None:
-        filename = name.filename() if isinstance(name, apsw.URIFilename) else name
-        self._disk = disk
-        self._path = Path(filename) if filename else None
-        super().__init__("", name, flags)
-
-    def xSync(self, flags: int) -> None:  # noqa: N802
-        if self._disk.full:
-            self._disk.refused.set()
-            raise apsw.FullError("the disk is full")
-        super().xSync(flags)
-        self._disk.syncs += 1
-        if self._disk.honours_sync and self._path is not None:
-            self._disk.images[self._path] = self._path.read_bytes()
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -6,17 +6,14 @@ happened (disk full or constraint), and its VFS lets tests take away what was wr
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import apsw
 
-from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import (
     Conflict,
     EnvironmentOutputInvalid,
@@ -25,20 +22,10 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 
-from .base import (
-    DeliveryRow,
-    EpisodeRow,
-    EpisodeStats,
-    Journal,
-    Record,
-    SessionChange,
-    SessionRow,
-    TurnRow,
-)
-from .readers import Readers
-from .writer import GroupWriter, StoreFailed
-
-SCHEMA_VERSION = 1
+from . import columns
+from .base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
+from .sqlite_reads import SCHEMA_VERSION, SqliteReads
+from .writer import StoreFailed, ThreadWriter
 
 _SCHEMA = """
 CREATE TABLE sessions(
@@ -65,13 +52,6 @@ CREATE UNIQUE INDEX deliveries_id ON deliveries(sid, id) WHERE id IS NOT NULL;
 CREATE INDEX deliveries_sid ON deliveries(sid, n) WHERE t IS NOT NULL;
 """
 
-_SESSION = "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request"
-_EPISODE = "eid, sid, environment, created, episode_id, principal, origin_eid, origin_t, agent_text_version"
-_DELIVERY = (
-    "eid, t, sid, id, kind, request, request_sha, status, payload, digest, semantic_digest, state, refs, created, "
-    "reward, done, error_kind, hint_template_key"
-)
-
 FULL = 2
 """``PRAGMA synchronous`` value under which a commit is on disk when it returns."""
 NORMAL = 1
@@ -82,14 +62,14 @@ def _placeholders(columns: str) -> str:
     return ", ".join("?" for _ in columns.split(","))
 
 
-_INSERT_SESSION = f"INSERT INTO sessions({_SESSION}) VALUES ({_placeholders(_SESSION)})"
+_INSERT_SESSION = f"INSERT INTO sessions({columns.SESSION}) VALUES ({_placeholders(columns.SESSION)})"
 # Both insert nothing where the row's parent was deleted since the caller read it: ?7 and ?8 are the origin, ?1 the eid.
 _INSERT_EPISODE = (
-    f"INSERT INTO episodes({_EPISODE}) SELECT {_placeholders(_EPISODE)} "
+    f"INSERT INTO episodes({columns.EPISODE}) SELECT {_placeholders(columns.EPISODE)} "
     "WHERE ?7 IS NULL OR EXISTS (SELECT 1 FROM deliveries WHERE eid = ?7 AND t = ?8)"
 )
 _INSERT_DELIVERY = (
-    f"INSERT INTO deliveries({_DELIVERY}) SELECT {_placeholders(_DELIVERY)} "
+    f"INSERT INTO deliveries({columns.DELIVERY}) SELECT {_placeholders(columns.DELIVERY)} "
     "WHERE EXISTS (SELECT 1 FROM episodes WHERE eid = ?1)"
 )
 
@@ -108,11 +88,8 @@ _RETRYABLE = (
 _RECORD_FAULTS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError)
 """What SQLite reports about a record; its other errors are about the store, and hold for every record alike."""
 
-MAX_INTEGER = 2**63 - 1
-"""Largest integer that SQLite holds."""
 
-
-class SqliteJournal(Journal):
+class SqliteJournal(SqliteReads):
     """Journal in one SQLite file.
 
     Args:
@@ -127,10 +104,7 @@ class SqliteJournal(Journal):
     durable = True
 
     def __init__(self, path: Path, *, fsync: bool = True, vfs: str | None = None) -> None:
-        self._path = path
-        self._vfs = vfs
-        self._readers = Readers(self._connect, str(path))
-        self._rows = self._readers.rows
+        super().__init__(path, vfs=vfs)
         self._close_lock = threading.Lock()
         self._closed = False
         try:
@@ -147,7 +121,7 @@ class SqliteJournal(Journal):
         self._db.set_wal_hook(self._on_wal)
         self._checkpointer = threading.Thread(target=self._checkpoint, name="errata-checkpoint", daemon=True)
         self._checkpointer.start()
-        self._writer = GroupWriter(self._write, "errata-journal")
+        self._writer = ThreadWriter(self._write)
 
     @property
     def failing(self) -> str | None:
@@ -203,30 +177,16 @@ class SqliteJournal(Journal):
     def _insert(self, records: Sequence[Record]) -> None:
         for record in records:
             match record:
-                case DeliveryRow() as d:
-                    refs = json.dumps([[r.kind, r.id, r.digest] for r in d.refs]) if d.refs else None
-                    values: tuple[Any, ...] = (
-                        d.eid, d.t, d.sid, d.id, d.kind, d.request, d.request_sha, d.status, d.payload, d.digest,
-                        d.semantic_digest, d.state, refs, d.created, d.reward, d.done, d.error_kind,
-                        d.hint_template_key,
-                    )  # fmt: skip
-                    self._db.execute(_INSERT_DELIVERY, values)
-                    if d.t is not None and not self._db.changes():
-                        raise UnknownEpisode(d.eid)
-                case EpisodeRow() as e:
-                    values = (
-                        e.eid, e.sid, e.environment, e.created, e.episode_id, e.principal, e.origin_eid, e.origin_t,
-                        e.agent_text_version,
-                    )  # fmt: skip
-                    self._db.execute(_INSERT_EPISODE, values)
-                    if e.origin_eid is not None and not self._db.changes():
-                        raise UnknownEpisode(e.origin_eid)
-                case SessionRow() as s:
-                    values = (
-                        s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status,
-                        s.fork_of, s.fork_request,
-                    )  # fmt: skip
-                    self._db.execute(_INSERT_SESSION, values)
+                case DeliveryRow():
+                    self._db.execute(_INSERT_DELIVERY, columns.of_delivery(record))
+                    if record.t is not None and not self._db.changes():
+                        raise UnknownEpisode(record.eid)
+                case EpisodeRow():
+                    self._db.execute(_INSERT_EPISODE, columns.of_episode(record))
+                    if record.origin_eid is not None and not self._db.changes():
+                        raise UnknownEpisode(record.origin_eid)
+                case SessionRow():
+                    self._db.execute(_INSERT_SESSION, columns.of_session(record))
                 case SessionChange() as c:
                     self._db.execute(_CHANGE_SESSION, (c.status, c.given_out, c.sid))
 
@@ -265,84 +225,6 @@ class SqliteJournal(Journal):
         finally:
             db.close()
 
-    # -- reading ------------------------------------------------------------------------------------------------
-
-    def _connect(self) -> apsw.Connection:
-        db = apsw.Connection(str(self._path), vfs=self._vfs)
-        db.set_busy_timeout(5000)
-        db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-        return db
-
-    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
-        return _delivery(self._rows(f"SELECT {_DELIVERY} FROM deliveries WHERE eid = ? AND t = ?", (eid, t)))
-
-    def last_delivery(self, sid: str) -> DeliveryRow | None:
-        sql = f"SELECT {_DELIVERY} FROM deliveries WHERE sid = ? AND t IS NOT NULL ORDER BY n DESC LIMIT 1"
-        return _delivery(self._rows(sql, (sid,)))
-
-    def episode(self, eid: str) -> EpisodeRow | None:
-        rows = self._rows(f"SELECT {_EPISODE} FROM episodes WHERE eid = ?", (eid,))
-        return EpisodeRow(*rows[0]) if rows else None
-
-    def first_episode(self, sid: str) -> EpisodeRow | None:
-        rows = self._rows(f"SELECT {_EPISODE} FROM episodes WHERE sid = ? ORDER BY n LIMIT 1", (sid,))
-        return EpisodeRow(*rows[0]) if rows else None
-
-    def turns(self, eid: str) -> list[TurnRow]:
-        sql = (
-            "SELECT t, kind, digest, semantic_digest, reward, done, error_kind, hint_template_key "
-            "FROM deliveries WHERE eid = ? AND t IS NOT NULL ORDER BY t"
-        )
-        return [TurnRow(t, k, d, sd, r, bool(done), ek, h) for t, k, d, sd, r, done, ek, h in self._rows(sql, (eid,))]
-
-    def episodes(
-        self,
-        *,
-        limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
-        wheres: list[str] = ["e.principal IS ?"]
-        values: list[str | int | None] = [principal]
-        for clause, value in (
-            ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
-            ("e.environment = ?", environment),
-            ("EXISTS (SELECT 1 FROM deliveries d WHERE d.eid = e.eid AND d.error_kind = ?)", error_kind),
-        ):
-            if value is not None:
-                wheres.append(clause)
-                values.append(value)
-        columns = ", ".join(f"e.{c.strip()}" for c in _EPISODE.split(","))
-        sql = f"SELECT e.n, {columns} FROM episodes e WHERE {' AND '.join(wheres)} ORDER BY e.n DESC LIMIT ?"
-        rows = self._rows(sql, (*values, limit + 1))
-        stats = [self._stats(EpisodeRow(*row[1:])) for row in rows[:limit]]
-        return stats, rows[limit - 1][0] if len(rows) > limit else None
-
-    def _stats(self, row: EpisodeRow) -> EpisodeStats:
-        sql = "SELECT count(*), coalesce(sum(reward), 0.0), max(done) FROM deliveries WHERE eid = ? AND t IS NOT NULL"
-        count, reward, done = self._rows(sql, (row.eid,))[0]
-        sql = (
-            "SELECT error_kind, count(*) FROM deliveries WHERE eid = ? AND error_kind IS NOT NULL GROUP BY 1 ORDER BY 1"
-        )
-        return EpisodeStats(row, count, reward, bool(done), dict(self._rows(sql, (row.eid,))))
-
-    def session(self, sid: str) -> SessionRow | None:
-        return _session(self._rows(f"SELECT {_SESSION} FROM sessions WHERE sid = ?", (sid,)))
-
-    def open_sessions(self) -> list[SessionRow]:
-        rows = self._rows(f"SELECT {_SESSION} FROM sessions WHERE status = 'open' ORDER BY created")
-        return [s for row in rows if (s := _session([row]))]
-
-    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
-        sql = f"SELECT {_SESSION} FROM sessions WHERE fork_of = ? AND fork_request = ?"
-        return _session(self._rows(sql, (eid, request_id)))
-
-    def refs(self) -> set[SnapshotRef]:
-        rows = self._rows("SELECT DISTINCT refs FROM deliveries WHERE refs IS NOT NULL")
-        return {SnapshotRef(*ref) for (refs,) in rows for ref in json.loads(refs)}
-
     def close(self) -> None:
         with self._close_lock:
             if self._closed:
@@ -370,14 +252,8 @@ class SqliteJournal(Journal):
             raise
 
     def _migrate(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchall()[0][0]
-        if version == SCHEMA_VERSION:
+        if self._version(self._db) == SCHEMA_VERSION:
             return
-        if version != 0:
-            raise JournalUnavailable(
-                f"the journal {self._path} has schema version {version}, this Errata writes {SCHEMA_VERSION}: "
-                "use the Errata version that made it, or another --data-dir"
-            )
         with self._transaction():
             self._db.execute(_SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -409,25 +285,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _delivery(rows: list[tuple[Any, ...]]) -> DeliveryRow | None:
-    if not rows:
-        return None
-    *head, refs, created, reward, done, error_kind, hint = rows[0]
-    return DeliveryRow(
-        *head,
-        tuple(SnapshotRef(*ref) for ref in json.loads(refs)) if refs else (),
-        created,
-        reward,
-        bool(done),
-        error_kind,
-        hint,
-    )
-
-
-def _session(rows: list[tuple[Any, ...]]) -> SessionRow | None:
-    if not rows:
-        return None
-    sid, environment, recovery, seed, created, given_out, *rest = rows[0]
-    return SessionRow(sid, environment, recovery, seed, created, bool(given_out), *rest)

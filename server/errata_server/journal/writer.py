@@ -1,12 +1,17 @@
-"""Group commit: one thread, one transaction for all that waits, one wake-up per event loop."""
+"""Group commit: one writer, one transaction for all that waits, one wake-up per event loop.
+
+What is written when, and who is told what, is `GroupWriter._work`, a generator that waits for nothing itself: a thread
+drives it here (`ThreadWriter`), a simulated event loop drives it in `errata_server.simulation`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
@@ -36,82 +41,148 @@ class Pending:
     error: ErrataError | None = field(default=None)
 
 
-class GroupWriter:
+Write = Callable[[list[Sequence[Record]]], list[ErrataError | None]]
+"""Writes groups of records in one transaction; one entry per group: None, or the error that group alone met. Raises
+`StoreFailed` to be called again."""
+
+Step = float | list[Sequence[Record]] | None
+"""What the driver does next: wait so many seconds at most, wait for a commit (None), or write these groups."""
+
+Work = Generator[Step, "list[ErrataError | None] | None", None]
+
+
+class GroupWriter(ABC):
     """Turns commits from any event loop into few transactions of a store.
 
     Args:
-        write: Called on the writer thread with groups of records; writes them in one transaction and returns one
-            entry per group: None, or the error that group alone met. Raises `StoreFailed` to be called again.
+        write: The store's `Write`.
+
+    Attributes:
+        failing: Why the store cannot write; None while it can.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._queue: deque[Pending] = deque()
+        self._closing = False
+        self.failing: str | None = None
+
+    async def commit(self, records: Sequence[Record]) -> None:
+        """Wait until ``records`` are durable; cancelling the wait does not take the commit back.
+
+        Raises:
+            JournalUnavailable: The writer was closed before.
+        """
+        loop = asyncio.get_running_loop()
+        pending = Pending(records, loop, loop.create_future())
+        self._submit(pending)
+        await pending.future
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what waits and stop. While the store keeps failing, what waits is refused."""
+
+    @abstractmethod
+    def _submit(self, pending: Pending) -> None:
+        """Queue a commit and wake the driver."""
+
+    def _append(self, pending: Pending) -> None:
+        if self._closing:
+            raise JournalUnavailable("the journal is closed: the server is shutting down")
+        self._queue.append(pending)
+
+    def _work(self) -> Work:
+        while True:
+            if not self._queue:
+                if self._closing:
+                    return
+                yield None
+                continue
+            group = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_GROUP))]
+            yield from self._write_until_durable(group)
+            _answer(group)
+
+    def _write_until_durable(self, group: list[Pending]) -> Work:
+        while True:
+            try:
+                errors = yield [p.records for p in group]
+            except StoreFailed as failure:
+                if self.failing is None:
+                    log.error("journal cannot write, sessions wait: %s", failure)
+                self.failing = str(failure)
+                if not self._closing:
+                    yield RETRY_S
+                if self._closing:
+                    return _refuse(
+                        group, JournalUnavailable(f"the journal could not be written before shutdown: {failure}")
+                    )
+                continue
+            except Exception as failure:  # a defect of the store must not strand the waiting requests
+                log.exception("journal write failed")
+                return _refuse(group, JournalUnavailable(f"journal write failed: {failure}"))
+            if self.failing is not None:
+                log.warning("journal writes again")
+                self.failing = None
+            assert errors is not None
+            for pending, error_or_none in zip(group, errors, strict=True):
+                pending.error = error_or_none
+            return
+
+
+class ThreadWriter(GroupWriter):
+    """Writes on a thread of its own, because a sync blocks.
+
+    Args:
+        write: The store's `Write`, called on the thread.
         name: Thread name.
     """
 
-    def __init__(self, write: Callable[[list[Sequence[Record]]], list[ErrataError | None]], name: str) -> None:
-        self._write = write
-        self._queue: deque[Pending] = deque()
+    def __init__(self, write: Write, name: str = "errata-journal") -> None:
+        super().__init__(write)
         self._wake = threading.Condition()
-        self._closing = False
-        self.failing: str | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def commit(self, records: Sequence[Record]) -> None:
-        """Wait until ``records`` are durable; cancelling the wait does not take the commit back."""
-        loop = asyncio.get_running_loop()
-        pending = Pending(records, loop, loop.create_future())
+    def _submit(self, pending: Pending) -> None:
         with self._wake:
-            if self._closing:
-                raise JournalUnavailable("the journal is closed: the server is shutting down")
-            self._queue.append(pending)
+            self._append(pending)
             self._wake.notify()
-        await pending.future
 
     def close(self) -> None:
-        """Write what waits and stop the thread. While the store keeps failing, what waits is refused."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._closing:
-                    self._wake.wait()
-                if not self._queue:
-                    return
-                group = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_GROUP))]
-            self._write_until_durable(group)
-            _answer(group)
-
-    def _write_until_durable(self, group: list[Pending]) -> None:
-        while True:
-            try:
-                errors = self._write([p.records for p in group])
-            except StoreFailed as failure:
-                if self.failing is None:
-                    log.error("journal cannot write, sessions wait: %s", failure)
-                self.failing = str(failure)
+        work = self._work()
+        outcome: list[ErrataError | None] | Exception | None = None
+        while (following := advance(work, outcome)) is not None:
+            (step,) = following
+            outcome = None
+            if isinstance(step, list):
+                try:
+                    outcome = self._write(step)
+                except Exception as failure:
+                    outcome = failure
+            else:
                 with self._wake:
-                    if not self._closing:
-                        self._wake.wait(RETRY_S)
-                    if self._closing:
-                        error = JournalUnavailable(f"the journal could not be written before shutdown: {failure}")
-                        for pending in group:
-                            pending.error = error
-                        return
-                continue
-            except Exception as failure:  # a defect of the store must not strand the waiting requests
-                log.exception("journal write failed")
-                error = JournalUnavailable(f"journal write failed: {failure}")
-                for pending in group:
-                    pending.error = error
-                return
-            if self.failing is not None:
-                log.warning("journal writes again")
-                self.failing = None
-            for pending, error_or_none in zip(group, errors, strict=True):
-                pending.error = error_or_none
-            return
+                    # The queue once more: a commit that came since the generator looked has notified nobody.
+                    if not self._closing and (step is not None or not self._queue):
+                        self._wake.wait(step)
+
+
+def advance(work: Work, outcome: list[ErrataError | None] | Exception | None) -> tuple[Step] | None:
+    """Give ``work`` what its last step came to, and return its next step in a tuple, or None at its end."""
+    try:
+        return (work.throw(outcome) if isinstance(outcome, Exception) else work.send(outcome),)
+    except StopIteration:
+        return None
+
+
+def _refuse(group: list[Pending], error: JournalUnavailable) -> None:
+    for pending in group:
+        pending.error = error
 
 
 def _answer(group: list[Pending]) -> None:

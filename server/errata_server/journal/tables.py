@@ -1,0 +1,252 @@
+"""Rows in memory with their indexes: the journal without a disk, and what the log rebuilds when it is opened."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import Conflict, UnknownEpisode
+
+from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, SessionChange, SessionRow, TurnRow
+
+ROW_BYTES = 1024
+"""What any row is taken to cost beside its payload, request and state: its own fields and its place in the indexes."""
+
+
+@dataclass(slots=True)
+class Claims:
+    """Keys of records that were checked and are not applied yet: later ones of the same transaction must see them."""
+
+    sessions: set[str] = field(default_factory=set)
+    episodes: set[str] = field(default_factory=set)
+    deliveries: set[tuple[str, int]] = field(default_factory=set)
+    ids: set[tuple[str, int]] = field(default_factory=set)
+    forks: set[tuple[str | None, str]] = field(default_factory=set)
+
+    def add(self, other: Claims) -> None:
+        """Take over the claims of a group that was accepted."""
+        self.sessions |= other.sessions
+        self.episodes |= other.episodes
+        self.deliveries |= other.deliveries
+        self.ids |= other.ids
+        self.forks |= other.forks
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Keep a read and a writer on another thread apart."""
+
+    @functools.wraps(read)
+    def locked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return read(self, *args, **kwargs)
+
+    return locked
+
+
+class Tables(Journal):
+    """The reading half of a journal with its rows in memory; see `Journal`. Whoever changes them holds `_lock`."""
+
+    blocking = False
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._bytes = 0
+        self._sessions: dict[str, SessionRow] = {}
+        self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
+        self._deliveries: dict[str, dict[int, DeliveryRow]] = {}
+        self._episodes_of: dict[str, list[str]] = {}
+        self._ids: dict[str, dict[int, str]] = {}
+        self._forks: dict[tuple[str, str], str] = {}
+        self._n = 0
+
+    def _check(self, records: Iterable[Record], earlier: Claims) -> Claims:
+        """Return what ``records`` claim, if neither a row nor ``earlier`` stands against them.
+
+        Raises:
+            Conflict: As `Journal.commit`.
+            UnknownEpisode: As `Journal.commit`.
+        """
+        new = Claims()
+        for record in records:
+            if self._taken(record, earlier) or self._taken(record, new):
+                raise Conflict(
+                    f"the journal already holds another record under the key of this {type(record).__name__}"
+                )
+            match record:
+                case DeliveryRow() as d:
+                    known = d.eid in self._episodes or d.eid in earlier.episodes or d.eid in new.episodes
+                    if d.t is not None:
+                        if not known:
+                            raise UnknownEpisode(d.eid)
+                        new.deliveries.add((d.eid, d.t))
+                    if d.id is not None and known:
+                        new.ids.add((d.sid, d.id))
+                case EpisodeRow() as e:
+                    if e.origin_eid is not None and e.origin_t is not None:
+                        key = (e.origin_eid, e.origin_t)
+                        if e.origin_t not in self._deliveries.get(e.origin_eid, ()) and not (
+                            key in earlier.deliveries or key in new.deliveries
+                        ):
+                            raise UnknownEpisode(e.origin_eid)
+                    new.episodes.add(e.eid)
+                case SessionRow() as s:
+                    new.sessions.add(s.sid)
+                    if s.fork_request is not None:
+                        new.forks.add((s.fork_of, s.fork_request))
+                case SessionChange():
+                    pass
+        return new
+
+    def _taken(self, record: Record, claims: Claims) -> bool:
+        match record:
+            case DeliveryRow() as d:
+                return (
+                    d.t is not None and (d.t in self._deliveries.get(d.eid, ()) or (d.eid, d.t) in claims.deliveries)
+                ) or (d.id is not None and (d.id in self._ids.get(d.sid, ()) or (d.sid, d.id) in claims.ids))
+            case EpisodeRow() as e:
+                return e.eid in self._episodes or e.eid in claims.episodes
+            case SessionRow() as s:
+                return (
+                    s.sid in self._sessions
+                    or s.sid in claims.sessions
+                    or (
+                        s.fork_request is not None
+                        and ((s.fork_of, s.fork_request) in self._forks or (s.fork_of, s.fork_request) in claims.forks)
+                    )
+                )
+            case SessionChange():
+                return False
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case DeliveryRow() as d:
+                if d.eid not in self._episodes:
+                    return  # a recorded error of an episode that was deleted
+                if d.id is not None:
+                    self._ids.setdefault(d.sid, {})[d.id] = d.eid
+                    self._bytes += ROW_BYTES
+                if d.t is not None:  # of a recorded error only the id is kept: no read returns one
+                    self._deliveries.setdefault(d.eid, {})[d.t] = d
+                    self._bytes += _size(d)
+            case EpisodeRow() as e:
+                self._n += 1
+                self._episodes[e.eid] = (self._n, e)
+                self._episodes_of.setdefault(e.sid, []).append(e.eid)
+                self._bytes += ROW_BYTES
+            case SessionRow() as s:
+                self._sessions[s.sid] = s
+                self._bytes += ROW_BYTES
+                if s.fork_of is not None and s.fork_request is not None:
+                    self._forks[s.fork_of, s.fork_request] = s.sid
+            case SessionChange() as c:
+                if c.sid in self._sessions:
+                    old = self._sessions[c.sid]
+                    self._sessions[c.sid] = replace(
+                        old,
+                        status=c.status if c.status is not None else old.status,
+                        given_out=c.given_out if c.given_out is not None else old.given_out,
+                    )
+
+    @_alone
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        return self._deliveries.get(eid, {}).get(t)
+
+    @_alone
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        for eid in reversed(self._episodes_of.get(sid, ())):
+            if turns := self._deliveries.get(eid):
+                return next(reversed(turns.values()))
+        return None
+
+    @_alone
+    def episode(self, eid: str) -> EpisodeRow | None:
+        return self._episodes[eid][1] if eid in self._episodes else None
+
+    @_alone
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        eids = self._episodes_of.get(sid)
+        return self._episodes[eids[0]][1] if eids else None
+
+    @_alone
+    def turns(self, eid: str) -> list[TurnRow]:
+        return [
+            TurnRow(t, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind, d.hint_template_key)
+            for t, d in sorted(self._deliveries.get(eid, {}).items())
+        ]
+
+    @_alone
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        principal: str | None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        found: list[tuple[int, EpisodeStats]] = []
+        for n, row in reversed(list(self._episodes.values())):
+            if before is not None and n >= before:
+                continue
+            if environment is not None and row.environment != environment:
+                continue
+            if row.principal != principal:
+                continue
+            turns = self.turns(row.eid)
+            kinds = Counter(t.error_kind for t in turns if t.error_kind is not None)
+            if error_kind is not None and error_kind not in kinds:
+                continue
+            reward = sum(t.reward for t in turns if t.reward is not None)
+            found.append(
+                (n, EpisodeStats(row, len(turns), reward, any(t.done for t in turns), dict(sorted(kinds.items()))))
+            )
+            if len(found) > limit:
+                break
+        return [s for _, s in found[:limit]], found[limit - 1][0] if len(found) > limit else None
+
+    @_alone
+    def session(self, sid: str) -> SessionRow | None:
+        return self._sessions.get(sid)
+
+    @_alone
+    def open_sessions(self) -> list[SessionRow]:
+        return [s for s in self._sessions.values() if s.status == "open"]
+
+    @_alone
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        sid = self._forks.get((eid, request_id))
+        return self._sessions[sid] if sid is not None else None
+
+    @_alone
+    def refs(self) -> set[SnapshotRef]:
+        return {ref for turns in list(self._deliveries.values()) for d in list(turns.values()) for ref in d.refs}
+
+    def _delete(self, eid: str) -> int:
+        if eid not in self._episodes:
+            return 0
+        _, row = self._episodes.pop(eid)
+        self._bytes -= ROW_BYTES
+        self._episodes_of[row.sid].remove(eid)
+        if not self._episodes_of[row.sid]:
+            del self._episodes_of[row.sid]
+        gone = self._deliveries.pop(eid, {})
+        self._bytes -= sum(map(_size, gone.values()))
+        ids = self._ids.pop(row.sid, {})
+        kept = {id: of for id, of in ids.items() if of != eid}
+        self._bytes -= ROW_BYTES * (len(ids) - len(kept))
+        if kept:
+            self._ids[row.sid] = kept
+        return len(gone)
+
+
+def _size(d: DeliveryRow) -> int:
+    return ROW_BYTES + len(d.payload) + len(d.request) + len(d.state or b"")

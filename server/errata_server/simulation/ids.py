@@ -1,0 +1,31 @@
+"""Ids from a seed: random to the program, the same in every run."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+from ..ids import Ids
+
+
+class SeededIds(Ids):
+    """Ids drawn from ``chance``; nothing of them is secret.
+
+    Args:
+        chance: Seeded generator.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def session(self) -> str:
+        return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+
+    def episode(self) -> str:
+        return f"ep_{self._chance.getrandbits(144):036x}"
+
+    def seed(self) -> int:
+        return self._chance.getrandbits(31)
+
+    def salt(self) -> bytes:
+        return self._chance.randbytes(8)

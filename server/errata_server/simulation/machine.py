@@ -1,0 +1,121 @@
+"""A machine that crashes: one seed, a disk and sandbox layers that outlive a boot, time that goes on.
+
+    machine = SimulatedMachine(seed=7)
+    machine.boot(program, crash_at_step=500)     # the server goes down before its 500th step, or at a write
+    machine.boot(program)                        # and is started again on what the disk kept
+
+``program`` is a coroutine function that gets the machine; `SimulatedMachine.runtime` gives it a server's seams.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ..journal import LogJournal
+from ..journal.log import SEGMENT_BYTES
+from ..runtime import Runtime
+from ..sandbox.fake import FakeBackend, FakeDisk
+from ..settings import Settings
+from .clock import SimulatedClock
+from .disk import DiskFaults, SimulatedDisk
+from .ids import SeededIds
+from .loop import Crashed, SimulatedLoop, run
+from .writer import LoopWriter
+
+T = TypeVar("T")
+
+
+class SimulatedMachine:
+    """All that one seed decides.
+
+    Args:
+        seed: The same seed, program and faults give the same trace.
+        faults: What its disk does wrong.
+        power_loss: A crash loses what was not synced; False is ``kill -9``, which does not.
+
+    Attributes:
+        disk: The disk of the current boot.
+        layers: Sandbox layers; they survive every crash.
+        trace: What was noted, each line with its time.
+        boots: How often it was started.
+        steps: Callbacks run over all boots.
+    """
+
+    def __init__(self, seed: int, *, faults: DiskFaults | None = None, power_loss: bool = True) -> None:
+        self.seed = seed
+        self.layers = FakeDisk()
+        self.trace: list[str] = []
+        self.boots = 0
+        self.steps = 0
+        self._power_loss = power_loss
+        self._now_s = 0.0
+        self._order = self.chance("order")
+        self._ids = SeededIds(self.chance("ids"))
+        self._loop: SimulatedLoop | None = None
+        self.disk = SimulatedDisk(self.chance("disk"), faults, on_crash=self._stop_now)
+
+    def chance(self, name: str) -> random.Random:
+        """Return a generator of its own for ``name``: drawing from it changes nothing else."""
+        return random.Random(f"{self.seed}/{name}")  # of a text, because hash() of one differs between processes
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.boots} {self._now():.6f} {text}")
+
+    def boot(
+        self, program: Callable[[SimulatedMachine], Coroutine[Any, Any, T]], *, crash_at_step: int | None = None
+    ) -> T | None:
+        """Run ``program`` until it returns or the machine goes down.
+
+        Args:
+            program: What to run.
+            crash_at_step: Callback of this boot before which the machine goes down.
+
+        Returns:
+            What the program returned, None after a crash.
+        """
+        self.boots += 1
+        self._loop = loop = SimulatedLoop(self._order, start_s=self._now_s, on_crash=self.disk.switch_off)
+        loop.crash_at = crash_at_step
+        try:
+            return run(program(self), loop=loop)
+        except Crashed:
+            self.note(f"crash at step {loop.steps}")
+            self.disk = self._next_disk()
+            return None
+        finally:
+            self._now_s = loop.time()
+            self.steps += loop.steps
+            self._loop = None
+
+    def journal(self, *, segment_bytes: int = SEGMENT_BYTES) -> LogJournal:
+        """Open this boot's disk as a journal."""
+        writer = functools.partial(LoopWriter, write_time_s=self.disk.sync_time_s)
+        return LogJournal(self.disk, writer=writer, salt=self._ids.salt, segment_bytes=segment_bytes)
+
+    def runtime(self, settings: Settings | None = None) -> Runtime:
+        """Return a runtime on this boot's disk, with simulated seams only."""
+        return Runtime(
+            settings or Settings(),
+            journal=self.journal(),
+            disk=self.disk,
+            sandboxes=FakeBackend(self.layers),
+            ids=self._ids,
+            clock=SimulatedClock(self._now),
+        )
+
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else self._now_s
+
+    def _stop_now(self) -> None:
+        """The disk went down in the middle of a step: let there be no next one."""
+        if self._loop is not None:
+            self._loop.crash_at = self._loop.steps
+
+    def _next_disk(self) -> SimulatedDisk:
+        if self._power_loss:
+            return self.disk.power_loss(on_crash=self._stop_now)
+        return self.disk.process_death(on_crash=self._stop_now)
