@@ -270,7 +270,7 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start early and stop cleanly where there is a lifespan; everything also works without one."""
     server: HTTPEnvServer = app.state.errata
-    await server.runtime.start()
+    await server.runtime.start(reopen=True)
     server._start_reaper()
     yield
     server._stop_reaper()

@@ -197,9 +197,9 @@ class _Source:
 
     def __enter__(self) -> _Source:
         if self._url is None and self._runtime is None:
-            from .journal import SqliteJournal
+            from .journal import ReadOnlyJournal
 
-            journal = SqliteJournal(self._directory / "journal.db")
+            journal = ReadOnlyJournal(self._directory / "journal.db")
             self._runtime = Runtime(Settings(data_dir=None), journal=journal)
         return self
 
