@@ -2,10 +2,11 @@
 
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
+UPSTREAM := ../shared/upstream_suite/run.sh
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
+.PHONY: help setup base demo test test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,18 +21,26 @@ demo: base ## a scripted agent makes fourteen kinds of mistakes; state(t) and a 
 	@.cache/venv/bin/errata demo
 
 test: base ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop"
+
+test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
+	@scripts/interop.sh
+	@$(PYTEST) -m interop tests/interop
+
+test-upstream: setup ## OpenEnv's own server tests on our server, where their checkout lies in ../shared
+	@if [ -x $(UPSTREAM) ]; then PYTHON=$(CURDIR)/$(PYTHON_BIN) SUITE_TARGET=errata_server.app $(UPSTREAM); \
+	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
 test-chaos: base ## servers killed at random moments
 	@$(PYTEST) -m chaos
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-chaos bench test-cleanroom ## everything
+test-full: check test test-interop test-upstream test-chaos bench test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -50,7 +59,10 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
 	@.cache/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate \
 		--custom-compile-command "make lock" --extra dev -o requirements/dev.lock pyproject.toml
+	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
-	@rm -rf .cache/venv .cache/venv-* .cache/uv .cache/*.log .cache/setup.lock build dist *.egg-info
+	@rm -rf .cache/venv .cache/venv-* .cache/interop-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
