@@ -61,6 +61,7 @@ class HTTPEnvServer(_UpstreamServer):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.runtime = runtime or Runtime.of(Settings())
+        self._executor = self.runtime.threads.executor  # of upstream's stateless routes
         self.sessions = Sessions(
             self.runtime,
             self._env_factory,
@@ -129,10 +130,11 @@ class HTTPEnvServer(_UpstreamServer):
         self, session_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Run an MCP-style step where the session's environment lives; upstream's handler calls this."""
-        thread = self.sessions.thread_of(session_id)
-        if thread is None:  # not one of our sessions: upstream's own WS /mcp
+        host = self.sessions.host_of(session_id)
+        if host is None:  # not one of our sessions: upstream's own WS /mcp
             return await super()._run_in_session_executor(session_id, func, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(thread, lambda: func(*args, **kwargs))
+        call = functools.partial(func, *args, **kwargs)
+        return await host.run_in_place(call, timeout_s=self.runtime.settings.step_timeout_s)
 
 
 def _take_route(app: FastAPI, path: str, method: str | None) -> BaseRoute:
@@ -271,6 +273,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start early and stop cleanly where there is a lifespan; everything also works without one."""
     server: HTTPEnvServer = app.state.errata
     await server.runtime.start(reopen=True)
+    asyncio.get_running_loop().set_default_executor(server.runtime.threads.executor)
     server._start_reaper()
     yield
     server._stop_reaper()

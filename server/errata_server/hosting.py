@@ -1,7 +1,8 @@
-"""One environment instance and the place its calls run: the event loop, or a thread of its own.
+"""One environment instance and the place its calls run: the event loop, or a thread (`threads`).
 
 Overridden ``reset_async`` and ``step_async`` run on the loop. Anything else is *pinned*: factory, reset, step,
-``state`` and close share one thread, which sqlite3 connections, sync Playwright and thread-locals rely on.
+``state`` and close share one thread, unless the class says ``ANY_THREAD = True``. An MCPEnvironment overrides
+``step_async``: its tools and its MCP session live on the loop, and a thread that waited for them would deadlock.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 
 from .context import SessionContext, _current
-from .pinned import PinnedThread
+from .handover import CallAbandoned, ThreadGone
+from .threads import Place, Threads
 
 T = TypeVar("T")
+
+CLOSE_S = 60.0
+"""Deadline of an environment's own clean-up."""
+
+STUCK_CLOSE_S = 5.0
+"""The same for an async environment whose call hung: a caller waits for the outcome."""
+
+CANCEL_S = 1.0
+"""How long a cancelled call of an async environment may clean up before it is given up."""
 
 EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 
@@ -41,75 +52,102 @@ def _overrides(env: object, method: str) -> bool:
     return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
 
 
+class ThreadLost(StepTimeout):
+    """The call did not run: the thread that the instance shared was given up, because another's call hangs on it."""
+
+
 class EnvHost:
     """Owns one environment instance. Calls are made one after the other by the session that owns the host."""
 
     def __init__(
-        self, env: Environment[Any, Any, Any], context: SessionContext, thread: PinnedThread, *, shared: bool = False
+        self, env: Environment[Any, Any, Any], context: SessionContext, threads: Threads, place: Place
     ) -> None:
         self.env = env
-        self._thread: PinnedThread | None
-        self._shared = shared
         self.recovery = recovery_of(env)
         self._context = context
+        self._threads = threads
         self._async_reset = _overrides(env, "reset_async")
         self._async_step = _overrides(env, "step_async")
+        self._place: Place | None = place
+        self._half_run = False
         if self._async_reset and self._async_step:
-            if not shared:
-                thread.shutdown()
-            self._thread = None
-        else:
-            self._thread = thread
+            place.release()
+            self._place = None
         self._mcp: _McpKeeper | None = None
 
     @classmethod
     async def create(
-        cls, factory: EnvironmentFactory, context: SessionContext, shared: PinnedThread | None = None
+        cls,
+        factory: EnvironmentFactory,
+        context: SessionContext,
+        threads: Threads,
+        *,
+        timeout_s: float = 900.0,
+        owner: object = None,
     ) -> EnvHost:
         """Call the factory and return its instance in a host.
 
         Args:
             factory: Makes the instance.
             context: What `current_session` returns to it.
-            shared: The thread of all instances, where the environment asks for a single one.
+            threads: Where its blocking code runs.
+            timeout_s: Deadline of the factory.
+            owner: Whose single thread to use, where the environment asks for one.
 
         Raises:
             ErrataError: The factory raised one.
+            StepTimeout: The factory ran too long.
             EnvironmentFailed: The factory raised anything else.
         """
-        thread = shared or PinnedThread("errata-env")
         name = getattr(factory, "__name__", str(factory))
-        try:
-            env = await _in_thread(thread, context, factory)
-            if not isinstance(env, Environment):
-                raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
-        except BaseException as error:
-            if shared is None:
-                thread.shutdown()
-            if isinstance(error, ErrataError) or not isinstance(error, Exception):
-                raise
-            raise EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name) from error
-        host = cls(env, context, thread, shared=shared is not None)
+        for attempt in (1, 2):
+            place = place_for(factory, threads, owner)
+            try:
+                env = await place.run(_scoped(context, factory), timeout_s)
+                if not isinstance(env, Environment):
+                    raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
+                break
+            except BaseException as error:
+                place.release()
+                if isinstance(error, ThreadGone) and attempt == 1:
+                    continue  # it ran nothing, and the next place is another thread
+                if isinstance(error, CallAbandoned):
+                    raise StepTimeout(f"environment factory {name} {_how_abandoned(error, timeout_s)}") from error
+                if isinstance(error, ErrataError) or not isinstance(error, Exception):
+                    raise
+                raise EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name) from error
+        if getattr(env, "ANY_THREAD", False) and not getattr(factory, "ANY_THREAD", False):
+            place.release()  # a function made it, which said nothing before it was called
+            place = threads.free()
+        host = cls(env, context, threads, place)
         if callable(getattr(env, "mcp_session", None)):
             try:
-                host._mcp = await _McpKeeper.open(env)
+                host._mcp = await _McpKeeper.open(env, timeout_s)
             except BaseException:
                 await host.close()
                 raise
         return host
 
     @property
-    def thread(self) -> PinnedThread | None:
-        """The thread a pinned environment runs on."""
-        return self._thread
+    def gone(self) -> bool:
+        """A call was abandoned, here or on the thread the instance shares: it takes no further call."""
+        return self._half_run or (self._place is not None and self._place.gone)
 
-    async def scoped(self, call: Callable[[EnvHost], Awaitable[T]]) -> T:
-        """Run ``call`` on the loop with this session's `current_session`."""
-        token = _current.set(self._context)
-        try:
-            return await call(self)
-        finally:
-            _current.reset(token)
+    async def scoped(self, call: Callable[[EnvHost], Awaitable[T]], *, timeout_s: float) -> T:
+        """Run ``call`` on the loop with this session's `current_session`; what it raises passes unchanged.
+
+        Raises:
+            StepTimeout: It ran too long and was abandoned.
+        """
+        return await self._on_loop("tools/call", lambda: call(self), timeout_s)
+
+    async def run_in_place(self, function: Callable[[], T], *, timeout_s: float) -> T:
+        """Run a synchronous part of a `scoped` call where the instance lives; what it raises passes unchanged.
+
+        Raises:
+            StepTimeout: It ran too long and was abandoned.
+        """
+        return await self._in_thread("tools/call", function, timeout_s)  # type: ignore[no-any-return]
 
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
@@ -125,7 +163,7 @@ class EnvHost:
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a mapping."""
-        state = await self._call(lambda: self.env.state, 60.0, on_loop=True)
+        state = await self._call(lambda: self.env.state, 60.0, on_loop=True, name="state")
         if hasattr(state, "model_dump"):
             return dict(state.model_dump())
         return dict(state) if state else {}
@@ -158,59 +196,135 @@ class EnvHost:
             await self._call(method, 60.0, episode_id)
 
     async def close(self) -> None:
-        """Close the environment. Errors are its own business: nothing waits for them."""
+        """Close the environment. Errors are its own business: nothing waits for them.
+
+        One with a call that hangs on a thread is left alone: its close would have to run beside that call.
+        """
+        timeout_s = STUCK_CLOSE_S if self._half_run else CLOSE_S
         if self._mcp is not None:
             await self._mcp.close()
             self._mcp = None
-        aclose = getattr(self.env, "aclose", None)
-        try:
-            await self._call(aclose if callable(aclose) else self.env.close, 60.0)
-        except Exception as error:
-            self._context.log.warning("close of %s failed: %s", type(self.env).__name__, error)
+        if self._place is None or not self.gone:
+            aclose = getattr(self.env, "aclose", None)
+            try:
+                await self._call(aclose if callable(aclose) else self.env.close, timeout_s)
+            except Exception as error:
+                self._context.log.warning("close of %s failed: %s", type(self.env).__name__, error)
         self.abandon()
 
     def abandon(self) -> None:
         """Let go of the thread without waiting for what runs on it."""
-        if self._thread is not None and not self._shared:
-            self._thread.shutdown()
+        if self._place is not None:
+            self._place.give_up()
+            self._place.release()
 
     async def _call(
-        self, method: Callable[..., Any], timeout_s: float, /, *args: Any, on_loop: bool = False, **kwargs: Any
+        self,
+        method: Callable[..., Any],
+        timeout_s: float,
+        /,
+        *args: Any,
+        on_loop: bool = False,
+        name: str | None = None,
     ) -> Any:
         """Call on the right place; map foreign exceptions at this seam.
 
         ``on_loop`` lets a synchronous method of an async environment run on the loop; else it gets a helper thread.
         """
-        deadline = asyncio.timeout(timeout_s)
+        name = name or str(getattr(method, "__name__", "call"))
         try:
-            async with deadline:
+            if inspect.iscoroutinefunction(method):
+                return await self._on_loop(name, lambda: method(*args), timeout_s)
+            if self._place is None and on_loop:
                 token = _current.set(self._context)
                 try:
-                    if self._thread is not None and not inspect.iscoroutinefunction(method):
-                        return await _in_thread(self._thread, self._context, method, *args, **kwargs)
-                    if not on_loop and not inspect.iscoroutinefunction(method):
-                        result = await asyncio.to_thread(method, *args, **kwargs)
-                    else:
-                        result = method(*args, **kwargs)
-                    return await result if inspect.isawaitable(result) else result
+                    result = method(*args)
                 finally:
                     _current.reset(token)
+            else:
+                result = await self._in_thread(name, functools.partial(method, *args) if args else method, timeout_s)
+            if inspect.isawaitable(result):
+                return await self._on_loop(name, lambda: result, timeout_s)
+            return result
         except ErrataError:
             raise
         except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                name = getattr(method, "__name__", "call")
-                raise StepTimeout(f"{name} ran longer than the server's {timeout_s:g} s and was abandoned") from error
             raise EnvironmentFailed(str(error)) from error
 
+    async def _in_thread(self, name: str, function: Callable[[], Any], timeout_s: float) -> Any:
+        place = self._place or self._threads.free()
+        try:
+            return await place.run(_scoped(self._context, function), timeout_s)
+        except ThreadGone as error:
+            raise ThreadLost(
+                f"{name} did not run: a call of another session hangs on the thread that this one shared"
+            ) from error
+        except CallAbandoned as error:
+            self._half_run = self._half_run or error.ran
+            raise StepTimeout(f"{name} {_how_abandoned(error, timeout_s)}") from error
 
-async def _in_thread(
-    thread: PinnedThread, context: SessionContext, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
+    async def _on_loop(self, name: str, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
+        task = asyncio.ensure_future(self._contained(call))
+        try:
+            done, _ = await asyncio.wait((task,), timeout=timeout_s)
+            if done:
+                return task.result()
+            self._half_run = True
+            if self._place is not None:
+                self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
+            task.cancel()
+            done, _ = await asyncio.wait((task,), timeout=CANCEL_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            ledger = self._threads.ledger
+            ledger.write_off(task)
+            task.add_done_callback(ledger.returned)
+        task.add_done_callback(_look_at)
+        raise StepTimeout(f"{name} {_how_abandoned(CallAbandoned(ran=True), timeout_s)}")
+
+    async def _contained(self, call: Callable[[], Awaitable[T]]) -> T:
+        _current.set(self._context)  # of this task alone
+        try:
+            return await call()
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end the event loop
+            raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
+
+
+def place_for(factory: EnvironmentFactory, threads: Threads, owner: object) -> Place:
+    """Return where the instances of ``factory`` live, as far as it tells before it is called.
+
+    Raises:
+        CapacityReached: No thread is left.
+    """
+    cls = getattr(factory, "func", factory)  # a functools.partial of the class
+    if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+        return threads.single(owner)
+    on_loop = isinstance(cls, type) and issubclass(cls, Environment) and _async_class(cls)
+    return threads.free() if on_loop or getattr(cls, "ANY_THREAD", False) else threads.pinned()
+
+
+def _async_class(cls: type[Environment[Any, Any, Any]]) -> bool:
+    return all(getattr(cls, name) is not getattr(Environment, name) for name in ("reset_async", "step_async"))
+
+
+def _how_abandoned(abandoned: CallAbandoned, timeout_s: float) -> str:
+    if abandoned.ran:
+        return f"ran longer than the server's {timeout_s:g} s and was abandoned"
+    return f"got no thread within the server's {timeout_s:g} s and did not run"
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody waits for it any more
+
+
+def _scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:
     scope = contextvars.copy_context()
     scope.run(_current.set, context)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(thread, lambda: scope.run(function, *args, **kwargs))
+    return functools.partial(scope.run, function)
 
 
 class _McpKeeper:
@@ -223,14 +337,19 @@ class _McpKeeper:
         self._task = asyncio.create_task(self._keep())
 
     @classmethod
-    async def open(cls, env: Environment[Any, Any, Any]) -> _McpKeeper:
+    async def open(cls, env: Environment[Any, Any, Any], timeout_s: float) -> _McpKeeper:
         keeper = cls(env)
-        await keeper._ready
+        try:
+            async with asyncio.timeout(timeout_s):
+                await keeper._ready
+        except TimeoutError as error:
+            keeper._task.cancel()
+            raise StepTimeout(f"the MCP session could not be opened within {timeout_s:g} s") from error
         return keeper
 
     async def _keep(self) -> None:
         try:
-            async with self._env.mcp_session():  # type: ignore[attr-defined]
+            async with self._env.mcp_session():
                 self._ready.set_result(None)
                 await self._done.wait()
         except Exception as error:

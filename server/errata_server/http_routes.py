@@ -48,10 +48,10 @@ def register(
 
     @app.get("/ready", tags=["Errata"])
     async def get_ready() -> Response:
-        trouble = runtime.trouble()
-        if trouble is None:
+        reasons = runtime.unready()
+        if not reasons:
             return _json({"status": "ready", "reasons": []})
-        return _json({"status": "unavailable", "reasons": [trouble]}, 503)
+        return _json({"status": "unavailable", "reasons": reasons}, 503)
 
     if replayable:
         _register_episodes(app, replay)

@@ -20,8 +20,10 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUn
 from .clock import Clock
 from .ids import Ids
 from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange, SqliteJournal
+from .os_threads import OsThreads
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
+from .threads import Threads
 from .turnstile import Turnstile
 
 log = logging.getLogger("errata.server")
@@ -45,6 +47,7 @@ class Runtime:
         sandboxes: Another backend than the one the settings name.
         ids: Source of ids.
         clock: Source of times.
+        threads: Where blocking code of environments runs.
 
     Raises:
         JournalUnavailable: Another server holds the data directory, or the journal cannot be opened.
@@ -62,6 +65,7 @@ class Runtime:
         sandboxes: Backend | None = None,
         ids: Ids | None = None,
         clock: Clock | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.settings = settings
         self.ids = ids or Ids()
@@ -72,6 +76,7 @@ class Runtime:
         self._given_journal = journal
         self._given_sandboxes = sandboxes
         self._disk = disk
+        self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off)
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False
@@ -219,12 +224,17 @@ class Runtime:
             return f"{place} has {free // 1024} KiB free, {floor // 1024} KiB are kept for the journal"
         return None
 
+    def unready(self) -> list[str]:
+        """Say why this server should be given no new work; empty when all is well."""
+        return [reason for reason in (self.trouble(), self.threads.trouble()) if reason is not None]
+
     async def close(self) -> None:
         """Stop sandboxes and threads and release the data directory. Idempotent."""
         try:
             if self._sandboxes is not None:
                 await self._sandboxes.close()
             self._readers.shutdown()
+            self.threads.close()
             self.journal.close()
         finally:
             if self._scratch is not None:

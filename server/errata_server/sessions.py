@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from openenv.core.env_server.types import ConcurrencyConfig
 
@@ -27,14 +27,15 @@ from errata_protocol.errors import (
 )
 
 from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
-from .hosting import EnvHost, EnvironmentFactory, recovery_of
+from .hosting import EnvHost, EnvironmentFactory, ThreadLost, recovery_of
 from .journal.base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
-from .pinned import PinnedThread
 from .runtime import Runtime
 from .session import McpCall, Reply, Request, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
+
+T = TypeVar("T")
 
 
 class Sessions:
@@ -267,18 +268,26 @@ class Sessions:
         """
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)
-        for session in list(self._live.values()):
-            if session.turn.busy:
-                if session.host is not None:
-                    session.host.abandon()
-            elif session.given_out:
-                async with session.turn:
-                    host, session.host = session.host, None
-                    if host is not None:
-                        await host.close()
-            else:
-                await self.close(session)
+        closing = {asyncio.ensure_future(self._shut(session)) for session in list(self._live.values())}
+        if closing:
+            _, hanging = await asyncio.wait(closing, timeout=grace_s)
+            for close in hanging:
+                close.cancel()
+            if hanging:
+                log.warning("%d environments did not close within %g s and were left behind", len(hanging), grace_s)
         self._live.clear()
+
+    async def _shut(self, session: Session) -> None:
+        if session.turn.busy:
+            if session.host is not None:
+                session.host.abandon()
+        elif session.given_out:
+            async with session.turn:
+                host, session.host = session.host, None
+                if host is not None:
+                    await host.close()
+        else:
+            await self.close(session)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -302,20 +311,20 @@ class Sessions:
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
         async with session.turn:
-            host = await self._awake(session)
-            return await host.state()
+            return await self._on_host(session, EnvHost.state)
 
     async def read_mcp(self, session: Session, call: McpCall) -> dict[str, Any]:
         """Run a reading MCP request (tools/list); it is no delivery."""
+        timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
-            return await call(await self._awake(session))
+            return await self._on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
 
     async def _admit(self, session: Session, request: Request, socket: object | None) -> Reply:
         async with session.turn:
             if socket is not None and session.attached is not socket:
                 raise SessionUnknown("another socket speaks for this session now: attach again")
             await self.runtime.wait_for_journal()
-            host = await self._awake(session)
+            await self._awake(session)  # a lost session is told before an id is drawn
             created = self.runtime.clock.time()
             new_episode = request.kind == "reset" or session.eid is None or session.t is None
             eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
@@ -323,9 +332,9 @@ class Sessions:
             admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created)
             records: list[Record] = [] if session.committed else [session.row]
             try:
-                row = await self._run(host, admitted, request)
+                row = await self._on_host(session, lambda host: self._run(host, admitted, request))
                 if new_episode:
-                    records.append(await self._episode_row(session, host, eid, request))
+                    records.append(await self._episode_row(session, eid, request))
             except ServiceError as error:
                 await self._after_failure(session, admitted, error, record=not new_episode)
                 raise
@@ -343,11 +352,7 @@ class Sessions:
         timeout_s = self.runtime.settings.step_timeout_s
         if request.kind == "mcp":
             assert request.call is not None
-            try:
-                async with asyncio.timeout(timeout_s):
-                    response = await host.scoped(request.call)
-            except TimeoutError as error:
-                raise StepTimeout(f"a tools/call ran longer than the server's {timeout_s:g} s") from error
+            response = await host.scoped(request.call, timeout_s=timeout_s)
             return mcp_row(admitted, response, await host.snapshot())
         if request.kind == "reset":
             observation = await host.reset(request.reset, timeout_s=timeout_s)
@@ -364,9 +369,10 @@ class Sessions:
                 f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
             ) from error
 
-    async def _episode_row(self, session: Session, host: EnvHost, eid: str, request: Request) -> EpisodeRow:
+    async def _episode_row(self, session: Session, eid: str, request: Request) -> EpisodeRow:
         try:
-            alias = (await host.state()).get("episode_id")
+            assert session.host is not None
+            alias = (await session.host.state()).get("episode_id")
         except Exception:  # upstream does not read the state here, so whatever is wrong with it is no reason to fail
             alias = request.reset.get("episode_id")
         return EpisodeRow(
@@ -383,7 +389,8 @@ class Sessions:
         """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
-            await self._waker.drop(session, "a call passed the step deadline", stuck=host.thread is not None)
+            if host.gone or host.recovery is Recovery.SNAPSHOT:  # else nothing has run: no thread was free in time
+                await self._waker.drop(session, "a call passed the step deadline")
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery is Recovery.SNAPSHOT:
             # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
             await self._waker.drop(session, "")
@@ -392,6 +399,8 @@ class Sessions:
 
     async def _awake(self, session: Session) -> EnvHost:
         """Return the session's environment, restored from its last commit if it sleeps."""
+        if session.host is not None and session.host.gone:
+            await self._waker.drop(session, "a call hangs on the thread that its environment lived on")
         if session.lost is not None:
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
         if session.closed:
@@ -405,6 +414,13 @@ class Sessions:
         finally:
             session.opening = False
         return session.host
+
+    async def _on_host(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
+        """Run ``call`` on the session's environment; once more where its thread was given up before anything ran."""
+        try:
+            return await call(await self._awake(session))
+        except ThreadLost:
+            return await call(await self._awake(session))
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -435,10 +451,10 @@ class Sessions:
         await self.runtime.journal.commit(session.row)
         session.committed = True
 
-    def thread_of(self, sid: str) -> PinnedThread | None:
-        """Return the thread a live session's environment is pinned to; None when it runs on the loop."""
+    def host_of(self, sid: str) -> EnvHost | None:
+        """Return a live session's environment, if it is awake."""
         session = self._live.get(sid)
-        return session.host.thread if session is not None and session.host is not None else None
+        return session.host if session is not None else None
 
     def _own(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)

@@ -24,6 +24,9 @@ class Settings(BaseSettings):
         journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
             JOURNAL_UNAVAILABLE without having run.
         detach_ttl_s: How long a session whose socket was lost stays ready before it is hibernated.
+        max_threads: Threads of environments that are tied to one; beyond it they share threads.
+        max_written_off: More calls than these hanging past their deadline at a time turn ``/ready`` red: their threads
+            cannot be stopped.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
         max_frame: Largest frame accepted on a socket, bytes.
         allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
@@ -40,6 +43,8 @@ class Settings(BaseSettings):
     step_timeout_s: float = Field(default=900.0, gt=0)
     journal_wait_s: float = Field(default=30.0, ge=0)
     detach_ttl_s: float = Field(default=600.0, ge=0)
+    max_threads: int = Field(default=1024, gt=0)
+    max_written_off: int = Field(default=32, ge=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()

@@ -12,7 +12,6 @@ from .context import SessionContext
 from .hosting import EnvHost, EnvironmentFactory
 from .ids import name_of
 from .journal.base import SessionChange
-from .pinned import PinnedThread
 from .runtime import Runtime
 from .session import Session
 
@@ -28,7 +27,6 @@ class Waker:
     def __init__(self, runtime: Runtime, factory: EnvironmentFactory) -> None:
         self._runtime = runtime
         self._factory = factory
-        self._single_thread: PinnedThread | None = None
 
     async def create(self, session: Session) -> EnvHost:
         """Return a fresh instance.
@@ -41,7 +39,13 @@ class Waker:
             seed=session.row.seed,
             log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
         )
-        return await EnvHost.create(self._factory, context, self._shared_thread())
+        return await EnvHost.create(
+            self._factory,
+            context,
+            self._runtime.threads,
+            timeout_s=self._runtime.settings.step_timeout_s,
+            owner=self,
+        )
 
     async def wake(self, session: Session) -> EnvHost:
         """Return an instance that stands where the session's last commit left it; a fresh one before any.
@@ -64,32 +68,21 @@ class Waker:
             raise
         return host
 
-    async def drop(self, session: Session, why: str, *, stuck: bool = False) -> None:
+    async def drop(self, session: Session, why: str) -> None:
         """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can.
 
         Args:
             session: Whose instance.
             why: What to tell where the session is lost with it.
-            stuck: A call hangs in its thread, so that closing it would hang too.
         """
         host, session.host = session.host, None
         if host is None:
             return
-        if stuck:
-            host.abandon()
-        else:
-            await host.close()
+        await host.close()
         if host.recovery is not Recovery.SNAPSHOT:
             session.lost = session.lost_message(why)
             if session.committed:
                 await self._runtime.journal.commit(SessionChange(session.sid, status="lost"))
-
-    def _shared_thread(self) -> PinnedThread | None:
-        """The one thread of all instances, where the environment class asks for it as upstream lets it."""
-        factory = getattr(self._factory, "func", self._factory)  # a functools.partial of the class
-        if self._single_thread is None and getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
-            self._single_thread = PinnedThread("errata-env-shared")
-        return self._single_thread
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):

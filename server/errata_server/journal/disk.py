@@ -8,6 +8,7 @@ tears and loses what was not synced.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -49,6 +50,10 @@ class Disk(ABC):
         """Return free and total bytes of the file system."""
 
 
+LOOK_S = 0.01
+"""How long free space is believed in: asking the kernel gives the interpreter away, which before every step is dear."""
+
+
 class DirectoryDisk(Disk):
     """A directory of the machine.
 
@@ -58,6 +63,7 @@ class DirectoryDisk(Disk):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._space: tuple[float, tuple[int, int]] | None = None
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
@@ -88,8 +94,11 @@ class DirectoryDisk(Disk):
         _sync(self._directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def free(self) -> tuple[int, int]:
-        stats = os.statvfs(self._directory)
-        return stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
+        now = time.monotonic()
+        if self._space is None or now - self._space[0] > LOOK_S:
+            stats = os.statvfs(self._directory)
+            self._space = (now, (stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize))
+        return self._space[1]
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -5,6 +5,7 @@ from .disk import DiskFaults, SimulatedDisk
 from .ids import SeededIds
 from .loop import Crashed, SimulatedLoop, SimulationError, run, simulated
 from .machine import SimulatedMachine
+from .threads import SimulatedThreads
 from .writer import LoopWriter
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "SimulatedDisk",
     "SimulatedLoop",
     "SimulatedMachine",
+    "SimulatedThreads",
     "SimulationError",
     "run",
     "simulated",

@@ -1,0 +1,190 @@
+"""One call on another thread, and how its result comes back to the event loop that waits for it.
+
+Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread puts its
+result down and rings only if nobody has rung since the loop last looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class CallAbandoned(Exception):
+    """A call did not end in time.
+
+    Attributes:
+        ran: It had begun, so that what it called is half-run now and its thread is written off.
+    """
+
+    def __init__(self, *, ran: bool) -> None:
+        super().__init__("abandoned while it ran" if ran else "withdrawn before it began")
+        self.ran = ran
+
+
+class ThreadGone(Exception):
+    """The call did not begin: its thread was written off, because another call hangs on it."""
+
+
+class Worker(Protocol):
+    """What runs calls one after the other: a thread, or a fake of one."""
+
+    load: int
+    """Environments that live on it."""
+
+    @property
+    def gone(self) -> bool:
+        """It was written off."""
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the call that runs now began, on the monotonic clock."""
+
+    def submit(self, call: Call) -> None:
+        """Run ``call`` after all that was submitted before.
+
+        Raises:
+            ThreadGone: It was written off.
+        """
+
+    def write_off(self, call: Call) -> bool:
+        """Give the thread up with the call that hangs on it; what waits behind that call fails with `ThreadGone`.
+
+        Returns:
+            False if ``call`` is not what runs: it ended meanwhile.
+        """
+
+    def end(self) -> None:
+        """End after what was submitted. Never waits."""
+
+
+class Call:
+    """One function to run elsewhere and the future that waits for it. Made on the loop that waits."""
+
+    __slots__ = ("_function", "_loop", "_outbox", "_unclaimed", "error", "future", "result", "worker")
+
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._function = function
+        self._loop = loop
+        self._outbox = _Outbox.of(loop)
+        self._unclaimed = [True]  # list.pop is atomic: who runs the call and who withdraws it cannot both win
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.worker: Worker | None = None
+
+    async def wait(self, timeout_s: float) -> Any:
+        """Return the result.
+
+        Args:
+            timeout_s: Counted from now, waiting for a thread included.
+
+        Raises:
+            CallAbandoned: The time passed.
+            ThreadGone: The thread was written off before the call began.
+        """
+        timer = self._loop.call_later(timeout_s, self._expire)
+        try:
+            return await self.future
+        finally:
+            timer.cancel()
+            if self.future.cancelled():
+                self.withdraw()  # who waited was cancelled: nothing needs to run any more
+
+    def withdraw(self) -> bool:
+        """See to it that the call never begins; False if it has."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
+    def begin(self, worker: Worker) -> bool:
+        """Claim the call for ``worker``; False if it was withdrawn."""
+        if not self.withdraw():
+            return False
+        self.worker = worker
+        return True
+
+    def give_up(self) -> bool:
+        """Withdraw the call, or write its thread off; False if it had ended. From any thread."""
+        return self.withdraw() or (self.worker is not None and self.worker.write_off(self))
+
+    def perform(self) -> None:
+        """Run the function. What it raises is kept, also what would end the thread or, passed on, the event loop."""
+        try:
+            self.result = self._function()
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError) as error:
+            self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+        except Exception as error:
+            self.error = error
+        except BaseException as error:  # whatever a library derives from it, e.g. a panic of an extension module
+            self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+
+    def hand_over(self) -> None:
+        """Give the result to the loop. From any thread."""
+        self._outbox.put(self)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with ``error`` instead of running. From any thread."""
+        if self.withdraw():
+            self.error = error
+            self.hand_over()
+
+    def resolve(self) -> None:
+        """Answer who waits. On the loop."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+    def _expire(self) -> None:
+        if self.future.done():
+            return
+        if self.withdraw():
+            self.future.set_exception(CallAbandoned(ran=False))
+        elif self.worker is not None and self.worker.write_off(self):
+            self.future.set_exception(CallAbandoned(ran=True))
+        # else it has just ended, and its result is on the way
+
+
+class _Outbox:
+    """Results on their way to one event loop."""
+
+    __slots__ = ("_done", "_loop", "_rung")
+
+    _known: dict[asyncio.AbstractEventLoop, _Outbox] = {}  # noqa: RUF012 - a loop has one, whoever sends to it
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._done: deque[Call] = deque()
+        self._rung = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Outbox:
+        found = cls._known.get(loop)
+        if found is None:
+            for other in [known for known in list(cls._known) if known.is_closed()]:
+                cls._known.pop(other, None)
+            found = cls._known.setdefault(loop, cls(loop))
+        return found
+
+    def put(self, call: Call) -> None:
+        self._done.append(call)
+        if not self._rung:  # two threads may both find it unset: the second wake-up finds nothing, and does no harm
+            self._rung = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # that loop is closed and nobody waits on it any more
+                self._done.clear()
+
+    def _deliver(self) -> None:
+        self._rung = False  # before the first look: what is put down after the last one rings again
+        done = self._done
+        while done:
+            done.popleft().resolve()

@@ -1,0 +1,313 @@
+"""Threads of the operating system: daemons, so that a call that hangs for ever keeps no server from stopping."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+
+from .handover import Call, ThreadGone
+from .threads import Ledger, Threads
+
+FREE_BASE = 4
+"""Threads of the free pool that take work at once. More only contend for the interpreter's lock, unless they block."""
+
+FREE_RUNNING = 40
+"""Threads of the free pool whose call is not known to block."""
+
+TICK_S = 0.02
+"""How often the free pool is looked at while work waits; a call that runs longer than this may be blocked."""
+
+BUSY_S = 1.0
+"""A call that runs longer than this is held for blocked, however busy the process is."""
+
+SATURATED = 0.7
+"""CPU seconds of the process per second above which long calls mean contention, not blocking."""
+
+LATE_S = 0.003
+"""The same, by how late a sleeping thread gets to run again."""
+
+SWITCH_S = 0.005
+"""How long a computing thread keeps the interpreter from the next one."""
+
+FREE_IDLE_S = 10.0
+"""After this long without work a thread of the free pool ends."""
+
+
+class OsThreads(Threads):
+    """Daemon threads.
+
+    Args:
+        cap: As `Threads`.
+        max_written_off: As `Threads`.
+    """
+
+    def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
+        super().__init__(cap, max_written_off)
+        self._pool = _FreePool(cap, self.ledger)
+
+    def _start(self, name: str) -> _PinnedThread:
+        return _PinnedThread(name, self.ledger)
+
+    def submit_free(self, call: Call) -> None:
+        """Run ``call`` on any thread of the pool."""
+        self._pool.submit(call)
+
+    @property
+    def free_threads(self) -> int:
+        """Threads of the free pool, those written off left out."""
+        return self._pool.size
+
+    def close(self) -> None:
+        """End the threads that are idle."""
+        super().close()
+        self._pool.close()
+
+
+class _Thread(ABC):
+    """A daemon thread, and which call it runs."""
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self.load = 0
+        self.gone = False
+        self.busy_since: float | None = None
+        self._ledger = ledger
+        self._current: Call | None = None
+        self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        assert thread.ident is not None
+        self._ident = thread.ident
+
+    def write_off(self, call: Call) -> bool:
+        with self._lock:
+            if self._current is not call or self.gone:
+                return False
+            self.gone = True
+            self._ledger.write_off(self)
+        self._left_behind()
+        return True
+
+    @abstractmethod
+    def submit(self, call: Call) -> None:
+        """Put ``call`` down for this thread."""
+
+    def end(self) -> None:
+        self._inbox.put(None)
+
+    @abstractmethod
+    def _left_behind(self) -> None:
+        """Answer what waits for this thread, which was just written off."""
+
+    def _perform(self, call: Call) -> bool:
+        """Run ``call``; return False if the thread was written off meanwhile and has to end."""
+        if not call.begin(self):
+            return True
+        with self._lock:
+            self._current, self.busy_since = call, time.monotonic()
+        call.perform()
+        with self._lock:
+            self._current = self.busy_since = None
+            gone = self.gone
+        if gone:
+            self._ledger.returned(self)
+            return False
+        call.hand_over()
+        return True
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Run calls until the end."""
+
+
+class _PinnedThread(_Thread):
+    def submit(self, call: Call) -> None:
+        with self._lock:  # or a call could be put down after `write_off` has answered all that waited
+            if self.gone:
+                raise ThreadGone
+            self._inbox.put(call)
+
+    def _left_behind(self) -> None:
+        while True:
+            try:
+                waiting = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if waiting is not None:
+                waiting.fail(ThreadGone())
+
+    def _run(self) -> None:
+        while (call := self._inbox.get()) is not None:
+            if not self._perform(call):
+                return
+            del call  # an idle thread holds no environment alive
+
+
+class _FreeThread(_Thread):
+    def __init__(self, name: str, pool: _FreePool, first: Call) -> None:
+        self._pool = pool
+        self._first: Call | None = first
+        self._seen: tuple[Call | None, float, float] | None = None
+        super().__init__(name, pool.ledger)
+
+    def submit(self, call: Call) -> None:
+        self._inbox.put(call)
+
+    def blocked(self, now: float, patience_s: float) -> bool:
+        """Say whether the call that runs has used no CPU for ``patience_s``, or runs longer than `BUSY_S`."""
+        since, call = self.busy_since, self._current
+        if since is None or now - since < patience_s:
+            return False
+        if now - since > BUSY_S or patience_s <= TICK_S:
+            return True
+        cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
+        if self._seen is None or self._seen[0] is not call or cpu - self._seen[1] > TICK_S / 20:
+            self._seen = (call, cpu, now)
+            return False
+        return now - self._seen[2] >= patience_s
+
+    def _left_behind(self) -> None:
+        self._pool.lost(self)
+
+    def _run(self) -> None:
+        call, self._first = self._first, None
+        while call is not None:
+            if not self._perform(call):
+                return
+            call = None
+            call = self._pool.next_for(self) or self._rest()
+
+    def _rest(self) -> Call | None:
+        while True:
+            try:
+                return self._inbox.get(timeout=FREE_IDLE_S)
+            except queue.Empty:
+                if self._pool.retire(self):
+                    return None
+
+
+class _FreePool:
+    """Runs calls on few threads as long as they do not block, and on many when they do.
+
+    A fixed number would be wrong twice: 40 threads that compute contend for the interpreter's lock, and 40 that block
+    leave a thousand sessions waiting. So `_limit` threads take work at once. While work waits, a thread of its own
+    looks every `TICK_S`: if the process has CPU to spare, or no thread took any work since the last look, the waiting
+    work is stuck behind blocked calls and not behind computing ones, and the limit is raised, `FREE_RUNNING` above the
+    number of blocked threads at most.
+    """
+
+    def __init__(self, cap: int, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._cap = cap
+        self._base = min(FREE_BASE, cap)
+        self._limit = self._base
+        self._lock = threading.Lock()
+        self._waiting: deque[Call] = deque()
+        self._active: set[_FreeThread] = set()
+        self._idle: list[_FreeThread] = []  # the last to rest is the first to work: the others end in time
+        self._taken = 0
+        self._watched = False
+        self._needed = threading.Event()
+
+    @property
+    def size(self) -> int:
+        return len(self._active) + len(self._idle)
+
+    def submit(self, call: Call) -> None:
+        with self._lock:
+            if len(self._active) < self._limit and self._put_to_work(call):
+                return
+            self._waiting.append(call)
+            if not self._needed.is_set():
+                self._needed.set()
+                if not self._watched:
+                    self._watched = True
+                    threading.Thread(target=self._watch, name="errata-free-watch", daemon=True).start()
+
+    def next_for(self, thread: _FreeThread) -> Call | None:
+        """Return what ``thread`` does next; None if it rests now."""
+        with self._lock:
+            if self._waiting and len(self._active) <= self._limit:
+                self._taken += 1
+                return self._waiting.popleft()
+            self._active.discard(thread)
+            self._idle.append(thread)
+            return None
+
+    def retire(self, thread: _FreeThread) -> bool:
+        """Let an idle thread end; False if it was given work at this moment."""
+        with self._lock:
+            if thread not in self._idle:
+                return False
+            self._idle.remove(thread)
+            return True
+
+    def lost(self, thread: _FreeThread) -> None:
+        """A thread was written off: another may take its place."""
+        with self._lock:
+            self._active.discard(thread)
+            self._raise_to(len(self._active) + 1)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            for thread in idle:
+                thread.end()
+
+    # -- with the lock held -------------------------------------------------------------------------------------------
+
+    def _put_to_work(self, call: Call) -> bool:
+        if self._idle:
+            thread = self._idle.pop()
+            self._active.add(thread)
+            thread.submit(call)
+        else:
+            if len(self._active) + self.ledger.hanging >= 2 * self._cap:
+                return False
+            try:
+                thread = _FreeThread("errata-free", self, call)
+            except RuntimeError:  # the system gives no more threads
+                return False
+            self._active.add(thread)
+        self._taken += 1
+        return True
+
+    def _raise_to(self, size: int) -> None:
+        while self._waiting and len(self._active) < min(size, self._cap):
+            if not self._put_to_work(self._waiting[0]):
+                return
+            self._waiting.popleft()
+        self._limit = max(self._limit, len(self._active))
+
+    # -- the watch ----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while True:
+            if not self._needed.wait(1.0):
+                with self._lock:
+                    if not self._waiting:
+                        self._watched = False
+                        return
+            taken, cpu, wall = self._taken, time.process_time(), time.monotonic()
+            time.sleep(TICK_S)
+            took = time.monotonic() - wall
+            # A late awakening means contention too, for the interpreter or, with other processes, for the machine.
+            spare = time.process_time() - cpu < SATURATED * took and took < TICK_S + LATE_S
+            with self._lock:
+                if self._waiting:
+                    self._look(spare, stalled=self._taken == taken)
+                else:
+                    self._needed.clear()
+
+    def _look(self, spare: bool, stalled: bool) -> None:
+        now = time.monotonic()
+        patience_s = TICK_S if spare else min(BUSY_S, max(TICK_S, 2 * SWITCH_S * len(self._active)))
+        blocked = sum(1 for thread in self._active if thread.blocked(now, patience_s))
+        if spare or stalled:
+            self._raise_to(min(FREE_RUNNING + blocked, max(FREE_RUNNING, 2 * len(self._active))))
+        else:
+            self._limit = max(self._base + blocked, self._limit * 7 // 8)
+            self._raise_to(self._limit)

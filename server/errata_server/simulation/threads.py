@@ -1,0 +1,125 @@
+"""Threads that are none: calls run on the event loop, in order, and hang for ever when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from errata_server.handover import Call, ThreadGone
+from errata_server.threads import Ledger, Threads
+
+
+class SimulatedThreads(Threads):
+    """Runs every call on the event loop that waits for it: no thread, no clock, the same order each time.
+
+    Which environment shares which thread, deadlines, write-offs and `trouble` are those of the real ones.
+
+    Args:
+        cap: As `Threads`.
+        max_written_off: As `Threads`.
+
+    Attributes:
+        started: Names of the threads started so far.
+    """
+
+    def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
+        super().__init__(cap, max_written_off)
+        self.started: list[str] = []
+        self._passing = 0
+        self._hanging = 0
+        self._stuck: list[SimulatedThread] = []
+
+    def hang_next(self, calls: int = 1, *, after: int = 0) -> None:
+        """Let the next ``calls`` calls hang until `release`, ``after`` that many have run."""
+        self._passing, self._hanging = after, calls
+
+    def release(self) -> None:
+        """Let what hangs return: given-up calls end their threads, the others run now."""
+        stuck, self._stuck = self._stuck, []
+        for thread in stuck:
+            thread.release()
+
+    @property
+    def free_threads(self) -> int:
+        """Calls of the free pool that hang and are not given up."""
+        return sum(1 for thread in self._stuck if thread.name == "free" and not thread.gone)
+
+    def submit_free(self, call: Call) -> None:
+        """Run ``call`` on a thread of its own."""
+        SimulatedThread(self, "free", self.ledger).submit(call)
+
+    def _start(self, name: str) -> SimulatedThread:
+        self.started.append(name)
+        return SimulatedThread(self, name, self.ledger)
+
+    def hangs(self, thread: SimulatedThread) -> bool:
+        """Decide whether the call that ``thread`` begins now hangs."""
+        if self._passing:
+            self._passing -= 1
+            return False
+        if not self._hanging:
+            return False
+        self._hanging -= 1
+        self._stuck.append(thread)
+        return True
+
+
+class SimulatedThread:
+    """One of them."""
+
+    def __init__(self, threads: SimulatedThreads, name: str, ledger: Ledger) -> None:
+        self.name = name
+        self.load = 0
+        self.gone = False
+        self.busy_since: float | None = None
+        self._threads = threads
+        self._ledger = ledger
+        self._waiting: deque[Call] = deque()
+        self._stuck: Call | None = None
+        self._scheduled = False
+
+    def submit(self, call: Call) -> None:
+        """Run ``call`` after all before it."""
+        if self.gone:
+            raise ThreadGone
+        self._waiting.append(call)
+        self._schedule()
+
+    def write_off(self, call: Call) -> bool:
+        """Give it up with the call that hangs."""
+        if self._stuck is not call or self.gone:
+            return False
+        self.gone = True
+        self._ledger.write_off(self)
+        while self._waiting:
+            self._waiting.popleft().fail(ThreadGone())
+        return True
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+    def release(self) -> None:
+        """Let the call that hangs return."""
+        call, self._stuck, self.busy_since = self._stuck, None, None
+        if self.gone:
+            self._ledger.returned(self)
+        elif call is not None:
+            call.perform()
+            call.hand_over()
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._stuck is None and self._waiting:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        call = self._waiting.popleft()
+        if call.begin(self):
+            if self._threads.hangs(self):
+                self._stuck, self.busy_since = call, float("-inf")  # however short the wait: others avoid this thread
+                return
+            call.perform()
+            call.hand_over()
+        self._schedule()

@@ -1,0 +1,368 @@
+"""Where blocking code of environments runs: the seam `Threads`, and what every implementation of it decides alike.
+
+An environment is *pinned* (all its calls on one thread, which sqlite3 connections, sync Playwright and thread-locals
+rely on), shares a *single* thread with all of its class (``REQUIRES_SINGLE_THREAD_EXECUTOR``), or is *free*
+(``ANY_THREAD = True``: its calls run one after the other on whatever thread comes next). Beyond the cap pinned
+environments share threads, the least loaded first.
+
+A call past its deadline is abandoned: nothing can stop a thread, so it is written off and counted until it returns.
+Environments that shared it are gone with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+import itertools
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from errata_protocol.errors import CapacityReached
+
+from .handover import Call, CallAbandoned, ThreadGone, Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("errata.threads")
+
+STUCK_S = 1.0
+"""A thread whose call runs longer than this takes no further environment while another thread can."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """How many threads there are, by use.
+
+    Args:
+        pinned: Of one environment each, or shared by some beyond the cap.
+        free: Of the pool.
+        written_off: Calls given up that have not returned; of async environments too.
+        written_off_total: The same since the start, returned ones included.
+    """
+
+    pinned: int
+    free: int
+    written_off: int
+    written_off_total: int
+
+
+class Ledger:
+    """Calls that were given up, for as long as they hang."""
+
+    def __init__(self) -> None:
+        self._hanging: dict[object, float] = {}
+        self._lock = threading.Lock()
+        self.total = 0
+
+    @property
+    def hanging(self) -> int:
+        """How many hang now."""
+        return len(self._hanging)
+
+    def write_off(self, what: object) -> None:
+        """Count ``what`` (a worker or a task) until it returns."""
+        with self._lock:
+            self._hanging[what] = time.monotonic()
+            self.total += 1
+
+    def returned(self, what: object) -> None:
+        """Stop counting ``what``, if it was written off."""
+        with self._lock:
+            since = self._hanging.pop(what, None)
+        if since is not None and (later_s := time.monotonic() - since) > 1.0:
+            log.info("a call that was given up has returned, %.1f s later", later_s)
+
+
+class Place(ABC):
+    """Where one environment's calls run. Its user makes one call at a time."""
+
+    gone: bool
+    """No call can run here any more: what hangs was given up, and the environment is half-run or out of reach."""
+
+    @abstractmethod
+    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Run ``function`` and return what it returns, or raise what it raises.
+
+        Args:
+            function: Called once, or never.
+            timeout_s: Deadline from now, waiting for the thread included.
+
+        Raises:
+            CallAbandoned: The deadline passed. If the call had begun, this place is gone.
+            ThreadGone: The call did not begin and never will: this place is gone.
+        """
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Write off what still runs here, e.g. after who waited for it was cancelled."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let the place go, without waiting for what runs on it. Idempotent."""
+
+
+class Threads(ABC):
+    """Lends places to environments and runs blocking helper calls.
+
+    Args:
+        cap: Pinned threads, and as many free ones. Written-off ones come on top, up to once more.
+        max_written_off: More than these hanging at a time are `trouble`.
+    """
+
+    def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
+        self.cap = cap
+        self.ledger = Ledger()
+        self._max_written_off = max_written_off
+        self._lock = threading.Lock()
+        self._pinned: set[Worker] = set()
+        self._by_load: list[tuple[int, int, Worker]] = []  # a heap; entries whose load is not the worker's are stale
+        self._order = itertools.count()
+        self._single: dict[object, Worker] = {}
+        self._names = itertools.count(1)
+
+    @abstractmethod
+    def _start(self, name: str) -> Worker:
+        """Start a thread.
+
+        Raises:
+            RuntimeError: The system gives no more.
+        """
+
+    @abstractmethod
+    def submit_free(self, call: Call) -> None:
+        """Run ``call`` on any thread; one that hangs delays no other for long."""
+
+    @property
+    @abstractmethod
+    def free_threads(self) -> int:
+        """Threads of the free pool."""
+
+    @property
+    def executor(self) -> ThreadPoolExecutor:
+        """The free pool for code that wants an executor. A call whose future is cancelled while it runs is given up.
+
+        Nobody waits for it at exit. It can be an event loop's default: environments of OpenEnv run steps there.
+        """
+        return _FreeExecutor(self)
+
+    def pinned(self) -> Place:
+        """Return a place on a thread of its own, or, beyond the cap, on the least loaded one.
+
+        Raises:
+            CapacityReached: There is no thread to share, because all hang.
+        """
+        with self._lock:
+            worker = self._start_pinned() if self._has_room() else None
+            if worker is None:
+                worker = self._least_loaded()
+            self._take(worker)
+        return _PinnedPlace(worker, self._leave)
+
+    def single(self, owner: object) -> Place:
+        """Return a place on the one thread of ``owner``; a fresh one after it was written off."""
+        with self._lock:
+            worker = self._single.get(owner)
+            if worker is None or worker.gone:
+                worker = self._single[owner] = self._start("errata-env-shared")
+            worker.load += 1
+        return _PinnedPlace(worker, _leave_single)
+
+    def free(self) -> Place:
+        """Return a place on the free pool."""
+        return _FreePlace(self)
+
+    async def helper(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Run a blocking call that belongs to no thread.
+
+        Raises:
+            CallAbandoned: The deadline passed.
+        """
+        return await self.free().run(function, timeout_s)
+
+    @property
+    def counts(self) -> ThreadCounts:
+        """How many threads there are now."""
+        with self._lock:
+            tied = sum(1 for worker in (*self._pinned, *self._single.values()) if not worker.gone)
+        return ThreadCounts(tied, self.free_threads, self.ledger.hanging, self.ledger.total)
+
+    def trouble(self) -> str | None:
+        """Say why this server should be given no more sessions; None when all is well."""
+        hanging = self.ledger.hanging
+        if hanging <= self._max_written_off:
+            return None
+        return (
+            f"{hanging} calls of environments hang and were given up, more than {self._max_written_off}: "
+            "see the log for which, and restart the server"
+        )
+
+    def close(self) -> None:
+        """End the threads that are idle; what hangs is not waited for. Idempotent."""
+        with self._lock:
+            for worker in (*self._pinned, *self._single.values()):
+                worker.end()
+            self._pinned.clear()
+            self._single.clear()
+            self._by_load.clear()
+
+    # -- pinned threads, with the lock held ---------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        if len(self._pinned) >= self.cap or len(self._pinned) + self.ledger.hanging >= 2 * self.cap:
+            self._pinned = {worker for worker in self._pinned if not worker.gone}  # the ledger has those
+        return len(self._pinned) < self.cap and len(self._pinned) + self.ledger.hanging < 2 * self.cap
+
+    def _start_pinned(self) -> Worker | None:
+        try:
+            worker = self._start(f"errata-env-{next(self._names)}")
+        except RuntimeError as error:
+            log.warning("environments share %d threads: the system gives no more (%s)", len(self._pinned), error)
+            return None
+        self._pinned.add(worker)
+        return worker
+
+    def _least_loaded(self) -> Worker:
+        passed_over: list[tuple[int, int, Worker]] = []
+        found: Worker | None = None
+        now = time.monotonic()
+        while self._by_load and found is None:
+            entry = heapq.heappop(self._by_load)
+            load, _, worker = entry
+            if worker.gone or load != worker.load or worker not in self._pinned:
+                continue
+            since = worker.busy_since
+            if since is not None and now - since > STUCK_S:
+                passed_over.append(entry)
+            else:
+                found = worker
+        for entry in passed_over:
+            heapq.heappush(self._by_load, entry)
+        if found is None and passed_over:
+            found = passed_over[0][2]
+        if found is None:
+            hanging = self.ledger.hanging
+            raise CapacityReached(
+                f"no thread is left for an environment: {hanging} calls hang; restart the server", hanging=hanging
+            )
+        return found
+
+    def _take(self, worker: Worker) -> None:
+        worker.load += 1
+        heapq.heappush(self._by_load, (worker.load, next(self._order), worker))
+
+    def _leave(self, worker: Worker) -> None:
+        with self._lock:
+            worker.load -= 1
+            if worker.gone or worker.load == 0:
+                self._pinned.discard(worker)
+                worker.end()
+            else:
+                heapq.heappush(self._by_load, (worker.load, next(self._order), worker))
+            if len(self._by_load) > 64 + 4 * len(self._pinned):
+                self._by_load = [e for e in self._by_load if e[0] == e[2].load and e[2] in self._pinned]
+                heapq.heapify(self._by_load)
+
+
+def _leave_single(worker: Worker) -> None:
+    worker.load -= 1  # its thread stays: the class relies on there being one
+
+
+class _PinnedPlace(Place):
+    def __init__(self, worker: Worker, leave: Callable[[Worker], None]) -> None:
+        self._worker = worker
+        self._leave: Callable[[Worker], None] | None = leave
+        self._last: Call | None = None
+
+    @property
+    def gone(self) -> bool:  # type: ignore[override]
+        return self._worker.gone
+
+    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+        call = Call(function, asyncio.get_running_loop())
+        self._worker.submit(call)
+        self._last = call
+        result = await call.wait(timeout_s)
+        self._last = None  # an idle place holds no result alive
+        return result  # type: ignore[no-any-return]
+
+    def give_up(self) -> None:
+        if self._last is not None:
+            self._last.give_up()
+
+    def release(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave(self._worker)
+
+
+class _FreePlace(Place):
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.gone = False
+        self._last: Call | None = None
+
+    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+        if self.gone:
+            raise ThreadGone
+        call = Call(function, asyncio.get_running_loop())
+        self._last = call
+        self._threads.submit_free(call)
+        try:
+            result = await call.wait(timeout_s)
+        except CallAbandoned as abandoned:
+            self.gone = abandoned.ran
+            raise
+        self._last = None
+        return result  # type: ignore[no-any-return]
+
+    def give_up(self) -> None:
+        if self._last is not None and self._last.give_up():
+            self.gone = True
+
+    def release(self) -> None:
+        pass
+
+
+class _FreeExecutor(ThreadPoolExecutor):
+    """An executor over the pool. A ThreadPoolExecutor by name only, because asyncio takes nothing else as a default."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._free = threads
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        call = _FutureCall(functools.partial(fn, *args, **kwargs), future)
+        future.add_done_callback(lambda ended: call.give_up() if ended.cancelled() else None)
+        self._free.submit_free(call)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing to do: the pool belongs to the server."""
+
+
+class _FutureCall(Call):
+    """A call whose result goes to a concurrent future."""
+
+    def __init__(self, function: Callable[[], Any], future: Future[Any]) -> None:
+        self._function = function
+        self._unclaimed = [True]
+        self._future = future
+        self.result = None
+        self.error = None
+        self.worker = None
+
+    def hand_over(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
+            return
+        if self.error is None:
+            self._future.set_result(self.result)
+        else:
+            self._future.set_exception(self.error)
