@@ -24,6 +24,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.types import ConcurrencyConfig, ServerMode
 from starlette.applications import Starlette
+from starlette.datastructures import State
 from starlette.routing import BaseRoute, Mount
 
 from errata_protocol.environment import EnvironmentSpec
@@ -83,25 +84,28 @@ def is_ours(app: Starlette) -> bool:
     return bool(found) and all(isinstance(site.server, HTTPEnvServer) for site in found)
 
 
-def the_site(app: Starlette) -> Site:
-    """Return the one place where an application serves an environment.
+def the_server(app: Starlette) -> _UpstreamServer:
+    """Return the server object of the one environment that an application serves.
 
     Raises:
         InvalidRequest: There is none, or there are several.
     """
-    found = sites(app)
+    return _one_environment(sites(app))[0].server
+
+
+def _one_environment(found: list[Site]) -> list[Site]:
     if not found:
         raise InvalidRequest(
             "the application has no OpenEnv session route: none of its WebSocket routes was registered by "
             "openenv's create_app, create_fastapi_app or HTTPEnvServer.register_routes"
         )
-    if len(found) > 1:
+    if len({id(site.server) for site in found}) > 1:
         places = ", ".join(f"{site.server.env_name} at {site.where or '/'}" for site in found)
         raise InvalidRequest(
-            f"the application serves {len(found)} environments ({places}): adopt each of their applications before "
+            f"the application serves several environments ({places}): adopt each of their applications before "
             "it is mounted, or serve them as several targets"
         )
-    return found[0]
+    return found
 
 
 def adopt(
@@ -137,25 +141,27 @@ def adopt(
     """
     if is_ours(app):
         return app
-    site = the_site(app)
-    if mode is not None and ServerMode(mode) is not site.mode:
-        raise InvalidRequest(
-            f"the application was made in {site.mode.value} mode, not {ServerMode(mode).value}: "
-            "leave mode= to create_app away and set OPENENV_MODE"
-        )
-    if app.middleware_stack is not None or site.app.middleware_stack is not None:
-        raise InvalidRequest("the application serves already: adopt it before its first request")
-    _refuse_web_interface(site)
+    found = _one_environment(sites(app))
+    for site in found:
+        if mode is not None and ServerMode(mode) is not site.mode:
+            raise InvalidRequest(
+                f"the application was made in {site.mode.value} mode, not {ServerMode(mode).value}: "
+                "leave mode= to create_app away and set OPENENV_MODE"
+            )
+        if app.middleware_stack is not None or site.app.middleware_stack is not None:
+            raise InvalidRequest("the application serves already: adopt it before its first request")
+        _refuse_web_interface(site)
     if runtime is None:
         settings = settings or Settings()
         if data_dir is not None:
             settings = settings.model_copy(update={"data_dir": Path(data_dir)})
         runtime = Runtime.of(settings)
-    server = _server_like(site.server, runtime, spec, max_concurrent_envs)
-    _swap(site, server)
-    for each in {app, site.app}:
-        each.state.errata = server
-        each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
+    server = _server_like(found[0].server, runtime, spec, max_concurrent_envs)
+    for site in found:
+        told = _swap(site, server)
+        for each in {app, site.app}:
+            each.state._state.update(told._state)
+            each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
     app.add_middleware(Guard, settings=settings or runtime.settings, insecure=insecure)
     app.router.lifespan_context = _around(app.router.lifespan_context, server)
     return app
@@ -180,10 +186,13 @@ def _server_like(
     )
 
 
-def _swap(site: Site, server: HTTPEnvServer) -> None:
+def _swap(site: Site, server: HTTPEnvServer) -> State:
     """Exchange the session routes where they stand, and put our further routes before upstream's.
 
     Ours are made on an application of their own and rebuilt on the site's router, so that they get its dependencies.
+
+    Returns:
+        What our routes left on their application.
     """
     scratch = FastAPI()
     server.register_routes(scratch, mode=site.mode)
@@ -212,6 +221,7 @@ def _swap(site: Site, server: HTTPEnvServer) -> None:
                 continue
             _put(site, route, first, guarded_by)
             first += 1
+    return scratch.state
 
 
 def _put(site: Site, route: APIRoute | APIWebSocketRoute, at: int, like: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
@@ -46,19 +46,28 @@ def _arguments(cls: type) -> tuple[Any, ...]:
 def _hints(cls: type[Environment[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     action = observation = None
     for method in (cls.step, cls.step_async):
-        try:
-            hints = get_type_hints(method)
-        except Exception:  # a hint that names what only a type checker imports
-            continue
+        hints = hints_of(method)
         returned = hints.pop("return", None)
         action = action or next((found for hint in hints.values() if (found := _class(hint, Action))), None)
         observation = observation or _class(returned, Observation)
     state = inspect.getattr_static(cls, "state", None)
-    try:
-        hint = get_type_hints(state.fget).get("return") if isinstance(state, property) else None
-    except Exception:
-        hint = None
+    hint = hints_of(state.fget).get("return") if isinstance(state, property) else None
     return action, observation, _class(hint, State)
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    """Return a function's annotations, without those that name what only a type checker imports.
+
+    `typing.get_type_hints` returns all or none.
+    """
+    function = inspect.unwrap(function)
+    found = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        try:
+            found[name] = eval(hint, getattr(function, "__globals__", {})) if isinstance(hint, str) else hint
+        except Exception:
+            continue
+    return found
 
 
 def _class(found: Any, of: type) -> Any:

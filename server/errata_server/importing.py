@@ -7,6 +7,8 @@ import inspect
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,12 @@ from typing import Any
 from errata_protocol.errors import InvalidRequest
 
 from .discovery import Package
+
+_programs: set[str] = set()
+"""Directories of environments whose modules were imported as a program's, and are on the path for it."""
+
+_packages: set[str] = set()
+"""Names under which directories were made importable."""
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -49,22 +57,62 @@ def attribute_of_package(package: Package) -> Any:
     name, _, path = package.app.partition(":")
     parent = package.module or _as_package(package)
     try:
-        return _member(_import(f"{parent}.{name}"), path)
+        with _programs_hidden():
+            made = _import(f"{parent}.{name}")
+        return _member(made, path)
     except ImportError as error:
         first = error
+    _refuse_mixing(package, name, first)
     directory = str(package.directory)
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    top = sys.modules.get(name.partition(".")[0])
-    if top is not None and package.directory not in _places(top):
-        raise InvalidRequest(
-            f"cannot import {package.app} of {package.directory}: {told(first)}; and another module is called "
-            f"{top.__name__!r} in this process, so serve this environment in a process of its own"
-        ) from first
+    _programs.add(directory)
     try:
         return _member(_import(name), path)
     except ImportError:
         raise InvalidRequest(f"cannot import {package.app} of {package.directory}: {told(first)}") from first
+
+
+def _refuse_mixing(package: Package, name: str, first: ImportError) -> None:
+    """Refuse a second program whose modules have the names of another's: Python would take one for the other."""
+    own = {entry.stem for entry in package.directory.iterdir()}
+    others = {top for known in _of_programs(but=package.directory) if (top := known.partition(".")[0]) in own}
+    top = name.partition(".")[0]
+    if top in sys.modules and package.directory not in _places(sys.modules[top]):
+        others.add(top)
+    if others:
+        raise InvalidRequest(
+            f"cannot import {package.app} of {package.directory}: {told(first)}; and as a program neither, because "
+            f"another module is called {sorted(others)[0]!r} in this process: serve it in a process of its own"
+        ) from first
+
+
+def _of_programs(but: Path | None = None) -> dict[str, ModuleType]:
+    """Return the imported modules of environments that run as programs, except those of one directory."""
+    programs = [Path(program) for program in _programs if Path(program) != but]
+    if not programs:
+        return {}
+    return {
+        name: found
+        for name, found in list(sys.modules.items())
+        if name.partition(".")[0] not in _packages
+        and any(place.is_relative_to(program) for place in _places(found, above=False) for program in programs)
+    }
+
+
+@contextmanager
+def _programs_hidden() -> Iterator[None]:
+    """Keep the modules of environments that run as programs (``models``, ``server``) from being taken for another's."""
+    hidden = _of_programs()
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if entry not in _programs]
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
+        sys.path[:] = path
 
 
 def module(name: str) -> ModuleType:
@@ -128,6 +176,7 @@ def _as_package(package: Package) -> str:
                 f"{package.directory} would be imported as {name!r}, which is another package in this process already"
             )
         return name
+    _packages.add(name)
     init = package.directory / "__init__.py"
     spec = importlib.util.spec_from_file_location(
         name, init if init.is_file() else None, submodule_search_locations=[str(package.directory)]
@@ -151,13 +200,18 @@ def _as_package(package: Package) -> str:
     return name
 
 
-def _places(owner: ModuleType) -> set[Path]:
-    """Directories a module's own modules come from; of a single file, its directory."""
-    paths = [Path(place).resolve() for place in getattr(owner, "__path__", ())]
+def _places(owner: ModuleType, *, above: bool = True) -> set[Path]:
+    """Return the directories a module's own modules come from; of a single file, its directory.
+
+    Args:
+        owner: The module.
+        above: With the directories above these, in which the module itself lies.
+    """
+    paths = [Path(place).resolve() for place in getattr(owner, "__path__", None) or ()]
     file = getattr(owner, "__file__", None)
     if file is not None:
         paths.append(Path(file).resolve().parent)
-    return {*paths, *(path.parent for path in paths)}
+    return {*paths, *(path.parent for path in paths if above)}
 
 
 def told(error: BaseException) -> str:

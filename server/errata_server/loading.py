@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from fastapi import FastAPI
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
@@ -26,9 +26,9 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
 from . import discovery, importing
-from .adoption import adopt, is_ours, the_site
+from .adoption import adopt, is_ours, the_server
 from .app import HTTPEnvServer, create_fastapi_app
-from .environment_types import types_of
+from .environment_types import hints_of, types_of
 from .runtime import Runtime
 
 MAX_SESSIONS = 10_000
@@ -161,7 +161,7 @@ def load(target: str, *, mode: str | None = None, stated: Stated | None = None) 
     if isinstance(made, Starlette):
         if stated:
             raise InvalidRequest(f"{target} is an application with its own action and observation classes")
-        return _of_server(target, the_site(made).server, made)
+        return _of_server(target, the_server(made), made)
     if isinstance(made, _UpstreamServer):
         return _of_server(target, made, None)
     return _of_environment(target, found, made, stated)
@@ -254,10 +254,7 @@ def _promised(factory: Any) -> type | None:
         factory = factory.func
     if inspect.isclass(factory):
         return factory
-    try:
-        promised = get_type_hints(factory).get("return")
-    except Exception:  # a hint that names what only a type checker imports
-        return None
+    promised = hints_of(factory).get("return")
     return promised if inspect.isclass(promised) else None
 
 

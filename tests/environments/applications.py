@@ -98,6 +98,15 @@ def two():
     return root
 
 
+def twice():
+    """One environment at two paths."""
+    root = make()
+    alias = FastAPI()
+    alias.router.routes.extend(root.router.routes)
+    root.mount("/alias", alias)
+    return root
+
+
 def production():
     return create_fastapi_app(LedgerEnvironment, LedgerAction, LedgerObservation, env_name="ledger", mode="production")
 

@@ -143,6 +143,16 @@ def test_adopting_twice_or_adopting_ours_changes_nothing() -> None:
     assert [id(route) for route in ours.router.routes] == before
 
 
+def test_an_environment_served_at_two_paths_has_the_same_sessions_at_both() -> None:
+    app = adopt(applications.twice())
+    with TestClient(app) as client, connect(client, "/ws") as socket:
+        eid = socket.ask("reset", {})["eid"]
+        with connect(client, "/alias/ws") as other:
+            other.ask("reset", {})
+        assert client.get(f"/alias/episodes/{eid}/states/0").content == client.get(f"/episodes/{eid}/states/0").content
+        assert len(client.get("/alias/episodes").json()["episodes"]) == 2
+
+
 def test_an_application_without_an_environment_or_with_two_is_refused() -> None:
     plain = FastAPI()
 
@@ -151,7 +161,7 @@ def test_an_application_without_an_environment_or_with_two_is_refused() -> None:
 
     with pytest.raises(InvalidRequest, match="has no OpenEnv session route"):
         adopt(plain)
-    with pytest.raises(InvalidRequest, match=r"2 environments \(ledger at /a, ledger at /b\)"):
+    with pytest.raises(InvalidRequest, match=r"several environments \(ledger at /a, ledger at /b\)"):
         adopt(applications.two())
 
 

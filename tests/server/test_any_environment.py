@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,17 @@ from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 
 from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_server import importing
+from errata_server.adoption import sites
 from errata_server.loading import Stated, load, load_all
 from errata_server.process import ServerProcess
+from errata_server.runtime import Runtime
+from errata_server.serving import Bind, build
+from errata_server.settings import Settings
 
 HERE = "tests.environments"
 GREETING = Path(__file__).parents[1] / "environments" / "greeting_env"
+SILENT = ("--action", f"{HERE}.asynchronous:EchoAction", "--observation", f"{HERE}.asynchronous:EchoObservation")
 UPSTREAM_ECHO = Path(__file__).parents[3] / "shared" / "upstream_suite" / "envs" / "echo_env"
 
 
@@ -69,7 +76,6 @@ async def what_is_kept(url: str, observations: list[dict[str, Any]], environment
         (f"{HERE}.applications:environment", "LedgerEnvironment", {"amount": 2}, {"balance": 4}),
         (f"{HERE}.applications:tenfold", "Scaled", {"amount": 2}, {"balance": 40}),
         (f"{HERE}.applications:server", "ledger", {"amount": 2}, {"balance": 4}),
-        (f"{HERE}.applications:app", "ledger", {"amount": 2}, {"balance": 4}),
         (f"{HERE}.applications:make", "ledger", {"amount": 3}, {"balance": 6}),
         (str(GREETING), "greeting_env", {"name": "Ada"}, {"greeting": "hello, Ada"}),
     ],
@@ -131,8 +137,11 @@ async def test_a_blocking_step_holds_up_no_other_session(tmp_path: Path) -> None
             assert (await waiting).observation["waited"] is True
 
 
-async def test_an_applications_own_routes_and_hooks_are_served(tmp_path: Path) -> None:
+async def test_an_application_is_served_with_its_own_routes_and_hooks(tmp_path: Path) -> None:
     with serving(f"{HERE}.applications:app", tmp_path) as server:
+        seen = await drive(server.url, {"amount": 2})
+        assert seen[-1]["balance"] == 4
+        await what_is_kept(server.url, seen, "ledger")
         hooks = httpx.get(f"{server.url}/hooks")
         assert (hooks.json(), hooks.headers["x-stamp"]) == (["startup"], "ledger")
         assert httpx.get(f"{server.url}/ready").json() == "the application's own"
@@ -140,28 +149,16 @@ async def test_an_applications_own_routes_and_hooks_are_served(tmp_path: Path) -
         assert httpx.get(f"{server.url}/list_environments").json() == ["ledger"]
 
 
-async def test_an_applications_own_limit_holds_until_the_operator_gives_another(tmp_path: Path) -> None:
-    async def how_many(url: str) -> int:
-        async with GenericEnvClient(base_url=url) as one, GenericEnvClient(base_url=url) as two:
-            await one.reset()
-            await two.reset()
-            async with GenericEnvClient(base_url=url) as three:
-                try:
-                    await three.reset()
-                except RuntimeError as error:
-                    assert "CAPACITY_REACHED" in str(error)
-                    return 2
-            return 3
-
-    with serving(f"{HERE}.applications:server", tmp_path) as server:
-        assert await how_many(server.url) == 2
-    with serving(f"{HERE}.applications:server", tmp_path, "--max-sessions", "3") as server:
-        assert await how_many(server.url) == 3
+@pytest.mark.parametrize(("target", "own"), [("server", 2), ("make", 4), ("by_hand", 1), ("environment", 10_000)])
+def test_an_applications_own_limit_holds_until_the_operator_gives_another(target: str, own: int) -> None:
+    runtime = Runtime.of(Settings())
+    for given, expected in ((None, own), (3, 3)):
+        app = load(f"{HERE}.applications:{target}").application(runtime, max_sessions=given)
+        assert app.state.errata.sessions.capacity == expected
 
 
 async def test_classes_that_no_hint_names_are_given_on_the_command_line(tmp_path: Path) -> None:
-    given = ("--action", f"{HERE}.asynchronous:EchoAction", "--observation", f"{HERE}.asynchronous:EchoObservation")
-    with serving(f"{HERE}.untyped:SilentEnvironment", tmp_path, *given) as server:
+    with serving(f"{HERE}.untyped:SilentEnvironment", tmp_path, *SILENT) as server:
         async with GenericEnvClient(base_url=server.url) as client:
             await client.reset()
             assert (await client.step({"text": "said"})).observation["text"] == "said"
@@ -216,6 +213,29 @@ def test_both_kinds_of_installed_environments_are_listed(elsewhere: Path, capsys
     assert listed["terminal"] == "terminal_env:SPEC"
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Modules and path entries that a test adds are gone after it."""
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+    importing._programs.clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_programs_with_modules_of_the_same_name_are_not_mixed_up(tmp_path: Path) -> None:
+    for name in ("first_program", "second_program"):
+        shutil.copytree(GREETING, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
+        app = tmp_path / name / "server" / "app.py"
+        app.write_text("from models import GreetingAction\n" + app.read_text())
+    assert load(str(tmp_path / "first_program")).app is not None
+    with pytest.raises(InvalidRequest, match=r"second_program: .* another module is called 'models' in this process"):
+        load(str(tmp_path / "second_program"))
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_a_directory_whose_modules_import_each_other_as_programs_is_loaded(tmp_path: Path) -> None:
     directory = tmp_path / "plain-greeting"
     shutil.copytree(GREETING, directory, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
@@ -244,9 +264,10 @@ def test_several_targets_need_different_names() -> None:
         (f"{HERE}.applications:", "is not module:attribute"),
         (f"{HERE}.applications:instance_of_nothing", "is a int: expected an Environment class"),
         (f"{HERE}.applications:Scaled", r"needs arguments \(factor\): give functools.partial"),
-        (f"{HERE}.applications:two", r"serves 2 environments \(ledger at /a, ledger at /b\)"),
+        (f"{HERE}.applications:two", r"serves several environments \(ledger at /a, ledger at /b\)"),
         (f"{HERE}.ledger:LedgerAction", "is the class LedgerAction, not a subclass of Environment"),
         (f"{HERE}.untyped:SilentEnvironment", "does not say which action and observation class it uses: give --action"),
+        (f"{HERE}.untyped:BareAction", "does not say which action class it uses: give --action"),
         (f"{HERE}.untyped:HalfDone", "does not define state, step"),
         (f"{HERE}.broken:app", r"No module named 'a_package_nobody_has' \(.*broken_inside.py:1\)"),
         ("tests/environments", "no openenv.yaml and no server/app.py is in it"),
@@ -257,6 +278,40 @@ def test_what_cannot_be_served_is_said_in_one_line(target: str, told: str) -> No
     with pytest.raises(InvalidRequest, match=told) as caught:
         load(target)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["PartlyHinted", "ThroughGenericBase"])
+def test_the_classes_are_read_through_generic_bases_and_past_hints_that_cannot_be_read(name: str) -> None:
+    spec = load(f"{HERE}.untyped:{name}").spec
+    assert (spec.action_cls.__name__, spec.observation_cls.__name__) == ("EchoAction", "EchoObservation")
+
+
+def test_a_mode_reaches_the_application_that_the_import_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_MODE", "simulation")
+    app = load(f"{HERE}.applications:make", mode="production").app
+    assert app is not None
+    assert [site.mode for site in sites(app)] == ["production"]
+
+
+def test_an_application_of_our_own_create_app_keeps_its_journal_where_the_command_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changed_line.py").write_text(
+        "from errata_server import create_app\n"
+        f"from {HERE}.ledger import LedgerAction, LedgerEnvironment, LedgerObservation\n"
+        "app = create_app(LedgerEnvironment, LedgerAction, LedgerObservation, env_name='mine')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("ERRATA_DATA_DIR", "OPENENV_MODE"):
+        monkeypatch.setenv(name, "")  # to be put back
+        monkeypatch.delenv(name)
+    settings = Settings(data_dir=tmp_path / "kept", sandbox="fake")
+    app, runtime = build("changed_line:app", settings, bind=Bind(), mode=None)
+    try:
+        assert app.state.errata.runtime is runtime
+        assert runtime.data_dir == tmp_path / "kept"
+    finally:
+        asyncio.run(runtime.close())
 
 
 def test_a_class_given_for_an_environment_that_says_its_own_is_checked() -> None:
