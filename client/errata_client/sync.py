@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from openenv.core.sync_client import SyncEnvClient
@@ -90,6 +92,18 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
     def __enter__(self) -> Self:
         """Connect."""
         return self.connect()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the async client's own class (``run`` of a terminal), blocking."""
+        found = super().__getattr__(name)
+        method = getattr(self._async, name)
+        if found is not method and inspect.iscoroutinefunction(method):
+            functools.update_wrapper(found, method)
+        return found
+
+    def __dir__(self) -> list[str]:
+        """List the methods of the async client's own class too: shells and editors complete from this."""
+        return sorted({*super().__dir__(), *(name for name in dir(self._async) if not name.startswith("_"))})
 
     def owns_running_loop(self) -> bool:
         """Whether the caller runs on this client's background loop."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def test_a_session_over_errata_is_typed_counted_and_replayed(tmp_path: Path) -> 
         served(application(tmp_path, "fake")) as url,
         TerminalEnv(base_url=url).sync() as terminal,
     ):
+        assert {"run", "write_file", "read_file", "submit", "reset", "state_at"} <= set(dir(terminal))
+        assert "timeout_s" in signature(terminal.run).parameters and "bash" in (terminal.run.__doc__ or "").lower()
         first = terminal.reset(seed=1, episode_id="mine")
         assert first.observation.instruction == "" and first.reward == 0.0
         made = terminal.write_file("note", "one\n")
