@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-AGENT_TEXT_VERSION = "1"
+AGENT_TEXT_VERSION = "2"
 """Changes whenever the text of any observation would."""
 
 
@@ -40,7 +40,8 @@ def agent_text(observation: Any) -> str:
     if background:
         parts.append(f"[killed when the command ended: {', '.join(background)}]\n")
     if field("timed_out"):
-        parts.append("[killed: time limit]\n")
+        limit_s = field("time_limit_s")
+        parts.append("[killed: time limit]\n" if limit_s is None else f"[killed: time limit of {limit_s:g} s]\n")
     elif field("exit_code") is not None:
         parts.append(f"[exit {field('exit_code')}]\n")
     elif not any(parts) and tool in _DONE:

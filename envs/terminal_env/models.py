@@ -41,6 +41,7 @@ class TerminalObservation(ErrorMarkers, Observation):
         stderr: Kept standard error, or why a file tool refused.
         exit_code: The command's exit status; None when it was killed at its time limit, or for another tool.
         timed_out: The command was killed at its time limit.
+        time_limit_s: The time limit that ``run`` was held to, in seconds; None for another tool.
         truncated: Part of the output, or of the file, is left out.
         limit_hit: The limit that ended or broke the command.
         content: What ``read_file`` read.
@@ -59,6 +60,7 @@ class TerminalObservation(ErrorMarkers, Observation):
     stderr: str = ""
     exit_code: int | None = None
     timed_out: bool = False
+    time_limit_s: float | None = None
     truncated: bool = False
     limit_hit: str | None = None
     content: str | None = None

@@ -27,6 +27,8 @@ def test_a_bare_shell_says_where_it_stands() -> None:
         ({"tool": "run", "stdout": "o", "stderr": "e", "exit_code": 1}, "o\n[stderr]\ne\n[exit 1]"),
         ({"tool": "run", "exit_code": 0}, "[exit 0]"),
         ({"tool": "run", "stdout": "x\n", "timed_out": True}, "x\n[killed: time limit]"),
+        ({"tool": "run", "timed_out": True, "time_limit_s": 30.0}, "[killed: time limit of 30 s]"),
+        ({"tool": "run", "timed_out": True, "time_limit_s": 0.5}, "[killed: time limit of 0.5 s]"),
         (
             {"tool": "run", "exit_code": 137, "limit_hit": "memory", "killed_background": ["sleep", "nc"]},
             "[limit reached: memory]\n[killed when the command ended: sleep, nc]\n[exit 137]",

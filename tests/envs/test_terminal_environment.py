@@ -164,6 +164,7 @@ async def test_a_command_past_its_time_limit_is_an_observation(environment: Term
     await environment.reset_async()
     seen = await environment.step_async(run("sleep 60", timeout_s=2))
     assert (seen.timed_out, seen.exit_code, seen.error_kind) == (True, None, "timeout")
+    assert agent_text(seen).endswith("[killed: time limit of 2 s]")
     assert (await environment.step_async(run("echo still here"))).stdout == "still here\n"
 
 

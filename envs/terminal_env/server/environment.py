@@ -176,9 +176,8 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
     async def _run(self, action: TerminalAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
         episode, sandbox = self._live()
         limits = [MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S if action.timeout_s is None else action.timeout_s]
-        result = await sandbox.run(
-            action.command, timeout_s=min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
-        )
+        limit_s = min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
+        result = await sandbox.run(action.command, timeout_s=limit_s)
         before, episode.cwd = episode.cwd, sandbox.cwd
         detection = detect.detect(
             action.command,
@@ -196,6 +195,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             "stderr": result.stderr,
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
+            "time_limit_s": limit_s,
             "truncated": result.truncated,
             "limit_hit": result.limit_hit,
             "killed_background": list(result.killed_background),
