@@ -125,13 +125,20 @@ def environments(
             typer.echo(f"{name:24} {value}")
 
 
-@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def demo(context: typer.Context, name: Annotated[str, typer.Argument(help="Which demo.")] = "terminal") -> None:
+@cli.command(context_settings={"ignore_unknown_options": True})
+def demo(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Which demo, terminal without a name; then its own options."),
+    ] = None,
+) -> None:
     """Run the main job on real input: a scripted agent, markers, state(t), a crash, a fork."""
+    options = arguments or []
+    name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
     demos = {point.name: point for point in entry_points(group="errata.demos")}
     if name not in demos:
         raise typer.BadParameter(f"no demo {name!r}; there are: {', '.join(sorted(demos)) or 'none'}")
-    raise typer.Exit(demos[name].load()(context.args))
+    raise typer.Exit(demos[name].load()(options))
 
 
 def _base(entry: str) -> tuple[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ from .settings import Settings
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True)
 
 T = TypeVar("T")
+_EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 def directory(text: str) -> Path:
@@ -140,7 +142,10 @@ def replay(
                 raise InvalidRequest(
                     f"the environment {environment!r} is not installed here: its agent_text is unknown"
                 )
-            typer.echo(published()[environment].load().agent_text(observation_of(json.loads(payload))))
+            spec = published()[environment].load()
+            text = spec.agent_text(observation_of(json.loads(payload)))
+            read = {"agent_text": text, "agent_text_version": spec.agent_text_version}
+            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, **read}) if as_json else text)
         elif as_json:
             typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, "data": json.loads(payload)}))
         else:
@@ -219,19 +224,19 @@ class _Source:
 
     def detail(self, eid: str) -> EpisodeDetail:
         if self._url is not None:
-            return EpisodeDetail.model_validate_json(self._http("GET", f"/episodes/{eid}").content)
+            return EpisodeDetail.model_validate_json(self._http("GET", _path(eid)).content)
         return self._local(lambda r: r.detail(eid, self._principal))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
         if self._url is not None:
-            found = self._http("GET", f"/episodes/{eid}/states/{t}")
+            found = self._http("GET", f"{_path(eid)}/states/{t}")
             return found.content, found.headers["etag"].strip('"'), found.headers["x-errata-kind"]
         row = self._local(lambda r: r.delivery(eid, t, self._principal))
         return row.payload, f"sha256:{row.digest.hex()}", row.wire_kind
 
     def delete(self, eid: str) -> int:
         if self._url is not None:
-            return int(self._http("DELETE", f"/episodes/{eid}").json()["deleted"])
+            return int(self._http("DELETE", _path(eid)).json()["deleted"])
         return self._local(lambda r: r.delete(eid, self._principal))
 
     def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
@@ -257,8 +262,18 @@ class _Source:
         return answer
 
 
+def _path(eid: str) -> str:
+    """Return where an episode is served. A text that no server mints would lead to another address."""
+    if not _EID.fullmatch(eid):
+        raise UnknownEpisode(eid)
+    return f"/episodes/{eid}"
+
+
 def _error_of(answer: httpx.Response) -> ErrataError:
     try:
-        return error_from_wire(answer.json())
+        body = answer.json()
     except ValueError:
-        return JournalUnavailable(f"{answer.request.url.path}: HTTP {answer.status_code}")
+        body = None
+    if isinstance(body, dict) and "code" in body:
+        return error_from_wire(body)
+    return JournalUnavailable(f"{answer.request.url}: HTTP {answer.status_code}; is it an Errata server?")
