@@ -32,6 +32,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 
 from . import http_routes
 from .app import HTTPEnvServer
+from .app import _lifespan as serving_lifespan
 from .auth import Guard
 from .runtime import Runtime
 from .settings import Settings
@@ -163,7 +164,7 @@ def adopt(
             each.state._state.update(told._state)
             each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
     app.add_middleware(Guard, settings=settings or runtime.settings, insecure=insecure)
-    app.router.lifespan_context = _around(app.router.lifespan_context, server)
+    app.router.lifespan_context = _inside(app.router.lifespan_context)
     return app
 
 
@@ -315,18 +316,12 @@ def _refuse_web_interface(site: Site) -> None:
         )
 
 
-def _around(inner: Callable[[Any], Any], server: HTTPEnvServer) -> Callable[[Any], Any]:
-    """Start early and stop cleanly around the application's own lifespan."""
+def _inside(outer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Start after the application's own startup and stop before its shutdown: environments may need what it opens."""
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        await server.runtime.start()
-        async with inner(app) as state:
-            try:
-                yield state
-            finally:
-                await server.sessions.close_all()
-        if server.runtime.journal.durable:
-            await server.runtime.close()
+        async with outer(app) as state, serving_lifespan(app):
+            yield state
 
     return lifespan

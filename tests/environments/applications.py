@@ -68,8 +68,13 @@ def by_hand():
         yield {"opened": True}
         HOOKS.append("lifespan over")
 
+    class Noted(LedgerEnvironment):
+        def close(self):
+            super().close()
+            HOOKS.append("environment closed")
+
     app = FastAPI(title="By hand", lifespan=lifespan, dependencies=[Depends(token)])
-    HTTPEnvServer(LedgerEnvironment, LedgerAction, LedgerObservation, env_name="ledger").register_routes(app)
+    HTTPEnvServer(Noted, LedgerAction, LedgerObservation, env_name="ledger").register_routes(app)
 
     @app.get("/{anything:path}")
     def rest(anything: str):

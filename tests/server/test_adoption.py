@@ -84,13 +84,16 @@ def test_what_stands_before_an_applications_routes_stands_before_ours() -> None:
         for path in ("/episodes", "/capabilities", "/rest/of/it"):
             assert client.get(path).status_code == 403, path
             assert client.get(path, headers=key).status_code == 200, path
-        with client.websocket_connect("/ws", headers=key) as socket:
+        create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+        assert client.post("/mcp", json=create).status_code == 403
+        sid = client.post("/mcp", json=create, headers=key).json()["result"]["session_id"]
+        with client.websocket_connect(f"/ws?session_id={sid}", headers=key) as socket:
             socket.send_text('{"type":"reset"}')
             assert socket.receive_json()["data"]["observation"]["balance"] == 0
         assert len(client.get("/episodes", headers=key).json()["episodes"]) == 1
         assert client.get("/rest/of/it", headers=key).json() == {"rest": "rest/of/it"}
         assert client.get("/openapi.json", headers=key).json()["info"]["title"] == "By hand"
-    assert applications.HOOKS == ["lifespan", "lifespan over"]
+    assert applications.HOOKS == ["lifespan", "environment closed", "lifespan over"]
 
 
 def test_an_include_keeps_its_own_dependencies_and_prefix() -> None:
