@@ -19,16 +19,26 @@ from typing import Any
 from fastapi import FastAPI, WebSocket
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, ServerMode, State
-from starlette.routing import BaseRoute
+from openenv.core.env_server.types import (
+    Action,
+    ConcurrencyConfig,
+    Observation,
+    ServerCapacityStatus,
+    ServerMode,
+    SessionInfo,
+    State,
+)
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
-from errata_protocol.errors import ErrataError
+from errata_protocol.errors import ErrataError, SessionUnknown
 
-from . import http_routes
-from .auth import Guard
-from .mcp import McpDoor, upstream_handler
+from . import http_routes, routing, stateless
+from .auth import guard
+from .compose import mount_by_name
+from .mcp import McpDoor
+from .mcp_tools import McpTools
+from .mcp_ws import McpSocket
 from .plain_ws import PlainSocket
 from .replay import Replay
 from .runtime import Runtime
@@ -47,17 +57,25 @@ payloads of any step (`/episodes/{eid}/states/{t}`), fork (`/episodes/{eid}/fork
 
 
 class HTTPEnvServer(_UpstreamServer):
-    """Upstream's server class with journaled, replayable sessions.
+    """Upstream's server class on journaled, replayable sessions.
+
+    Upstream's own session table stays empty: what its remaining routes do with sessions goes through ours.
 
     Args:
         *args: As upstream.
         runtime: Shared journal and sandboxes; by default the one of ``ERRATA_DATA_DIR``, or one in memory.
         spec: What the environment publishes; its name, tools and ``agent_text`` version are told to clients.
+        insecure: Let other machines in without a token, whatever the settings say.
         **kwargs: As upstream.
     """
 
     def __init__(
-        self, *args: Any, runtime: Runtime | None = None, spec: EnvironmentSpec | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        runtime: Runtime | None = None,
+        spec: EnvironmentSpec | None = None,
+        insecure: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.runtime = runtime or Runtime.of(Settings())
@@ -70,12 +88,9 @@ class HTTPEnvServer(_UpstreamServer):
             agent_text_version=spec.agent_text_version if spec is not None else None,
         )
         self.replay = Replay(self.runtime)
+        self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         self._spec = spec
-
-    @property
-    def active_sessions(self) -> int:
-        """Sessions that hold an environment instance."""
-        return self.sessions.active
+        self._insecure = insecure
 
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return what a capability probe is answered."""
@@ -94,63 +109,108 @@ class HTTPEnvServer(_UpstreamServer):
         )
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
-        """Register upstream's routes and ours; the session routes are ours alone."""
-        resolved = ServerMode(mode.lower()) if isinstance(mode, str) and mode.lower() in set(ServerMode) else mode
-        simulation = resolved != ServerMode.PRODUCTION
-        if isinstance(resolved, ServerMode):
-            http_routes.register(
-                app,
-                runtime=self.runtime,
-                replay=self.replay,
-                capabilities=functools.partial(self.capabilities, resolved),
-                replayable=simulation,
-            )
-        super().register_routes(app, mode)
-        handler = upstream_handler(_take_route(app, "/mcp", "POST").endpoint)  # type: ignore[attr-defined]
-        _take_route(app, "/ws", None)
-        door = McpDoor(self.sessions, handler)
-        http_routes.register_mcp(app, door)
-        app.state.errata = self
-        told = functools.partial(self.capabilities, ServerMode.SIMULATION if simulation else ServerMode.PRODUCTION)
+        """Register all doors: upstream's routes, with those that hold a session or an instance exchanged for ours.
+
+        Raises:
+            ValueError: No such mode, as upstream.
+        """
+        resolved = mode if isinstance(mode, ServerMode) else _mode(mode)
+        if resolved is None:  # upstream says what is wrong with it
+            super().register_routes(app, mode)
+            return
+        simulation = resolved is not ServerMode.PRODUCTION
+        told = functools.partial(self.capabilities, resolved)
+        http_routes.register(
+            app,
+            runtime=self.runtime,
+            replay=self.replay,
+            capabilities=lambda: told().model_dump(mode="json", exclude={"session"}),
+            replayable=simulation,
+        )  # before upstream's greedy Task API
+        super().register_routes(app, resolved)
+        for path, method in (("/ws", None), ("/mcp", None), ("/mcp", "POST")):
+            routing.take_route(app, path, method)
+        stateless.replace(app, self.sessions, self.action_cls, simulation=simulation)
+        routing.shorten_task_api(app, self.env_name)
+        http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
         @app.websocket("/ws")
-        async def websocket_endpoint(websocket: WebSocket) -> None:
-            socket = PlainSocket(
-                websocket,
-                self.sessions,
-                self.replay if simulation else None,
-                door,
-                self.action_cls,
-                told,
-                http_routes.principal(websocket),
-            )
-            await socket.serve()
+        async def plain_socket(websocket: WebSocket) -> None:
+            replay = self.replay if simulation else None
+            owner = http_routes.principal(websocket)
+            await PlainSocket(websocket, self.sessions, replay, self.mcp, self.action_cls, told, owner).serve()
+
+        @app.websocket("/mcp")
+        async def mcp_socket(websocket: WebSocket) -> None:
+            await McpSocket(websocket, self.sessions, self.mcp, http_routes.principal(websocket)).serve()
+
+        app.state.errata = self
+        app.state.errata_capabilities = told
+        app.add_exception_handler(ErrataError, http_routes.answer_error)
+        guard(app, self.runtime.settings, insecure=self._insecure)
+
+    # -- what upstream's class tells and does about sessions ------------------------------------------------------
+
+    @property
+    def active_sessions(self) -> int:
+        """Sessions that hold an environment instance."""
+        return self.sessions.active
+
+    def get_capacity_status(self) -> ServerCapacityStatus:
+        """Return how many sessions hold an instance, and how many may."""
+        return ServerCapacityStatus.from_counts(active=self.sessions.active, max_sessions=self.max_concurrent_envs)
+
+    def get_session_info(self, session_id: str) -> SessionInfo | None:
+        """Return what is known of a session of this process; None if it has none by that id."""
+        session = self.sessions.live(session_id)
+        if session is None or session.host is None:
+            return None
+        return SessionInfo(
+            session_id=session_id,
+            created_at=session.row.created,
+            last_activity_at=session.last_used,
+            step_count=session.t or 0,
+            environment_type=type(session.host.env).__name__,
+        )
+
+    async def _create_session(self) -> tuple[str, Environment[Any, Any, Any]]:
+        """Open one of our sessions for upstream's ``/harness`` route, which drives its environment itself."""
+        session = await self.sessions.open()
+        self.sessions.attach(session, self)
+        assert session.host is not None
+        return session.sid, session.host.env
+
+    async def _destroy_session(self, session_id: str) -> None:
+        session = self.sessions.live(session_id)
+        if session is not None:
+            await self.sessions.close(session)
+
+    def _update_session_activity(self, session_id: str, increment_step: bool = False) -> None:
+        session = self.sessions.live(session_id)
+        if session is not None:
+            session.last_used = self.runtime.clock.time()
 
     async def _run_in_session_executor(
         self, session_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Run an MCP-style step where the session's environment lives; upstream's handler calls this."""
         host = self.sessions.host_of(session_id)
-        if host is None:  # not one of our sessions: upstream's own WS /mcp
-            return await super()._run_in_session_executor(session_id, func, *args, **kwargs)
+        if host is None:
+            raise SessionUnknown(f"Unknown session_id: {session_id}")
         call = functools.partial(func, *args, **kwargs)
         return await host.run_in_place(call, timeout_s=self.runtime.settings.step_timeout_s)
 
+    def _start_reaper(self) -> None:
+        """Do nothing: each idle session has timers of its own."""
 
-def _take_route(app: FastAPI, path: str, method: str | None) -> BaseRoute:
-    """Remove and return upstream's route.
+    def _stop_reaper(self) -> None:
+        """Do nothing: see `_start_reaper`."""
 
-    Raises:
-        RuntimeError: This version of openenv registers its routes in another way.
-    """
-    for route in app.router.routes:
-        if getattr(route, "path", None) != path:
-            continue
-        methods = getattr(route, "methods", None)
-        if (method is None and methods is None) or (method is not None and methods and method in methods):
-            app.router.routes.remove(route)
-            return route
-    raise RuntimeError(f"openenv registered no route {method or 'WS'} {path}: install openenv>=0.10,<0.11")
+
+def _mode(name: str) -> ServerMode | None:
+    try:
+        return ServerMode(name.lower())
+    except ValueError:
+        return None
 
 
 def create_fastapi_app(
@@ -208,10 +268,10 @@ def create_fastapi_app(
         reset_observation_cls=reset_observation_cls,
         runtime=runtime,
         spec=spec,
+        insecure=insecure,
     )
     server.register_routes(app, mode=mode or os.environ.get("OPENENV_MODE", ServerMode.SIMULATION.value))
-    app.add_exception_handler(ErrataError, http_routes.answer_error)
-    app.add_middleware(Guard, settings=settings or runtime.settings, insecure=insecure)
+    mount_by_name(app, app.router, server.env_name)
     return app
 
 
@@ -237,20 +297,15 @@ def create_app(
     spec: EnvironmentSpec | None = None,
     insecure: bool = False,
 ) -> FastAPI:
-    """Create the application of one environment, as `create_fastapi_app`, with upstream's ``create_app`` signature.
+    """Create the application of one environment with upstream's ``create_app`` signature.
 
-    The arguments of the web interface are taken and have no effect yet: with ``ENABLE_WEB_INTERFACE`` set this raises,
-    rather than serve pages that would drive sessions of their own beside the journaled ones.
+    With ``ENABLE_WEB_INTERFACE`` set it also serves upstream's web interface at ``/web``, driving one of our sessions.
+    The arguments are those of upstream's function and of `create_fastapi_app`.
 
     Raises:
-        NotImplementedError: ``ENABLE_WEB_INTERFACE`` asks for the web interface.
         JournalUnavailable: The data directory cannot be used.
     """
-    if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
-        raise NotImplementedError(
-            "Errata does not serve OpenEnv's web interface yet: unset ENABLE_WEB_INTERFACE, or use openenv's create_app"
-        )
-    return create_fastapi_app(
+    app = create_fastapi_app(
         env,
         action_cls,
         observation_cls,
@@ -266,6 +321,19 @@ def create_app(
         spec=spec,
         insecure=insecure,
     )
+    if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
+        from .web import add_web_interface  # imports gradio's user interface, seconds of every start
+
+        add_web_interface(
+            app,
+            app.state.errata,
+            gradio_builder=gradio_builder,
+            custom_tab_name=custom_tab_name,
+            custom_tab_primary=custom_tab_primary,
+            show_default_tab=show_default_tab,
+            title_override=title_override,
+        )
+    return app
 
 
 @asynccontextmanager
@@ -274,9 +342,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: HTTPEnvServer = app.state.errata
     await server.runtime.start(reopen=True)
     asyncio.get_running_loop().set_default_executor(server.runtime.threads.executor)
-    server._start_reaper()
     yield
-    server._stop_reaper()
     await server.sessions.close_all()
     if server.runtime.journal.durable:
         await server.runtime.close()

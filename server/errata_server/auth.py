@@ -12,9 +12,12 @@ import ipaddress
 import json
 from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .settings import Settings
+
+Refusal = tuple[int, str, str]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Answered without a token: probes of a load balancer. They tell nothing about sessions."""
@@ -34,7 +37,19 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost" or host == "testclient"  # starlette's TestClient names its peer so
+        return host in ("localhost", "testclient", "testserver")  # starlette's TestClient names its ends so
+
+
+def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None:
+    """Put a `Guard` in front of an application that has none yet; call it before the application serves.
+
+    Args:
+        app: The application.
+        settings: See `Guard`.
+        insecure: See `Guard`.
+    """
+    if not any(middleware.cls is Guard for middleware in app.user_middleware):
+        app.add_middleware(Guard, settings=settings, insecure=insecure)
 
 
 class Guard:
@@ -43,51 +58,75 @@ class Guard:
     Args:
         app: What it guards.
         settings: ``token`` switches authentication on.
-        insecure: Let peers that are not on this machine in without a token.
+        insecure: Let peers that are not on this machine in without a token, whatever the settings say.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, insecure: bool = False) -> None:
         self._app = app
-        self._token = settings.token.get_secret_value() if settings.token is not None else None
-        self._insecure = insecure
+        self._principals = {token: principal_of(token) for token in settings.tokens}
+        self._insecure = insecure or settings.insecure
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-            refusal = self._refusal(scope, headers)
+            peer = (scope.get("client") or ("", 0))[0]
+            refusal = self._foreign_page(headers, local=is_loopback(peer)) or self._stranger(peer)
+            principal: str | None = None
+            if refusal is None and self._principals:
+                principal = self._principal(headers)
+                if principal is None and scope["path"] not in OPEN_PATHS:
+                    refusal = _NO_TOKEN if "authorization" not in headers else _WRONG_TOKEN
             if refusal is not None:
                 await _refuse(scope, receive, send, *refusal)
                 return
-            token = self._token
-            scope.setdefault("state", {})["principal"] = principal_of(token) if token is not None else None
+            scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
+    def _foreign_page(self, headers: dict[str, str], *, local: bool) -> Refusal | None:
+        """Refuse a page of another origin, also one whose name was rebound to this address."""
         host = headers.get("host", "")
-        if self._hosts and _name_of(host) not in self._hosts:
-            return (
-                403,
-                "FORBIDDEN",
-                f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS",
-            )
+        name = _name_of(host)
+        if self._hosts and name not in self._hosts:
+            message = f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS"
+            return 403, "FORBIDDEN", message
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            return 403, "FORBIDDEN", f"a page of {origin} may not use this server"
-        if self._token is None:
-            peer = (scope.get("client") or ("", 0))[0]
-            if not self._insecure and peer and not is_loopback(peer):
-                return 403, "FORBIDDEN", "this server has no token and answers loopback only: set ERRATA_TOKEN"
+        if origin is None or origin.lower() in self._origins:
             return None
-        if scope["path"] in OPEN_PATHS:
+        if origin.partition("://")[2] != host:
+            message = f"a page of {origin[:100]} may not use this server: set ERRATA_ALLOWED_ORIGINS to let it"
+            return 403, "FORBIDDEN", message
+        if local and not self._principals and not self._hosts and not is_loopback(name):
+            message = f"a page may call this server localhost, not {name[:100]!r}: set ERRATA_ALLOWED_HOSTS to let it"
+            return 403, "FORBIDDEN", message
+        return None
+
+    def _stranger(self, peer: str) -> Refusal | None:
+        if self._principals or self._insecure or not peer or is_loopback(peer):
             return None
+        message = "this server has no token and answers loopback only: set ERRATA_TOKEN, or ERRATA_INSECURE=1"
+        return 403, "FORBIDDEN", message
+
+    def _principal(self, headers: dict[str, str]) -> str | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return 401, "UNAUTHORIZED", "this server needs a token: send the header `Authorization: Bearer TOKEN`"
-        given = given.strip()
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return 401, "UNAUTHORIZED", "the token is not this server's"
-        return None
+            return None
+        # Every token is compared, in constant time: which one it was shows in nothing but the answer.
+        found = [
+            principal
+            for token, principal in self._principals.items()
+            if hmac.compare_digest(given.strip().encode(), token.encode())
+        ]
+        return found[0] if found else None
+
+
+_NO_TOKEN: Refusal = (
+    401,
+    "UNAUTHORIZED",
+    "this server needs a token: send the header `Authorization: Bearer TOKEN`",
+)
+_WRONG_TOKEN: Refusal = (401, "UNAUTHORIZED", "the token is not this server's, or not sent as `Bearer TOKEN`")
 
 
 def _name_of(host: str) -> str:

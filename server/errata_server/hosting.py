@@ -8,10 +8,11 @@ Overridden ``reset_async`` and ``step_async`` run on the loop. Anything else is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from openenv.core.env_server._utils import overrides_method
@@ -54,6 +55,12 @@ def _overrides(env: object, method: str) -> bool:
 
 class ThreadLost(StepTimeout):
     """The call did not run: the thread that the instance shared was given up, because another's call hangs on it."""
+
+
+def _accepted(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in given.items() if takes_any or k in parameters}
 
 
 class EnvHost:
@@ -149,17 +156,28 @@ class EnvHost:
         """
         return await self._in_thread("tools/call", function, timeout_s)  # type: ignore[no-any-return]
 
+    @contextlib.asynccontextmanager
+    async def mcp_client(self, client: Any) -> AsyncIterator[None]:
+        """Keep ``client``, the environment's own, connected: held open with the session, or for this one call."""
+        if client.is_connected():
+            yield
+            return
+        factory = getattr(self.env, "mcp_session", None)
+        async with factory() if callable(factory) else client:
+            yield
+
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
         method = self.env.reset_async if self._async_reset else self.env.reset
-        parameters = inspect.signature(method).parameters
-        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        kwargs = {k: v for k, v in data.items() if takes_any or k in parameters}
+        kwargs = _accepted(method, data)
         return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
 
-    async def step(self, action: Action, *, timeout_s: float) -> Observation:
-        """Step the environment."""
-        return await self._call(self.env.step_async if self._async_step else self.env.step, timeout_s, action)
+    async def step(self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float) -> Observation:
+        """Step the environment, with those of ``given``'s keys that its signature takes."""
+        method = self.env.step_async if self._async_step else self.env.step
+        kwargs = _accepted(method, given) if given else {}
+        kwargs.pop("action", None)
+        return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s, action)
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a mapping."""

@@ -8,15 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
-from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse
 from pydantic import ValidationError
 
-from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import ForkRequest
 
+from . import metrics
 from .delivery import wire_digest
-from .mcp import McpDoor
+from .mcp import McpDoor, read_rpc
 from .replay import Replay
 from .runtime import Runtime
 
@@ -30,7 +29,12 @@ def principal(scope_owner: Any) -> str | None:
 
 
 def register(
-    app: FastAPI, *, runtime: Runtime, replay: Replay, capabilities: Callable[[], Capabilities], replayable: bool
+    app: FastAPI,
+    *,
+    runtime: Runtime,
+    replay: Replay,
+    capabilities: Callable[[], dict[str, Any]],
+    replayable: bool,
 ) -> None:
     """Add our routes to an app; call it before upstream's greedy two-segment Task API is registered.
 
@@ -44,7 +48,7 @@ def register(
 
     @app.get("/capabilities", tags=["Errata"])
     async def get_capabilities() -> Response:
-        return _json(capabilities().model_dump(mode="json", exclude={"session"}))
+        return _json(capabilities())
 
     @app.get("/ready", tags=["Errata"])
     async def get_ready() -> Response:
@@ -52,6 +56,10 @@ def register(
         if not reasons:
             return _json({"status": "ready", "reasons": []})
         return _json({"status": "unavailable", "reasons": reasons}, 503)
+
+    @app.get("/metrics", tags=["Errata"])
+    async def get_metrics() -> Response:
+        return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
         _register_episodes(app, replay)
@@ -120,24 +128,34 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
         return await _typed(answer)
 
 
-def register_mcp(app: FastAPI, door: McpDoor) -> None:
-    """Add our ``POST /mcp`` in place of upstream's."""
+def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
+    """Add our ``POST /mcp`` in place of upstream's.
+
+    Args:
+        app: Without upstream's route.
+        door: Answers the requests.
+        max_body: Largest request accepted, bytes.
+    """
 
     @app.post("/mcp")
     async def post_mcp(request: Request) -> Response:
-        body = await request.body()
-        try:
-            data = json.loads(body)
-        except (ValueError, RecursionError):
-            response = JsonRpcResponse.error_response(JsonRpcErrorCode.PARSE_ERROR, "Parse error: Invalid JSON")
-            return _json(response.model_dump())
-        try:
-            rpc = JsonRpcRequest(**data)
-        except (ValidationError, TypeError) as error:
-            response = JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}")
-            return _json(response.model_dump())
-        answer = await door.over_http(rpc, body, principal(request))
+        body = await _body(request, max_body)
+        rpc = read_rpc({"bytes": body} if body is not None else {"oversize": f"more than {max_body}"}, max_body)
+        if isinstance(rpc, dict):
+            return _json(rpc)
+        answer = await door.over_http(rpc, rpc.model_dump_json().encode(), principal(request))
         return Response(answer, media_type="application/json") if isinstance(answer, bytes) else _json(answer)
+
+
+async def _body(request: Request, limit: int) -> bytes | None:
+    """Return the body, None when it is longer than ``limit``: what is over it is never held in memory."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:

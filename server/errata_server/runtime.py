@@ -20,6 +20,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUn
 from .clock import Clock
 from .ids import Ids
 from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange, SqliteJournal
+from .metrics import Metrics
 from .os_threads import OsThreads
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
@@ -77,6 +78,7 @@ class Runtime:
         self._given_sandboxes = sandboxes
         self._disk = disk
         self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off)
+        self.metrics = Metrics()
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False

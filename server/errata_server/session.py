@@ -49,25 +49,78 @@ class Reply:
     digest: str
 
 
-class Session:
-    """One environment instance over time. Position and host change only while `turn` is held."""
+class Room:
+    """How many environment instances there may be and are.
 
-    def __init__(self, row: SessionRow, *, committed: bool) -> None:
+    Args:
+        capacity: Upper bound of `used`; None for sessions that are not counted.
+    """
+
+    __slots__ = ("capacity", "used")
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.used = 0
+
+    @property
+    def full(self) -> bool:
+        """No further session may get an instance."""
+        return self.capacity is not None and self.used >= self.capacity
+
+
+class Session:
+    """One environment instance over time. Position and host change only while `turn` is held.
+
+    Args:
+        row: As journaled, or to be.
+        committed: The journal has it.
+        room: Where its instance is counted.
+    """
+
+    def __init__(self, row: SessionRow, *, committed: bool, room: Room) -> None:
         self.row = row
         self.committed = committed
+        self.room = room
         self.turn = Turnstile()
-        self.host: EnvHost | None = None
+        self._host: EnvHost | None = None
+        self._opening = False
         self.eid: str | None = None
         self.t: int | None = None
         self.given_out = row.given_out
+        self.last_used = row.created
         self.attached: object | None = None
         self.was_attached = False
         self.detached_at: object | None = None
         self.timers: list[asyncio.TimerHandle] = []
         self.lost: str | None = None
-        self.opening = False
         self.closing = False
         self.closed = False
+
+    @property
+    def host(self) -> EnvHost | None:
+        """Its environment instance; None while it sleeps."""
+        return self._host
+
+    @host.setter
+    def host(self, host: EnvHost | None) -> None:
+        held = self._holds
+        self._host = host
+        self.room.used += self._holds - held
+
+    @property
+    def opening(self) -> bool:
+        """Its instance is being made; the place is taken already."""
+        return self._opening
+
+    @opening.setter
+    def opening(self, opening: bool) -> None:
+        held = self._holds
+        self._opening = opening
+        self.room.used += self._holds - held
+
+    @property
+    def _holds(self) -> bool:
+        return self._opening or self._host is not None
 
     @property
     def sid(self) -> str:

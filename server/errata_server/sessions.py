@@ -8,8 +8,9 @@ row is committed, and only then does the reply exist.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
     EnvironmentOutputInvalid,
+    ErrataError,
     ServiceError,
     SessionLost,
     SessionUnknown,
@@ -30,7 +32,7 @@ from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
 from .hosting import EnvHost, EnvironmentFactory, ThreadLost, recovery_of
 from .journal.base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
 from .runtime import Runtime
-from .session import McpCall, Reply, Request, Session
+from .session import McpCall, Reply, Request, Room, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
@@ -62,43 +64,56 @@ class Sessions:
         self.environment = environment
         self.recovery = recovery_of(factory)
         self._waker = Waker(runtime, factory)
-        self._concurrency = concurrency
+        self._session_timeout_s = concurrency.session_timeout
+        self.room = Room(concurrency.max_concurrent_envs)
         self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
+        self._detached: dict[str, Session] = {}  # in the order of their detaching
         self._running: set[asyncio.Task[Any]] = set()
         runtime.enders.append(self._end)
+        runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self._detached))
 
     # -- opening and finding --------------------------------------------------------------------------------------
 
     @property
     def active(self) -> int:
         """Sessions that hold an environment instance or are making one."""
-        return sum(1 for s in self._live.values() if s.opening or s.host is not None)
+        return self.room.used
 
-    @property
-    def capacity(self) -> int:
-        """Upper bound of `active`."""
-        return self._concurrency.max_concurrent_envs
+    def live(self, sid: str) -> Session | None:
+        """Return a session that this process holds, whoever's it is; for upstream's own methods."""
+        return self._live.get(sid)
 
-    async def open(self, *, given_out: bool = False, principal: str | None = None) -> Session:
+    @contextlib.asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[EnvHost]:
+        """Lend an instance for one call without a session: not counted, not journaled, closed afterwards.
+
+        Raises:
+            EnvironmentFailed: The factory failed.
+        """
+        await self.runtime.start()
+        host = await self._waker.create(Session(self._new_row(), committed=False, room=Room(None)))
+        try:
+            yield host
+        finally:
+            await host.close()
+
+    async def open(self, *, given_out: bool = False, principal: str | None = None, room: Room | None = None) -> Session:
         """Make a session with its own environment instance.
+
+        Args:
+            given_out: A client is told its id: it outlives its socket.
+            principal: Whose it is.
+            room: Where to count it, by default among all others.
 
         Raises:
             CapacityReached: There is no room, and no detached session can be hibernated to make some.
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        row = SessionRow(
-            sid=self.runtime.ids.session(),
-            environment=self.environment,
-            recovery=self.recovery,
-            seed=self.runtime.ids.seed(),
-            created=self.runtime.clock.time(),
-            given_out=given_out,
-            principal=principal,
-        )
-        session = Session(row, committed=False)
-        await self._make_room()
+        row = self._new_row(given_out=given_out, principal=principal)
+        session = Session(row, committed=False, room=room or self.room)
+        await self._make_room(session.room)
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
         try:
@@ -115,6 +130,7 @@ class Sessions:
             raise
         finally:
             session.opening = False
+        self.runtime.metrics.opened(self.environment)
         return session
 
     async def find(self, sid: str, principal: str | None = None) -> Session:
@@ -142,7 +158,7 @@ class Sessions:
         existing = self._live.get(sid)
         if existing is not None:  # another request woke it while this one read
             return existing
-        session = Session(row, committed=True)
+        session = Session(row, committed=True, room=self.room)
         if last is not None:
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
@@ -174,6 +190,7 @@ class Sessions:
         session.attached = socket
         session.was_attached = True
         session.detached_at = None
+        self._detached.pop(session.sid, None)
 
     async def detach(self, session: Session, socket: object) -> None:
         """Let go of a session whose socket is gone (PROTOCOL A3): destroyed, or kept for ``detach_ttl_s``."""
@@ -181,7 +198,9 @@ class Sessions:
             return
         session.attached = None
         if session.closing or not session.given_out:
-            await self.close(session)
+            await asyncio.shield(
+                self._own(self.close(session))
+            )  # to its end, also where the socket's task is cancelled
             return
         self.keep_idle(session)
 
@@ -195,11 +214,13 @@ class Sessions:
         for timer in session.timers:
             timer.cancel()
         session.detached_at = since = object()
-        self._live[session.sid] = self._live.pop(session.sid, session)  # to the end: the oldest is evicted first
+        self._live[session.sid] = session
+        self._detached.pop(session.sid, None)
+        self._detached[session.sid] = session  # at the end: the oldest is evicted first
         loop = asyncio.get_running_loop()
         ends = [(self.runtime.settings.detach_ttl_s, self.hibernate)]
-        if self._concurrency.session_timeout is not None:
-            ends.append((self._concurrency.session_timeout, self.close))
+        if self._session_timeout_s is not None:
+            ends.append((self._session_timeout_s, self.close))
         session.timers = [loop.call_later(after_s, self._after_idle, session, since, end) for after_s, end in ends]
 
     def _after_idle(self, session: Session, since: object, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
@@ -232,7 +253,7 @@ class Sessions:
                 await host.close()
             if session.committed:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
-            self._live.pop(session.sid, None)
+            self._forget(session)
 
     async def close(self, session: Session, since: object | None = None) -> None:
         """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent.
@@ -250,8 +271,15 @@ class Sessions:
                 await host.close()
             if session.committed and session.lost is None:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
+            self.runtime.metrics.ended(self.environment, "closed" if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
-            self._live.pop(session.sid, None)
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        for timer in session.timers:
+            timer.cancel()
+        self._live.pop(session.sid, None)
+        self._detached.pop(session.sid, None)
 
     async def _end(self, sid: str) -> bool:
         session = self._live.get(sid)
@@ -275,7 +303,8 @@ class Sessions:
                 close.cancel()
             if hanging:
                 log.warning("%d environments did not close within %g s and were left behind", len(hanging), grace_s)
-        self._live.clear()
+        for session in list(self._live.values()):
+            self._forget(session)
 
     async def _shut(self, session: Session) -> None:
         if session.turn.busy:
@@ -320,12 +349,23 @@ class Sessions:
             return await self._on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
 
     async def _admit(self, session: Session, request: Request, socket: object | None) -> Reply:
+        outcome, started = "ok", asyncio.get_running_loop().time()
+        try:
+            return await self._deliver(session, request, socket)
+        except BaseException as error:
+            outcome = error.code if isinstance(error, ErrataError) else type(error).__name__
+            raise
+        finally:
+            seconds = asyncio.get_running_loop().time() - started
+            self.runtime.metrics.request(self.environment, request.kind, outcome, seconds)
+
+    async def _deliver(self, session: Session, request: Request, socket: object | None) -> Reply:
         async with session.turn:
             if socket is not None and session.attached is not socket:
                 raise SessionUnknown("another socket speaks for this session now: attach again")
             await self.runtime.wait_for_journal()
             await self._awake(session)  # a lost session is told before an id is drawn
-            created = self.runtime.clock.time()
+            created = session.last_used = self.runtime.clock.time()
             new_episode = request.kind == "reset" or session.eid is None or session.t is None
             eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
             t = 0 if request.kind == "reset" else (session.t or 0) + 1
@@ -407,7 +447,7 @@ class Sessions:
             raise SessionUnknown("this session was closed: open another")
         if session.host is not None:
             return session.host
-        await self._make_room()
+        await self._make_room(session.room)
         session.opening = True
         try:
             session.host = await self._waker.wake(session)
@@ -424,27 +464,34 @@ class Sessions:
 
     # -- room -------------------------------------------------------------------------------------------------------
 
-    async def _make_room(self) -> None:
-        while self.active >= self.capacity:
-            # In the order of their detaching, because a session is moved to the end whenever it is detached.
+    async def _make_room(self, room: Room) -> None:
+        while room.full:
             detached = next(
                 (
                     s
-                    for s in self._live.values()
-                    if s.host is not None
-                    and s.detached_at is not None
-                    and not s.turn.busy
-                    and (s.recoverable or s.was_attached)
+                    for s in self._detached.values()
+                    if s.host is not None and not s.turn.busy and (s.recoverable or s.was_attached)
                 ),
                 None,
             )
             if detached is None:
                 raise CapacityReached(
-                    f"Server at capacity: {self.active}/{self.capacity} sessions active",
-                    active_sessions=self.active,
-                    max_sessions=self.capacity,
+                    f"Server at capacity: {room.used}/{room.capacity} sessions active",
+                    active_sessions=room.used,
+                    max_sessions=room.capacity,
                 )
             await self._evict(detached)
+
+    def _new_row(self, *, given_out: bool = False, principal: str | None = None) -> SessionRow:
+        return SessionRow(
+            sid=self.runtime.ids.session(),
+            environment=self.environment,
+            recovery=self.recovery,
+            seed=self.runtime.ids.seed(),
+            created=self.runtime.clock.time(),
+            given_out=given_out,
+            principal=principal,
+        )
 
     async def _commit_row(self, session: Session) -> None:
         await self.runtime.wait_for_journal()

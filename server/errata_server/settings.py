@@ -31,7 +31,10 @@ class Settings(BaseSettings):
         max_frame: Largest frame accepted on a socket, bytes.
         allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
             allows that machine's own names only, so that a web page whose name was rebound to 127.0.0.1 stays out.
-        token: Bearer token of all doors; None turns authentication off.
+        allowed_origins: Origins (``https://example.org``) of web pages that may use the server, besides its own.
+        token: Bearer token of all doors, or several with commas between; each is a principal of its own, whose
+            sessions and episodes the others cannot see. None turns authentication off.
+        insecure: Let other machines in without a token.
         base: Base trees of sandboxes by name, besides the built ones.
         sandbox: Sandbox backend. ``fake`` is for tests and examples: its shell is a toy.
     """
@@ -48,19 +51,21 @@ class Settings(BaseSettings):
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
     token: SecretStr | None = None
+    insecure: bool = False
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: Literal["namespace", "fake"] = "namespace"
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "allowed_origins", mode="before")
     @classmethod
-    def _hosts_are_separated_by_commas(cls, hosts: object) -> object:
-        return tuple(name.strip() for name in hosts.split(",") if name.strip()) if isinstance(hosts, str) else hosts
+    def _names_are_separated_by_commas(cls, names: object) -> object:
+        return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names
 
     @field_validator("token")
     @classmethod
     def _token_is_not_empty(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not token.get_secret_value().strip():
+        if token is not None and not all(part.strip() for part in token.get_secret_value().split(",")):
             raise ValueError("the token is empty: give one, or leave it unset to go without authentication")
         return token
 
@@ -75,6 +80,13 @@ class Settings(BaseSettings):
             f"ERRATA_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in given.items()
         }
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens; empty without authentication."""
+        if self.token is None:
+            return ()
+        return tuple(part.strip() for part in self.token.get_secret_value().split(","))
 
     @property
     def limits(self) -> ServerLimits:

@@ -1,0 +1,95 @@
+"""Reading frames strictly: what does not mean one thing in every JSON decoder is refused before it means anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic_core import to_json
+
+from errata_protocol.errors import CallerError, InvalidRequest
+
+MAX_DEPTH = 256
+"""Nesting of a frame; far above any action, far below what makes a decoder or a validator give up."""
+
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class Refused(CallerError):
+    """A frame that is refused before it means anything; its code is given."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.__dict__["code"] = code
+
+
+def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
+    """Return the JSON object that an ASGI ``websocket.receive`` message holds.
+
+    Args:
+        message: With ``text``, ``bytes``, or ``oversize`` (its length) where it was not kept.
+        max_frame: Limit to name where it was too long.
+
+    Raises:
+        Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, deep nesting.
+        InvalidRequest: It is no object, or holds half of a surrogate pair.
+    """
+    if "oversize" in message:
+        raise Refused(
+            f"a frame of {message['oversize']} characters is over the limit of {max_frame}: send less in one action",
+            "FRAME_TOO_LARGE",
+        )
+    text = message.get("text")
+    if text is None:
+        try:
+            text = message["bytes"].decode()
+        except UnicodeDecodeError as error:
+            raise Refused(f"Invalid JSON: a binary frame that is not UTF-8: {error}", "INVALID_JSON") from error
+    try:
+        frame = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
+    except ValueError as error:
+        raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
+    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
+        raise Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
+    if not isinstance(frame, dict):
+        raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
+    if _LONE_SURROGATE.search(text) or "\\ud" in text.lower():
+        _refuse_surrogates(frame)
+    return frame
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Say whether containers nest deeper; level by level, because recursion limits differ between Pythons."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return made
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_surrogates(frame: dict[str, Any]) -> None:
+    try:
+        to_json(frame)
+    except Exception as error:
+        raise InvalidRequest("a string holds half of a surrogate pair, which has no UTF-8 form") from error

@@ -1,0 +1,52 @@
+"""The WebSocket ``/mcp`` door: JSON-RPC frames on a session of the socket's own, each tools/call a delivery."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from openenv.core.env_server.mcp_types import JsonRpcErrorCode
+from pydantic_core import to_json
+from starlette.websockets import WebSocket
+
+from errata_protocol.errors import ErrataError
+
+from .mcp import McpDoor, read_rpc, rpc_failed
+from .session import Reply, Session
+from .sessions import Sessions
+from .socket_door import SocketDoor
+
+log = logging.getLogger("errata.ws")
+
+
+class McpSocket(SocketDoor):
+    """One connection on WS ``/mcp``.
+
+    Args:
+        websocket: Not yet accepted.
+        sessions: The environment's sessions.
+        mcp: Answers the requests.
+        principal: Who opened the socket.
+    """
+
+    def __init__(self, websocket: WebSocket, sessions: Sessions, mcp: McpDoor, principal: str | None) -> None:
+        super().__init__(websocket, sessions, principal)
+        self._mcp = mcp
+
+    async def _answer(self, session: Session, message: dict[str, Any]) -> bytes:
+        rpc = read_rpc(message, self._sessions.runtime.settings.max_frame)
+        if isinstance(rpc, dict):
+            return to_json(rpc)
+        try:
+            answer = await self._mcp.on_session(session, rpc, rpc.model_dump_json().encode(), self)
+            return answer.payload if isinstance(answer, Reply) else to_json(answer)
+        except Exception as error:  # a defect of ours must not cost the client its session
+            log.exception("request failed")
+            return to_json(rpc_failed(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
+
+    def _refusal(self, error: Exception) -> bytes:
+        if isinstance(error, ErrataError):
+            data = {"code": error.code, **error.details}
+            return to_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
+        log.error("session could not be opened", exc_info=error)
+        return to_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, str(error)))

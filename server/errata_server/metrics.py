@@ -1,0 +1,62 @@
+"""Figures of a running server in Prometheus' text format; their names are documented in docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+
+
+class Metrics:
+    """What one runtime counts. A registry of its own: two servers in one process do not mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        one = ("environment",)
+        self._opened = Counter("errata_sessions_opened_total", "Sessions opened.", one, registry=self._registry)
+        self._ended = Counter(
+            "errata_sessions_ended_total", "Sessions ended, by how.", (*one, "how"), registry=self._registry
+        )
+        self._active = Gauge(
+            "errata_sessions_active", "Sessions that hold an environment instance.", one, registry=self._registry
+        )
+        self._detached = Gauge(
+            "errata_sessions_detached", "Sessions without a socket that are kept.", one, registry=self._registry
+        )
+        self._requests = Histogram(
+            "errata_request_seconds",
+            "Time from admission to commit of a mutating request, by kind and outcome (ok, or an error code).",
+            (*one, "kind", "outcome"),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def watch(self, environment: str, active: Callable[[], int], detached: Callable[[], int]) -> None:
+        """Ask these functions for an environment's gauges whenever they are read."""
+        self._active.labels(environment).set_function(active)
+        self._detached.labels(environment).set_function(detached)
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a gauge that asks ``value`` whenever it is read."""
+        Gauge(name, text, registry=self._registry).set_function(value)
+
+    def opened(self, environment: str) -> None:
+        """Count a session that was opened."""
+        self._opened.labels(environment).inc()
+
+    def ended(self, environment: str, how: str) -> None:
+        """Count a session that is over: ``closed``, ``lost`` or ``expired``."""
+        self._ended.labels(environment, how).inc()
+
+    def request(self, environment: str, kind: str, outcome: str, seconds: float) -> None:
+        """Count a mutating request: how it ended, and after how long."""
+        self._requests.labels(environment, kind, outcome).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all figures as a scrape of ``/metrics`` reads them."""
+        return generate_latest(self._registry)

@@ -1,0 +1,112 @@
+"""What every WebSocket door shares: one session a socket, one request at a time, answered in order, nothing pushed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from .session import Session
+from .sessions import Sessions
+
+log = logging.getLogger("errata.ws")
+
+MAX_PIPELINED = 64
+"""Frames read ahead of the one that runs; beyond it the socket is not read, and TCP slows the sender down."""
+
+
+class SocketDoor(ABC):
+    """One connection and the session it speaks for.
+
+    Args:
+        websocket: Not yet accepted.
+        sessions: The environment's sessions.
+        principal: Who opened the socket.
+    """
+
+    def __init__(self, websocket: WebSocket, sessions: Sessions, principal: str | None) -> None:
+        self._websocket = websocket
+        self._sessions = sessions
+        self._principal = principal
+        self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_PIPELINED)
+
+    async def serve(self) -> None:
+        """Accept, open or attach a session, answer until the client leaves."""
+        await self._websocket.accept()
+        try:
+            session = await self._session()
+        except Exception as error:
+            await self._hang_up(self._refusal(error))
+            return
+        reader = asyncio.create_task(self._read(session))
+        try:
+            while (message := await self._next()) is not None and session.attached is self:
+                reply = await self._answer(session, message)
+                if reply is None:
+                    break
+                await self._send(reply)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            reader.cancel()
+            await self._sessions.detach(session, self)
+            await self._close()
+
+    async def _session(self) -> Session:
+        """Return the session this socket speaks for, attached to it."""
+        session = await self._sessions.open(principal=self._principal)
+        self._sessions.attach(session, self)
+        return session
+
+    @abstractmethod
+    async def _answer(self, session: Session, message: dict[str, Any]) -> bytes | None:
+        """Return the frame that answers ``message``, None to hang up."""
+
+    @abstractmethod
+    def _refusal(self, error: Exception) -> bytes:
+        """Return the frame that says why no session was opened."""
+
+    async def _read(self, session: Session) -> None:
+        """Queue what the client sends. Reading on while a step runs shows at once when the client is gone.
+
+        A given-out session is free for its next socket from that moment; the step that runs still commits.
+        """
+        limit = self._sessions.runtime.settings.max_frame
+        try:
+            while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
+                size = len(message.get("bytes") or message.get("text") or "")
+                await self._room.acquire()
+                self._inbox.put_nowait(message if size <= limit else {"oversize": size})
+            if session.given_out:
+                await self._sessions.detach(session, self)
+        finally:
+            self._inbox.put_nowait(None)
+
+    async def _next(self) -> dict[str, Any] | None:
+        message = await self._inbox.get()
+        self._room.release()
+        return message
+
+    async def _send(self, frame: bytes) -> None:
+        if self._websocket.application_state is WebSocketState.CONNECTED:
+            try:
+                await self._websocket.send_text(frame.decode())
+            except (RuntimeError, OSError) as error:  # starlette's and uvicorn's words for a peer that is gone
+                raise WebSocketDisconnect(code=1006, reason=str(error)) from error
+
+    async def _hang_up(self, frame: bytes) -> None:
+        try:
+            await self._send(frame)
+        except WebSocketDisconnect:
+            pass  # it left before it could be told
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            await self._websocket.close()
+        except (RuntimeError, WebSocketDisconnect):
+            pass  # the peer closed first

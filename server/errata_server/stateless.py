@@ -1,0 +1,71 @@
+"""Upstream's stateless HTTP calls, each on an instance made for it: no session, no delivery, nothing journaled.
+
+Upstream calls the factory on the event loop and the rest on any thread; here an instance lives in one place, has its
+`current_session`, and blocks nobody.
+"""
+
+from __future__ import annotations
+
+from fastapi import Body, FastAPI, HTTPException, status
+from openenv.core.env_server.serialization import serialize_observation
+from openenv.core.env_server.types import (
+    Action,
+    EnvironmentMetadata,
+    ResetRequest,
+    ResetResponse,
+    State,
+    StepRequest,
+    StepResponse,
+)
+from pydantic import ValidationError
+
+from .decoding import step_request
+from .routing import answer_from
+from .sessions import Sessions
+
+
+def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simulation: bool) -> None:
+    """Answer upstream's ``/metadata`` and, in simulation mode, ``/reset``, ``/step`` and ``/state``.
+
+    Args:
+        app: With upstream's routes registered.
+        sessions: Lends the instances.
+        action_cls: Action class that steps are validated against.
+        simulation: The mode.
+    """
+    timeout_s = sessions.runtime.settings.step_timeout_s
+
+    async def metadata() -> EnvironmentMetadata:
+        async with sessions.borrowed() as host:
+            found: EnvironmentMetadata = await host.run_in_place(host.env.get_metadata, timeout_s=timeout_s)
+            return found
+
+    answer_from(app, "/metadata", "GET", metadata)
+    if not simulation:
+        return
+
+    async def reset(request: ResetRequest = Body(default_factory=ResetRequest)) -> ResetResponse:  # noqa: B008
+        async with sessions.borrowed() as host:
+            given = request.model_dump(exclude_unset=True)
+            observation = await host.reset(given, timeout_s=timeout_s)
+            return ResetResponse(**serialize_observation(observation))
+
+    async def step(request: StepRequest) -> StepResponse:
+        try:
+            action = step_request(request.action, action_cls).action
+        except ValidationError as error:
+            raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, error.errors(include_context=False)) from error
+        assert action is not None
+        async with sessions.borrowed() as host:
+            given = request.model_dump(exclude_unset=True, exclude={"action"})
+            observation = await host.step(action, given, timeout_s=timeout_s)
+            return StepResponse(**serialize_observation(observation))
+
+    async def state() -> State:
+        async with sessions.borrowed() as host:
+            found: State = await host.run_in_place(lambda: host.env.state, timeout_s=timeout_s)
+            return found
+
+    answer_from(app, "/reset", "POST", reset)
+    answer_from(app, "/step", "POST", step)
+    answer_from(app, "/state", "GET", state)
