@@ -91,6 +91,7 @@ class HTTPEnvServer(_UpstreamServer):
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         self._spec = spec
         self._insecure = insecure
+        self.told = functools.partial(self.capabilities, ServerMode.SIMULATION)  # until routes say otherwise
 
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return what a capability probe is answered."""
@@ -145,7 +146,7 @@ class HTTPEnvServer(_UpstreamServer):
             await McpSocket(websocket, self.sessions, self.mcp, http_routes.principal(websocket)).serve()
 
         app.state.errata = self
-        app.state.errata_capabilities = told
+        self.told = told
         app.add_exception_handler(ErrataError, http_routes.answer_error)
         guard(app, self.runtime.settings, insecure=self._insecure)
 

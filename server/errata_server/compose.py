@@ -93,7 +93,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     def capabilities() -> dict[str, Any]:
         return {
             "environments": {
-                name: served.state.errata_capabilities().model_dump(mode="json", exclude={"session"})
+                name: served.state.errata.told().model_dump(mode="json", exclude={"session"})
                 for name, served in apps.items()
             }
         }
