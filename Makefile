@@ -64,5 +64,5 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
-	@rm -rf .cache/venv .cache/venv-* .cache/interop-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
+	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .sandbox.base_import import import_base
 from .sandbox.base_tree import build_base, find_base
 
 cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True)
@@ -25,6 +26,17 @@ def build(
     made = build_base(
         name, directory=directory, mirror=mirror, suite=suite, progress=lambda line: print(line, file=sys.stderr)
     )
+    typer.echo(made.root)
+
+
+@cli.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="A base tree, a root directory, or a tar archive of one.")],
+    name: Annotated[str, typer.Argument(help="Name of the tree.")] = "default",
+    directory: Annotated[Path | None, typer.Option(help="Directory of bases. [default: user cache]")] = None,
+) -> None:
+    """Copy a base tree made elsewhere; what a server without root needs."""
+    made = import_base(source, name, directory=directory, progress=lambda line: print(line, file=sys.stderr))
     typer.echo(made.root)
 
 

@@ -1,5 +1,6 @@
-"""Fixtures for sandbox tests. Without root or a base tree they fail and say what to do: a green run that tested no
-sandbox would be worse. ``ERRATA_SKIP_SANDBOX=REASON`` skips them, and the reason is shown."""
+"""Fixtures for sandbox tests. Without a base tree they fail and say what to do: a green run that tested no sandbox
+would be worse. ``ERRATA_SKIP_SANDBOX=REASON`` skips them, and the reason is shown. Run by root they test root mode, and
+by an ordinary user rootless mode; ``test_rootless.py`` has root do both."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from errata_server.sandbox import as_owner
 from errata_server.sandbox.namespace import NamespaceBackend
 from errata_server.sandbox.treewalk import remove_tree
 
@@ -20,7 +22,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     if reason:
         pytest.skip(f"ERRATA_SKIP_SANDBOX: {reason}")
     yield tmp_path / "sandboxes"
-    remove_tree(tmp_path / "sandboxes")
+    as_owner.call(remove_tree, tmp_path / "sandboxes")
 
 
 @pytest.fixture

@@ -37,14 +37,14 @@ async def still_works(box: NamespaceSandbox) -> None:
     assert int(result.stdout.split()[1]) <= 4, result.stdout
 
 
-def needs(backend: NamespaceBackend, *limits: str) -> None:
-    assert backend.cgroups is not None
-    if not backend.cgroups.version:
-        pytest.skip(f"{', '.join(limits)} needs cgroups: {backend.cgroups.note}")
+async def needs(backend: NamespaceBackend, limit: str) -> None:
+    info = await backend.start()
+    if limit not in info.enforces:
+        pytest.skip(f"{limit} is not held here: {'; '.join(info.notes)}")
 
 
 async def test_01_a_fork_bomb_meets_the_pids_limit(namespace_backend: NamespaceBackend, box: NamespaceSandbox) -> None:
-    needs(namespace_backend, "pids")
+    await needs(namespace_backend, "pids")
     started = time.monotonic()
     result = await box.run(":(){ :|:& };:", timeout_s=20.0)
     assert time.monotonic() - started < 10.0
@@ -362,7 +362,7 @@ async def test_27_a_deleted_directory_is_reported_by_the_next_command(box: Names
 async def test_28_too_much_memory_is_told_from_another_kill(
     namespace_backend: NamespaceBackend, box: NamespaceSandbox
 ) -> None:
-    needs(namespace_backend, "memory")
+    await needs(namespace_backend, "memory_bytes")
     result = await box.run("python3 -c 'x = bytearray(600 * 1024 * 1024)'")
     assert (result.exit_code, result.limit_hit) == (137, "memory")
     other = await box.run("kill -9 $$")

@@ -205,11 +205,15 @@ class BackendInfo:
         name: ``namespace``, ``fake``, ``docker``.
         enforces: Names of `Limits` fields it holds.
         notes: One line for each thing it cannot do here, with the way to get it.
+        mode: ``root`` or ``rootless``; empty where there is but one.
+        cgroups: Version of the cgroups that hold memory and pids, 2 or 1; 0 where there are none to use.
     """
 
     name: str
     enforces: frozenset[str] = field(default_factory=frozenset)
     notes: tuple[str, ...] = ()
+    mode: str = ""
+    cgroups: int = 0
 
 
 class Backend(ABC):

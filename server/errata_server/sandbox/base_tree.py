@@ -33,8 +33,18 @@ from typing import Any
 
 from errata_protocol.errors import SandboxUnavailable
 
+from . import as_owner
 from .apt_source import AptSource, choose_source, proxy_environment
-from .base_recipe import AGENT_UID, PACKAGES, content_digest, prepare, recipe_digest
+from .base_recipe import (
+    AGENT_DIRECTORIES,
+    AGENT_UID,
+    PACKAGES,
+    WORLD_WRITABLE,
+    content_digest,
+    prepare,
+    recipe_digest,
+)
+from .treewalk import remove_tree
 
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
 
@@ -59,11 +69,14 @@ class BaseTree:
         name: What sessions ask for, e.g. ``default``.
         root: Directory that becomes ``/``; nobody may write below it.
         id: URL-safe name of exactly this tree, kept in snapshots.
+        writable: Directories the agent may write in, relative to the root. Only rootless mode asks: elsewhere owners
+            and modes say it.
     """
 
     name: str
     root: Path
     id: str
+    writable: tuple[str, ...] = (*AGENT_DIRECTORIES, *WORLD_WRITABLE)
 
 
 def base_directories() -> list[Path]:
@@ -90,8 +103,7 @@ def find_base(name: str = "default", named: Mapping[str, Path] | None = None) ->
     if named is not None and name in named:
         path = named[name]
         return _read(name, path) if (path / "base.json").is_file() else _plain(name, path)
-    if not _NAME.fullmatch(name):
-        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
+    check_name(name)
     for candidate in [path for path in (named or {}).values() if (path / "base.json").is_file()]:
         tree = _read(name, candidate)
         if tree.id == name:  # restored from a snapshot
@@ -101,12 +113,44 @@ def find_base(name: str = "default", named: Mapping[str, Path] | None = None) ->
             return _plain(name, candidate)
     directories = base_directories()
     for directory in directories:
-        if (directory / name / "base.json").is_file():
-            return _read(name, directory / name)
+        try:
+            (directory / name / "base.json").stat()
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise SandboxUnavailable(
+                f"base tree {name!r} in {directory} cannot be read by uid {os.geteuid()}: as its owner run "
+                f"`tar -C {directory}/{name}/ -cf base.tar .`, then as this user `errata base import base.tar`"
+            ) from error
+        return _read(name, directory / name)
     searched = ", ".join(str(directory) for directory in directories)
-    raise SandboxUnavailable(
-        f"no base tree {name!r} in {searched}: run `errata base build` as root, or name one with --base {name}=PATH"
-    )
+    make = "`errata base build` as root" if os.geteuid() == 0 else "`errata base import TREE` with one made elsewhere"
+    raise SandboxUnavailable(f"no base tree {name!r} in {searched}: run {make}, or name one with --base {name}=PATH")
+
+
+def check_owner(base: BaseTree) -> None:
+    """Refuse a tree that rootless mode cannot use: an overlay can write only over files of the user who mounts it.
+
+    Raises:
+        SandboxUnavailable: It is another user's; the message has the command that copies it.
+    """
+    owner = base.root.stat().st_uid
+    if owner != os.geteuid():
+        source = base.root.parent if (base.root.parent / "base.json").is_file() else base.root
+        raise SandboxUnavailable(
+            f"base tree {base.name!r} at {base.root} belongs to uid {owner}, and the rootless sandbox needs one of uid "
+            f"{os.geteuid()}: run `errata base import {source} {base.name}`"
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that could be a path.
+
+    Raises:
+        SandboxUnavailable: It is one.
+    """
+    if not _NAME.fullmatch(name):
+        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
 
 
 def needs_build(name: str = "default", directory: Path | None = None) -> bool:
@@ -136,8 +180,7 @@ def build_base(
     Raises:
         SandboxUnavailable: Something is missing or failed: one line that says what to install or do.
     """
-    if not _NAME.fullmatch(name):
-        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
+    check_name(name)
     directory = (directory or base_directories()[0]).absolute()
     current = _current(name, directory, suite)
     if current is not None:
@@ -151,20 +194,17 @@ def build_base(
             f"{directory} has {free // 1024**2} MiB free, a base tree needs {NEEDED_BYTES // 1024**2} MiB while it is "
             "built: make room or set ERRATA_BASE_DIR to another disk"
         )
-    with _locked(directory / f".{name}.lock", progress):
+    with locked(directory / f".{name}.lock", progress):
         current = _current(name, directory, suite)  # another process may have built it meanwhile
         return current or _build(name, directory, source, progress)
 
 
 def _build(name: str, directory: Path, source: AptSource, progress: Progress) -> BaseTree:
     started = time.monotonic()
-    work = directory / f".{name}.building"
-    _discard(work)  # of a build that was killed
-    work.mkdir(mode=0o755)
-    root = work / "root"
     packages = directory / ".packages"  # kept when a build fails, so that the next one does not download again
     packages.mkdir(exist_ok=True)
-    try:
+    with publish(name, directory) as work:
+        root = work / "root"
         progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
         _bootstrap(root, source, packages, progress)
         progress("trimming and closing the tree")
@@ -184,10 +224,31 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
             "size_bytes": size,
         }
         (work / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(packages)
+    seconds = time.monotonic() - started
+    progress(f"base tree {identity}: {size // 1024**2} MiB in {seconds:.0f} s at {directory / identity}")
+    _log.info("built base tree %s in %.1f s, %d bytes", identity, seconds, size)
+    return BaseTree(name, directory / identity / "root", identity)
+
+
+@contextmanager
+def publish(name: str, directory: Path) -> Iterator[Path]:
+    """Give a directory to make a tree in; at the end it gets the id in its ``base.json`` and the link of ``name``.
+
+    The lock of the name is held. A tree appears whole or not at all.
+    """
+    work = directory / f".{name}.building"
+    _discard(work)  # of a build that was killed
+    work.mkdir(mode=0o755)
+    try:
+        yield work
+        record = read_record(work)
+        assert record is not None
+        identity: str = record["id"]
         final = directory / identity
         if final.exists():
+            (work / "base.json").replace(final / "base.json")
             _discard(work)  # the same tree, byte for byte; sessions may be using it
-            (final / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         else:
             os.sync()  # the link below must not survive a power loss that the files did not
             work.rename(final)
@@ -198,11 +259,6 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
     except BaseException:
         _discard(work)
         raise
-    shutil.rmtree(packages)
-    seconds = time.monotonic() - started
-    progress(f"base tree {identity}: {size // 1024**2} MiB in {seconds:.0f} s at {final}")
-    _log.info("built base tree %s in %.1f s, %d bytes", identity, seconds, size)
-    return BaseTree(name, final / "root", identity)
 
 
 def _check_machine() -> None:
@@ -293,13 +349,13 @@ def _smoke(root: Path) -> None:
 
 
 def _current(name: str, directory: Path, suite: str | None = None) -> BaseTree | None:
-    record = _record(directory / name)
+    record = read_record(directory / name)
     if record is None or record["recipe"] != recipe_digest() or (suite is not None and suite != record["suite"]):
         return None
     return _read(name, directory / name)
 
 
-def _record(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads((path / "base.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -310,9 +366,12 @@ def _record(path: Path) -> dict[str, Any] | None:
 
 
 def _read(name: str, path: Path) -> BaseTree:
-    record = _record(path)
+    record = read_record(path)
     assert record is not None
-    return BaseTree(name, _system(name, path.resolve() / "root"), record["id"])
+    root = _system(name, path.resolve() / "root")
+    if "writable" in record:
+        return BaseTree(name, root, record["id"], tuple(record["writable"]))
+    return BaseTree(name, root, record["id"])
 
 
 def _plain(name: str, path: Path) -> BaseTree:
@@ -340,7 +399,7 @@ def _fingerprint(root: Path) -> str:
 
 
 @contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
+def locked(path: Path, progress: Progress) -> Iterator[None]:
     with path.open("w", encoding="ascii") as file:  # released by the kernel whatever becomes of us
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -351,5 +410,4 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _discard(work: Path) -> None:
-    if work.exists():
-        shutil.rmtree(work)
+    as_owner.call(remove_tree, work)  # an ordinary user may not delete below directories of modes that forbid it

@@ -9,14 +9,14 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from .overlay_form import ROOT_FORM, OverlayForm
 from .trees import is_opaque
 from .treewalk import Visit, remove_tree, walk
 
-_OPAQUE = "trusted.overlay.opaque"
 _Times = tuple[int, int]
 
 
-def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> None:
+def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path, form: OverlayForm = ROOT_FORM) -> None:
     """Lay ``layers`` over each other in ``target``.
 
     Opaque marks stay, and so do whiteouts that hide something of the base tree, which still lies below. The layers do
@@ -27,6 +27,7 @@ def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> 
         target: Directory to make.
         scratch: Name for trees being removed, on the same file system.
         base: Root of the base tree.
+        form: How the overlay left the layers.
 
     Raises:
         OSError: The disk is full or broken.
@@ -36,18 +37,18 @@ def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path) -> 
     times: dict[int, _Times] = {}
     try:
         for layer in layers:
-            _lay_over(layer, target, scratch, copies, times)
+            _lay_over(layer, target, scratch, copies, times, form)
     finally:
         for fd in copies.values():
             os.close(fd)
-    _drop_idle_whiteouts(target, base)
+    _drop_idle_whiteouts(target, base, form)
     # Last of all: every link into a directory and every name taken out of it changed its time.
     for visit in walk(target, leaving=True):
         if visit.leaving:
             os.utime(visit.name, ns=times[visit.info.st_ino], dir_fd=visit.dir_fd, follow_symlinks=False)
 
 
-def _drop_idle_whiteouts(target: Path, base: Path) -> None:
+def _drop_idle_whiteouts(target: Path, base: Path, form: OverlayForm) -> None:
     """Remove each whiteout that hides nothing of the base.
 
     Where the base has no such directory, or an opaque mark cuts it off, the overlay merges nothing and lists what the
@@ -63,7 +64,7 @@ def _drop_idle_whiteouts(target: Path, base: Path) -> None:
                 if under is not None:
                     os.close(under)
             elif visit.is_dir:
-                below.append(None if under is None or is_opaque(visit) else _open_dir(visit.name, under, flags))
+                below.append(None if under is None or is_opaque(visit, form) else _open_dir(visit.name, under, flags))
             elif stat.S_ISCHR(visit.info.st_mode) and visit.info.st_rdev == 0 and not _exists(visit.name, under):
                 os.unlink(visit.name, dir_fd=visit.dir_fd)
     finally:
@@ -93,7 +94,9 @@ def _exists(name: str, under: int | None) -> bool:
     return True
 
 
-def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int], times: dict[int, _Times]) -> None:
+def _lay_over(
+    layer: Path, target: Path, scratch: Path, copies: dict[int, int], times: dict[int, _Times], form: OverlayForm
+) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # The walk of the layer moves one directory at a time; a second descriptor follows it through the target.
     fd = os.open(target, flags)
@@ -104,7 +107,7 @@ def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int], 
                 os.close(fd)
                 fd = up
             elif visit.is_dir:
-                _enter_dir(visit, fd, scratch)
+                _enter_dir(visit, fd, scratch, form)
                 below = os.open(visit.name, flags, dir_fd=fd)
                 times[os.fstat(below).st_ino] = (visit.info.st_atime_ns, visit.info.st_mtime_ns)
                 os.close(fd)
@@ -116,7 +119,7 @@ def _lay_over(layer: Path, target: Path, scratch: Path, copies: dict[int, int], 
         os.close(fd)
 
 
-def _enter_dir(visit: Visit, fd: int, scratch: Path) -> None:
+def _enter_dir(visit: Visit, fd: int, scratch: Path, form: OverlayForm) -> None:
     """Make sure that the target has this directory, with the attributes of the newest layer."""
     source = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
@@ -125,17 +128,17 @@ def _enter_dir(visit: Visit, fd: int, scratch: Path) -> None:
             there = os.stat(visit.name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
             there = None
-        if there is not None and (not stat.S_ISDIR(there.st_mode) or _OPAQUE in marks):
+        if there is not None and (not stat.S_ISDIR(there.st_mode) or form.opaque in marks):
             _clear(visit.name, fd, scratch)
             if not stat.S_ISDIR(there.st_mode):
-                marks.setdefault(_OPAQUE, b"y")
+                marks.setdefault(form.opaque, b"y")
             there = None
         if there is None:
             os.mkdir(visit.name, 0o700, dir_fd=fd)
         made = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         try:
             for name, value in marks.items():
-                if name == _OPAQUE or not name.startswith("trusted.overlay."):
+                if name == form.opaque or not form.is_private(name):
                     os.setxattr(made, name, value)
             os.fchown(made, visit.info.st_uid, visit.info.st_gid)
             os.fchmod(made, visit.info.st_mode & 0o7777)

@@ -49,10 +49,11 @@ from kernel import (
     write_file,
 )
 from runner_init import run_init
+from user_namespace import become_root, bind_device, fork_into
 
 LAST_UID = 0x6FFFFFFF
 """Up to here users are themselves inside; `NamespaceBackend` takes those of commands from above."""
-DEVICES = (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9))
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
 def hide_arguments():
@@ -149,7 +150,7 @@ def try_mapping(config):
     return users, ""
 
 
-def prepare_stage(stage):
+def prepare_stage(stage, rootless):
     """Mount what all runners share: the place where a root is put together, and a read-only /dev."""
     mount("stage", stage, "tmpfs", MS_NOSUID, "mode=755,size=1m")
     for name in ("root", "proc", "dev", "data", "base"):
@@ -157,9 +158,11 @@ def prepare_stage(stage):
     dev = f"{stage}/dev"
     mount("dev", dev, "tmpfs", MS_NOSUID, "mode=755,size=1m")
     os.umask(0)
-    for name, minor in DEVICES:
-        os.mknod(f"{dev}/{name}", 0o20666, os.makedev(1, minor))
-    os.mknod(f"{dev}/tty", 0o20666, os.makedev(5, 0))
+    for name, device in DEVICES.items():
+        if rootless:
+            bind_device(name, f"{dev}/{name}")
+        else:
+            os.mknod(f"{dev}/{name}", 0o20666, os.makedev(*device))
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{dev}/{name}")
     os.symlink("pts/ptmx", f"{dev}/ptmx")
@@ -173,8 +176,7 @@ def launch(sock, slot, config, unwanted):
     """Fork a runner; return its pid in the launcher's pid namespace."""
     request_server, request_child = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     control_server, control_init = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    unshare(CLONE_NEWPID)
-    pid = os.fork()
+    pid = fork_into(CLONE_NEWPID)
     if pid == 0:
         try:
             for fd in unwanted:
@@ -189,7 +191,6 @@ def launch(sock, slot, config, unwanted):
                 pass
         finally:
             os._exit(70)
-    setns(config["own_pid"], CLONE_NEWPID)
     send(sock, ("runner", pid, slot[0]), (request_server.fileno(), control_server.fileno()))
     for end in (request_server, request_child, control_server, control_init):
         end.close()
@@ -242,10 +243,13 @@ def main():
         for procs in config["own_cgroups"]:
             write_file(procs, b"0")
         server = os.pidfd_open(config["server"])
+        if config["rootless"]:
+            become_root()
+            # The way back from a sandbox's network needs power over the one to come back to.
+            unshare(CLONE_NEWNET)
         unshare(CLONE_NEWNS)
         mount("", "/", "", MS_REC | MS_PRIVATE)
-        prepare_stage(config["stage"])
-        config["own_pid"] = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        prepare_stage(config["stage"], config["rootless"])
         users, why_shared = try_mapping(config)
         slots = Slots(config["cgroups"], config["uid"], None if users is None else config["first_uid"])
         send(sock, ("users", why_shared), () if users is None else (users,))

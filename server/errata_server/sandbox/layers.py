@@ -24,9 +24,11 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
 
+from . import as_owner
 from .base_tree import BaseTree
 from .flatten import flatten
-from .trees import ROOT, Node, fold, own_entries, pack, scan, tree_digest, unpack
+from .overlay_form import ROOT_FORM, OverlayForm
+from .trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
 from .treewalk import Usage, remove_tree
 
 MAX_CHAIN = 48
@@ -70,11 +72,13 @@ class LayerStore:
         root: Directory of the layers.
         trash: Directory on the same file system where deleted trees wait.
         sync: A layer is on stable storage when `freeze` returns.
+        form: How overlays leave their layers.
     """
 
-    def __init__(self, root: Path, trash: Path, *, sync: bool = False) -> None:
+    def __init__(self, root: Path, trash: Path, *, sync: bool = False, form: OverlayForm = ROOT_FORM) -> None:
         self.root = root
         self.trash = trash
+        self._form = form
         self._sync = sync
         self._metas: OrderedDict[str, LayerMeta] = OrderedDict()
         self._trees: OrderedDict[str, tuple[Node, int]] = OrderedDict()
@@ -163,7 +167,15 @@ class LayerStore:
         if upper is None and parent:
             return self.meta(parent).merged
         tree = self.tree(parent)
-        return tree_digest(tree if upper is None else fold(tree, scan(upper)), base.root, base.id)
+        return self._digest(tree if upper is None else fold(tree, self._scan(upper)), base)
+
+    def _scan(self, upper: Path) -> Node:
+        if self._form.owner is None:
+            return scan(upper, self._form)
+        return unpack(as_owner.call(scan_packed, upper, self._form))
+
+    def _digest(self, tree: Node, base: BaseTree) -> str:
+        return tree_digest(tree, base.root, base.id, self._form)
 
     def freeze(self, upper: Path, parent: str, base: BaseTree, usage: Usage) -> LayerMeta:
         """Make a layer of ``upper``, which is moved away, on top of ``parent``.
@@ -171,11 +183,11 @@ class LayerStore:
         Raises:
             OSError: The disk of the layers is full or broken; ``upper`` is where it was.
         """
-        changes = scan(upper)
+        changes = self._scan(upper)
         tree = fold(self.tree(parent), changes)
-        merged = tree_digest(tree, base.root, base.id)
+        merged = self._digest(tree, base)
         below = self.meta(parent) if parent else None
-        before, chained = (below.merged, below.digest) if below else (tree_digest(ROOT, base.root, base.id), base.id)
+        before, chained = (below.merged, below.digest) if below else (self._digest(ROOT, base), base.id)
         if merged != before or below is None:
             chained = "sha256:" + hashlib.sha256(f"{chained}\n{merged}".encode()).hexdigest()
         chain = below.chain + 1 if below else 1
@@ -199,10 +211,14 @@ class LayerStore:
             if meta.chain == 1 and parent:
                 (made / "ftree").write_bytes(pack(tree))
                 lowers = [self.root / lower for lower in reversed(self.lowers(parent))]
-                flatten([*lowers, upper], made / "f", made / "shared", base.root)
+                arguments = ([*lowers, upper], made / "f", made / "shared", base.root, self._form)
+                if self._form.owner is None:
+                    flatten(*arguments)
+                else:  # it makes directories of modes that keep their owner out, and goes on in them
+                    as_owner.call_in_namespace(flatten, *arguments)
             upper.rename(made / "d")
         except BaseException:
-            remove_tree(made)
+            as_owner.call(remove_tree, made)
             raise
         made.rename(self.root / name)
         if self._sync:
@@ -245,7 +261,7 @@ class LayerStore:
                 self._metas.pop(name, None)
                 self._drop_tree(name)
             count += 1
-            size += remove_tree(gone).size_bytes
+            size += as_owner.call(remove_tree, gone).size_bytes
         return count, size
 
 

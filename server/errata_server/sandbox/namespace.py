@@ -25,16 +25,18 @@ from typing import Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from . import seccomp
+from . import as_owner, seccomp
 from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
-from .base_tree import AGENT_UID, BaseTree, find_base
+from .base_tree import AGENT_UID, BaseTree, check_owner, find_base
 from .cgroups import Cgroups, find
 from .kernel import mapped_clone
 from .layers import LayerStore
 from .namespace_sandbox import NamespaceSandbox
+from .overlay_form import ROOT_FORM, rootless_form
+from .privileges import Mode, check_privileges, mode_of, why_refused
 from .runners import Runners
 from .shellstate import ShellState
-from .treewalk import remove_tree
+from .treewalk import Usage, remove_tree
 
 log = logging.getLogger("errata.sandbox")
 
@@ -42,7 +44,6 @@ _OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
 """Written out, because the defaults are the distribution's. ``volatile``: the unmount at the end of a command would
 otherwise sync the whole file system of the data directory; durability is the affair of `NamespaceSandbox.snapshot`."""
 
-_CAP_SYS_ADMIN = 21
 _RUNNING_DESCRIPTORS = 6
 """Two sockets, two pipes, the shell's state and one to spare."""
 _OTHER_DESCRIPTORS = 256
@@ -79,7 +80,9 @@ class NamespaceBackend(Backend):
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.limits = limits or Limits()
-        self.store = LayerStore(self.data_dir / "layers", self.data_dir / "trash", sync=sync)
+        self.mode = mode_of(os.geteuid())
+        self._form = ROOT_FORM if self.mode == "root" else rootless_form(AGENT_UID)
+        self.store = LayerStore(self.data_dir / "layers", self.data_dir / "trash", sync=sync, form=self._form)
         self.live_dir = self.data_dir / "live" / secrets.token_hex(6)
         self.live: dict[str, NamespaceSandbox] = {}
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -98,13 +101,13 @@ class NamespaceBackend(Backend):
 
     async def start(self) -> BackendInfo:
         if self._info is None:
-            _check_privileges()
+            check_privileges()
             try:
                 await asyncio.to_thread(self._prepare)
                 self._info = await self._probe()
             except SandboxFailed as error:
                 await self.close()
-                raise SandboxUnavailable(_explain(str(error), self.data_dir)) from error
+                raise SandboxUnavailable(_explain(str(error), self.data_dir, self.mode)) from error
             except BaseException:
                 await self.close()
                 raise
@@ -155,6 +158,7 @@ class NamespaceBackend(Backend):
 
     def _launch_config(self) -> dict[str, Any]:
         digest = hashlib.sha256(os.fsencode(self.data_dir))
+        block = int.from_bytes(digest.digest()[-4:]) % _UID_BLOCKS
         self.cgroups = find(f"errata-{digest.hexdigest()[:12]}")
         return {
             "data": str(self.data_dir),
@@ -162,9 +166,10 @@ class NamespaceBackend(Backend):
             "stage": str(self.data_dir / "stage"),
             "cgroups": self.cgroups.roots,
             "own_cgroups": self.cgroups.launcher_procs,
-            "overlay": _OVERLAY_OPTIONS,
+            "overlay": ",".join((_OVERLAY_OPTIONS, *self._form.options)),
+            "rootless": self.mode == "rootless",
             "uid": AGENT_UID,
-            "first_uid": _FIRST_UID + int.from_bytes(digest.digest()[-4:]) % _UID_BLOCKS * 65_536,
+            "first_uid": _FIRST_UID + block * 65_536 if self.mode == "root" else None,
             "seccomp": seccomp.program(),
         }
 
@@ -183,10 +188,10 @@ class NamespaceBackend(Backend):
             enforced |= {"memory_bytes", "pids"}
         notes = []
         if not self.cgroups.version:
-            missing = "memory is not limited" if self.is_mapped(probe.base) else "memory and pids are not limited"
-            notes.append(f"{missing}, {self.cgroups.note}")
-        if self.is_mapped(probe.base):
-            enforced.add("pids")
+            has_pids = self.mode == "rootless" or self.is_mapped(probe.base)
+            notes.append(f"{'memory is' if has_pids else 'memory and pids are'} not limited, {self.cgroups.note}")
+        if self.mode == "rootless" or self.is_mapped(probe.base):
+            enforced.add("pids")  # by RLIMIT_NPROC: each command has a uid or a user namespace to itself
         else:
             notes.append(
                 "all commands run under one uid of the host and share its inotify instances and pipe buffers: "
@@ -198,7 +203,7 @@ class NamespaceBackend(Backend):
                 f"{self._bound} commands at once instead of {self._wanted_bound}, further ones wait: "
                 "raise the limit of open files (ulimit -n)"
             )
-        return BackendInfo("namespace", frozenset(enforced), tuple(notes))
+        return BackendInfo("namespace", frozenset(enforced), tuple(notes), self.mode, self.cgroups.version)
 
     def _default_base(self) -> str:
         return "default" if "default" in self._bases or not self._bases else next(iter(self._bases))
@@ -212,6 +217,8 @@ class NamespaceBackend(Backend):
         found = self._trees.get(name)
         if found is None:
             found = find_base(name, self._bases)
+            if self.mode == "rootless":
+                check_owner(found)
             self._trees[name] = self._trees[found.id] = found
         return found
 
@@ -294,7 +301,16 @@ class NamespaceBackend(Backend):
     def _empty_trash(self) -> int:
         # A layer that is being made is in the trash directory too, under a name of its own.
         old = [path for path in (self.data_dir / "trash").iterdir() if not path.name.startswith("new-")]
-        return sum(remove_tree(path).size_bytes for path in old)
+        return sum(self.remove(path).size_bytes for path in old)
+
+    def remove(self, tree: Path) -> Usage:
+        """Delete a tree of ours and return what that was, also where modes keep its owner out."""
+        if self.mode == "rootless":
+            # The kernel makes them without any permission; not to need another process for each sandbox.
+            with contextlib.suppress(OSError):
+                for name in ("w/work", "w/work/incompat", "w/work/incompat/volatile"):
+                    (tree / name).chmod(0o700)
+        return as_owner.call(remove_tree, tree)
 
     async def close(self) -> None:
         for sandbox in list(self.live.values()):
@@ -307,29 +323,10 @@ class NamespaceBackend(Backend):
             if self.cgroups is not None:
                 self.cgroups.remove()
             if self._lock_fd >= 0:
-                remove_tree(self.live_dir)
+                self.remove(self.live_dir)
                 os.close(self._lock_fd)
             self._lock_fd = -1
             self._info = None
-
-
-def _check_privileges() -> None:
-    capabilities = 0
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("CapEff:"):
-                capabilities = int(line.split()[1], 16)
-    except OSError:
-        pass  # a process that gave up its uid may not read its own status, and has no capabilities either
-    if os.geteuid() != 0 or not capabilities >> _CAP_SYS_ADMIN & 1:
-        raise SandboxUnavailable(
-            "the namespace sandbox needs root with CAP_SYS_ADMIN: run the server as root, in a container with "
-            "--privileged (or --cap-add SYS_ADMIN --security-opt seccomp=unconfined)"
-        )
-    try:
-        seccomp.program()
-    except LookupError as error:
-        raise SandboxUnavailable(f"the namespace sandbox does not run here: {error}") from error
 
 
 def _start_time(pid: int) -> int:
@@ -341,9 +338,12 @@ def _start_time(pid: int) -> int:
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _explain(failure: str, data_dir: Path) -> str:
+def _explain(failure: str, data_dir: Path, mode: Mode) -> str:
     """Return one line that says what is missing and how to get it."""
     failure = " ".join(failure.split())
+    refused = "Operation not permitted" in failure or "Permission denied" in failure
+    if mode == "rootless" and ("user namespace" in failure or (refused and "mount" in failure)):
+        return f"the kernel refuses user namespaces or their powers ({failure}): {why_refused()}"
     if "mount overlay" in failure:
         return (
             f"overlayfs does not work in {data_dir} ({failure}): put the data directory on ext4, xfs or tmpfs (not on "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
-from . import shellstate
+from . import as_owner, shellstate
 from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from .base_tree import BaseTree
 from .cgroups import Counters
@@ -23,7 +23,7 @@ from .command import Ending, Exchange
 from .output import BoundedOutput
 from .runners import Runner
 from .shellstate import ShellState
-from .treewalk import Usage, remove_tree, usage
+from .treewalk import Usage, usage
 
 if TYPE_CHECKING:
     from .namespace import NamespaceBackend
@@ -229,12 +229,13 @@ class NamespaceSandbox(Sandbox):
             "own_processes": (processes, processes),
             "upper": f"{here}/u",
             "work": f"{here}/w",
+            "writable": self.base.writable,
             "rlimits": [
-                (resource.RLIMIT_FSIZE, (limits.file_size_bytes, limits.file_size_bytes)),
-                (resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 2)),
-                (resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files)),
-                (resource.RLIMIT_STACK, (_STACK_BYTES, resource.RLIM_INFINITY)),
-                (resource.RLIMIT_CORE, (_CORE_BYTES, _CORE_BYTES)),
+                _rlimit(resource.RLIMIT_FSIZE, limits.file_size_bytes, limits.file_size_bytes),
+                _rlimit(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 2),
+                _rlimit(resource.RLIMIT_NOFILE, limits.open_files, limits.open_files),
+                _rlimit(resource.RLIMIT_STACK, _STACK_BYTES, resource.RLIM_INFINITY),
+                _rlimit(resource.RLIMIT_CORE, _CORE_BYTES, _CORE_BYTES),
             ],
         }
         order.setdefault("mounts", [])
@@ -265,11 +266,17 @@ class NamespaceSandbox(Sandbox):
                 return hit
             pause = max(_POLL_S, 10 * (time.monotonic() - started))
 
-    def _count(self, max_visits: int | None = None) -> Usage:
-        limits = self._limits
-        entries = _COUNTED * limits.inodes if max_visits is None else max_visits
-        most = _COUNTED * limits.disk_bytes
-        return usage(self._upper, max_entries=entries, max_bytes=most, max_whiteouts=max_visits)
+    def _count(self) -> Usage:
+        most = _COUNTED * self._limits.disk_bytes
+        return as_owner.call(usage, self._upper, max_entries=_COUNTED * self._limits.inodes, max_bytes=most)
+
+    def _count_few(self) -> Usage | None:
+        """Count up to some entries at once; None where a mode keeps the server's user out (rootless mode only)."""
+        try:
+            few, most = _INLINE_ENTRIES, _COUNTED * self._limits.disk_bytes
+            return usage(self._upper, max_entries=few, max_bytes=most, max_whiteouts=few)
+        except PermissionError:
+            return None
 
     @property
     def _upper(self) -> Path:
@@ -288,8 +295,8 @@ class NamespaceSandbox(Sandbox):
         assert backend.cgroups is not None
         after = backend.cgroups.counters(runner.slot)
         try:
-            used = self._count(_INLINE_ENTRIES)
-            if max(used.entries, used.whiteouts) > _INLINE_ENTRIES:
+            used = self._count_few()
+            if used is None or max(used.entries, used.whiteouts) > _INLINE_ENTRIES:
                 used = await asyncio.to_thread(self._count)
         except OSError as error:
             raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
@@ -399,11 +406,20 @@ class NamespaceSandbox(Sandbox):
             self._last.stop()
             await self._backend.runners.gone(self._last)
         if self._directory is not None:
-            await asyncio.to_thread(remove_tree, self._directory)
+            await asyncio.to_thread(self._backend.remove, self._directory)
 
     def _check(self) -> None:
         if self._destroyed:
             raise SandboxFailed(f"sandbox {self.id} is destroyed: open or restore another")
+
+
+def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
+    """Return one resource limit; an ordinary user cannot go beyond its own."""
+    most = resource.getrlimit(name)[1]
+    if os.geteuid() == 0 or most == resource.RLIM_INFINITY:
+        return name, (soft, hard)
+    within = [most if value == resource.RLIM_INFINITY else min(value, most) for value in (soft, hard)]
+    return name, (within[0], within[1])
 
 
 def _encode(text: str) -> bytes:

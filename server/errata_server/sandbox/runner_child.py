@@ -39,6 +39,7 @@ from kernel import (
     unshare,
 )
 from runner_files import read, write
+from user_namespace import become_agent, protect
 
 EINVAL = 22
 STATE_FD = 254
@@ -70,6 +71,7 @@ class Child:
 
     def serve(self):
         os.setsid()
+        prctl(PR_SET_DUMPABLE, 1)  # or its own files in /proc would be root's; init's are, in rootless mode
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")  # when the machine runs out of memory, never the server in place of an agent
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
@@ -148,6 +150,8 @@ class Child:
         made = []
         for source, inside in order["mounts"]:
             made += self.bind(source, inside)
+        if self.config["rootless"]:
+            protect(order["writable"])
         os.write(self.made, b"\0".join(made))
         pivot = libc.pivot_root(b".", b".")
         check(pivot, "pivot_root")
@@ -188,14 +192,18 @@ class Child:
     def give_up(self, order):
         for name, value in order["rlimits"]:
             resource.setrlimit(name, value)
-        if self.users is not None:
-            resource.setrlimit(resource.RLIMIT_NPROC, order["own_processes"])
-            setns(self.users, CLONE_NEWUSER)
-            self.drop_bounding_set()  # whoever enters has every capability there, the bounding set included
         uid = self.config["uid"]
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+        if self.config["rootless"]:
+            become_agent(uid)
+        elif self.users is not None:
+            setns(self.users, CLONE_NEWUSER)
+        if self.config["rootless"] or self.users is not None:
+            self.drop_bounding_set()  # whoever enters has every capability there, the bounding set included
+            resource.setrlimit(resource.RLIMIT_NPROC, order["own_processes"])
+        if not self.config["rootless"]:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         check(libc.capset(*self.no_capabilities), "capset")
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)

@@ -19,6 +19,7 @@ from kernel import (
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
+    PR_SET_DUMPABLE,
     PR_SET_NAME,
     PR_SET_PDEATHSIG,
     libc,
@@ -30,6 +31,7 @@ from kernel import (
     unshare,
 )
 from runner_child import Child
+from user_namespace import unprotect
 
 PTYS = 64
 
@@ -37,6 +39,11 @@ PTYS = 64
 def run_init(slot, config, request, control):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    if config["rootless"]:
+        # Pid 1 runs under the agent's uid there. It can be signalled; the kernel drops what it has no handler for. And
+        # /proc/1 would be the agent's.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
     prctl(PR_SET_NAME, ctypes.c_char_p(b"init"))
     _, network, joins, users = slot
@@ -69,10 +76,10 @@ def run_init(slot, config, request, control):
             os._exit(71)
     request.close()
     os.close(made_write)
-    supervise(child, control, made_read)
+    supervise(child, control, made_read, config["rootless"])
 
 
-def supervise(child, control, made_read):
+def supervise(child, control, made_read, rootless):
     """Pid 1: reap, obey ``kill``, and at the child's end kill what it left, then report."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.set_wakeup_fd(wake_write)
@@ -109,7 +116,10 @@ def supervise(child, control, made_read):
             os.waitpid(-1, 0)
     except (ChildProcessError, ProcessLookupError):
         pass
-    for path in reversed(os.read(made_read, 65536).split(b"\0") if select.select([made_read], [], [], 0)[0] else []):
+    made = os.read(made_read, 65536).split(b"\0") if select.select([made_read], [], [], 0)[0] else []
+    if rootless and any(made):
+        unprotect()
+    for path in reversed(made):
         libc.umount2(path, MNT_DETACH)
         try:
             os.rmdir(path)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from .overlay_form import ROOT_FORM, OverlayForm
 from .treewalk import Visit, walk
 
 NOISE = frozenset({"__pycache__", ".pytest_cache"})
@@ -66,13 +67,14 @@ def is_noise(name: str, parent: str) -> bool:
     return name in NOISE or name.endswith(".pyc") or (name == "index" and parent == ".git")
 
 
-def _mark(name: str, info: os.stat_result, dir_fd: int) -> tuple[bytes, bytes]:
+def _mark(name: str, info: os.stat_result, dir_fd: int, form: OverlayForm) -> tuple[bytes, bytes]:
     """Return kind and hash of an entry. Opens regular files and symlinks only, never a FIFO or device."""
-    form = stat.S_IFMT(info.st_mode)
-    if form == stat.S_IFCHR and info.st_rdev == 0:
+    file_type = stat.S_IFMT(info.st_mode)
+    if file_type == stat.S_IFCHR and info.st_rdev == 0:
         return _GONE, b""
-    kind = _KINDS.get(form, b"x")
-    digest = hashlib.sha256(b"%s %o %d %d\0" % (kind, info.st_mode & 0o7777, info.st_uid, info.st_gid))
+    kind = _KINDS.get(file_type, b"x")
+    uid, gid = (info.st_uid, info.st_gid) if form.owner is None else (form.owner, form.owner)
+    digest = hashlib.sha256(b"%s %o %d %d\0" % (kind, info.st_mode & 0o7777, uid, gid))
     if kind == b"l":
         digest.update(os.fsencode(os.readlink(name, dir_fd=dir_fd)))
     elif kind == b"f" and info.st_size:
@@ -85,11 +87,11 @@ def _mark(name: str, info: os.stat_result, dir_fd: int) -> tuple[bytes, bytes]:
     return kind, digest.digest()
 
 
-def is_opaque(visit: Visit) -> bool:
+def is_opaque(visit: Visit, form: OverlayForm) -> bool:
     """Say whether a directory of a layer hides the one below it."""
     fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
-        return os.getxattr(fd, "trusted.overlay.opaque") in (b"y", b"x")
+        return os.getxattr(fd, form.opaque) in (b"y", b"x")
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
             return False
@@ -98,11 +100,12 @@ def is_opaque(visit: Visit) -> bool:
         os.close(fd)
 
 
-def scan(upper: Path) -> Node:
+def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
     """Return what the writable directory of an overlay changes. Noise is left out.
 
     Args:
         upper: The upper directory, not in use.
+        form: How the overlay left it.
     """
     open_dirs: list[tuple[str, dict[str, Node]]] = [("", {})]
     seen: dict[int, tuple[bytes, bytes]] = {}  # a file with thousands of names is read once
@@ -116,15 +119,20 @@ def scan(upper: Path) -> Node:
         if hidden:
             continue
         inode = visit.info.st_ino if visit.info.st_nlink > 1 and not visit.is_dir else 0
-        kind, mark = seen.get(inode) or _mark(visit.name, visit.info, visit.dir_fd)
+        kind, mark = seen.get(inode) or _mark(visit.name, visit.info, visit.dir_fd, form)
         if inode:
             seen[inode] = kind, mark
         below: dict[str, Node] = {}
-        opaque = kind == b"d" and is_opaque(visit)
+        opaque = kind == b"d" and is_opaque(visit, form)
         children[visit.name] = Node(kind, mark, opaque, below if kind == b"d" else _EMPTY)
         if kind == b"d":
             open_dirs.append((visit.name, below))
     return Node(b"d", children=open_dirs[0][1])
+
+
+def scan_packed(upper: Path, form: OverlayForm) -> bytes:
+    """Return ``pack(scan(upper, form))``, which can be handed between processes."""
+    return pack(scan(upper, form))
 
 
 def fold(below: Node, layer: Node) -> Node:
@@ -173,13 +181,14 @@ def own_entries(tree: Node, layer: Node) -> int:
     return count
 
 
-def tree_digest(root: Node, base: Path, base_id: str) -> str:
+def tree_digest(root: Node, base: Path, base_id: str, form: OverlayForm = ROOT_FORM) -> str:
     """Return ``sha256:<hex>`` of a folded tree; digests of nodes are kept in them.
 
     Args:
         root: What all layers together change.
         base: Root directory of the base tree.
         base_id: Its name in the digest.
+        form: How the overlay left the layers.
     """
     base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -202,7 +211,7 @@ def tree_digest(root: Node, base: Path, base_id: str) -> str:
             name, node, parent, opaque, above = plan[index]
             if node.digest is None:
                 there = base_fd if above else None
-                node.digest = _node_digest(node, dirs[index], name, opaque, there, is_root=parent < 0)
+                node.digest = _node_digest(node, dirs[index], name, opaque, there, form, is_root=parent < 0)
     finally:
         os.close(base_fd)
     return "sha256:" + hashlib.sha256(base_id.encode() + b"\0" + (root.digest or b"")).hexdigest()
@@ -217,7 +226,9 @@ def _is_directory(path: bytes, base_fd: int) -> bool:
         return False
 
 
-def _node_digest(node: Node, path: bytes, name: str, opaque: bool, base_fd: int | None, *, is_root: bool) -> bytes:
+def _node_digest(
+    node: Node, path: bytes, name: str, opaque: bool, base_fd: int | None, form: OverlayForm, *, is_root: bool
+) -> bytes:
     """Return the digest of a node whose children have theirs; b"" when the base has the same.
 
     ``base_fd`` is None where the base has not even the directory.
@@ -229,7 +240,7 @@ def _node_digest(node: Node, path: bytes, name: str, opaque: bool, base_fd: int 
             info = os.stat(path, dir_fd=base_fd, follow_symlinks=False)
             if node.kind == _GONE:
                 return _GONE
-            theirs = (b"d", b"") if is_root else _mark(os.fsdecode(path), info, base_fd)
+            theirs = (b"d", b"") if is_root else _mark(os.fsdecode(path), info, base_fd, form)
             if theirs[0] == b"d" and node.kind == b"d" and opaque:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base_fd)
                 try:

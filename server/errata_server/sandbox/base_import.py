@@ -1,0 +1,291 @@
+"""``errata base import``: a base tree made elsewhere, taken over as this machine's and this user's own.
+
+Where the server is an ordinary user, every file of a base tree belongs to that user, and so to the agent: the kernel
+has no other owner to offer. What an agent may not do to a file is therefore said by the owner's bits of its mode, taken
+from the bits that hold for the agent in the original (those of others, as a rule), and kept by a read-only mount. A
+file that only root may read comes as an empty one that nobody may read, which the agent cannot tell apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from errata_protocol.errors import SandboxUnavailable
+
+from .base_recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
+from .base_tree import BaseTree, base_directories, check_name, locked, publish, read_record
+
+_NEEDED = {"proc": 0o555, "dev": 0o755, "tmp": 0o1777, "workspace": 0o755}
+"""Directories that a sandbox cannot do without, made where the source has none."""
+_RECORD, _ROOT = "base.json", "root"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a source.
+
+    Args:
+        path: Relative to the root of the tree.
+        mode: File type and permissions.
+        uid: Owner in the source; 64000 is the agent.
+        gid: Group in the source.
+        target: Of a symlink; for a further name of a file, the path of the first.
+        is_link: It is a further name (hard link).
+        content: Opens the content of a regular file; None where the source could not be read.
+    """
+
+    path: PurePosixPath
+    mode: int
+    uid: int
+    gid: int
+    target: str = ""
+    is_link: bool = False
+    content: Callable[[], IO[bytes] | None] = lambda: None
+
+
+def import_base(
+    source: Path,
+    name: str = "default",
+    *,
+    directory: Path | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BaseTree:
+    """Copy a base tree into a directory of bases and make it the one that ``name`` means.
+
+    Args:
+        source: A tree of ours (the directory with ``base.json``), any directory that can be ``/``, or a tar archive of
+            either. A tree of ours keeps its id, so that digests are those of the original.
+        name: Name to give it.
+        directory: Directory of bases; default: the first of `base_directories`.
+        progress: Called with one line for each stage.
+
+    Raises:
+        SandboxUnavailable: The source cannot be read or is no system: one line that says what to do.
+    """
+    check_name(name)
+    directory = (directory or base_directories()[0]).absolute()
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    started = time.monotonic()
+    with locked(directory / f".{name}.lock", progress), publish(name, directory) as work:
+        root = work / _ROOT
+        root.mkdir(mode=0o755)
+        progress(f"base tree {name}: copying {source}")
+        with ExitStack() as opened:
+            try:
+                record, entries = _open(source, opened)
+                unread, digest, writable = _unpack(entries, root)
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxUnavailable(
+                    f"{source} cannot be imported ({error}): give a system's root directory, a directory with "
+                    f"{_RECORD}, or a tar archive of one, readable by uid {os.geteuid()}"
+                ) from error
+        if not os.path.lexists(root / "bin/bash") and not os.path.lexists(root / "usr/bin/bash"):
+            raise SandboxUnavailable(f"{source} has no /bin/bash: it must be a whole system tree")
+        identity = record.get("id") or f"{name}-{digest[:16]}"
+        record = {
+            "format": _FORMAT,
+            "digest": f"sha256:{digest}",
+            "recipe": "imported",
+            "suite": "imported",
+            "architecture": platform.machine(),
+            **record,
+            "id": identity,
+            "created": int(time.time()),
+            "owner": os.geteuid(),
+            "writable": writable,
+        }
+        (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if unread:
+        progress(f"{unread} files that only their owner may read are empty here; an agent could not read them either")
+    progress(f"base tree {identity} in {time.monotonic() - started:.0f} s")
+    return BaseTree(name, directory / identity / _ROOT, identity, tuple(writable))
+
+
+def as_agent(mode: int, uid: int, gid: int) -> int:
+    """Return the mode of a file whose owner is the agent, so that it may do what it may with the original."""
+    if uid == AGENT_UID:
+        return mode
+    bits = mode >> 3 & 7 if gid == AGENT_UID else mode & 7
+    return mode & ~0o700 | bits << 6
+
+
+def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Entry]]:
+    if source.is_dir():
+        record = read_record(source) or {}
+        return record, _from_directory(source / _ROOT if record else source)
+    archive = opened.enter_context(tarfile.open(source))  # noqa: SIM115 - it is entered
+    names = {PurePosixPath(name) for name in archive.getnames()}
+    record_file = archive.extractfile(_member(archive, _RECORD)) if PurePosixPath(_RECORD) in names else None
+    record = json.loads(record_file.read()) if record_file is not None else {}
+    return record, _from_archive(archive, _ROOT if record else "")
+
+
+def _member(archive: tarfile.TarFile, name: str) -> tarfile.TarInfo:
+    return next(member for member in archive if PurePosixPath(member.name) == PurePosixPath(name))
+
+
+def _from_directory(root: Path) -> Iterator[Entry]:
+    first_names: dict[tuple[int, int], str] = {}
+    todo = [PurePosixPath()]
+    while todo:
+        parent = todo.pop()
+        try:
+            children = sorted((root / parent).iterdir())
+        except PermissionError:
+            if parent == PurePosixPath():
+                raise
+            continue  # only its owner may look into it: it stays an empty directory
+        for child in children:
+            info, path = child.lstat(), parent / child.name
+            owner = (info.st_mode, info.st_uid, info.st_gid)
+            key = (info.st_dev, info.st_ino)
+            if stat.S_ISDIR(info.st_mode):
+                todo.append(path)
+                yield Entry(path, *owner)
+            elif stat.S_ISLNK(info.st_mode):
+                yield Entry(path, *owner, target=os.fspath(child.readlink()))
+            elif key in first_names:
+                yield Entry(path, *owner, target=first_names[key], is_link=True)
+            else:
+                if info.st_nlink > 1:
+                    first_names[key] = str(path)
+                yield Entry(path, *owner, content=lambda child=child: _readable(child))  # type: ignore[misc]
+
+
+def _readable(path: Path) -> IO[bytes] | None:
+    try:
+        return path.open("rb")
+    except PermissionError:
+        return None
+
+
+def _from_archive(archive: tarfile.TarFile, prefix: str) -> Iterator[Entry]:
+    kinds = {tarfile.DIRTYPE: stat.S_IFDIR, tarfile.SYMTYPE: stat.S_IFLNK}
+    for member in archive:
+        path = _inside(member.name, prefix)
+        if path is None:
+            continue
+        is_link = member.islnk()
+        if not (member.isreg() or member.isdir() or member.issym() or is_link):
+            continue  # devices, pipes: a sandbox has its own
+        target = member.linkname if member.issym() else ""
+        if is_link:
+            target = str(_inside(member.linkname, prefix))
+        owner = (kinds.get(member.type, stat.S_IFREG) | member.mode & 0o7777, member.uid, member.gid)
+        yield Entry(path, *owner, target, is_link, lambda member=member: archive.extractfile(member))  # type: ignore[misc]
+
+
+def _inside(name: str, prefix: str) -> PurePosixPath | None:
+    """Return the path below ``prefix``, None for what is not there."""
+    path = PurePosixPath("/", name).relative_to("/")
+    if ".." in path.parts:
+        raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
+    if prefix:
+        if path.parts[:1] != (prefix,):
+            return None
+        path = path.relative_to(prefix)
+    return None if path == PurePosixPath() else path
+
+
+def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
+    """Write the entries below ``root``; return unread files, the digest of the original and the agent's directories."""
+    is_root = os.geteuid() == 0
+    rows: dict[PurePosixPath, bytes] = {}
+    modes: dict[PurePosixPath, tuple[int, int, int]] = {}
+    unread = 0
+    for entry in entries:
+        place = _place(root, entry.path)
+        kind, mode = stat.S_IFMT(entry.mode), entry.mode & ~(stat.S_ISUID | stat.S_ISGID)
+        row = b"%o %d %d " % (mode, entry.uid, entry.gid)
+        if entry.is_link:
+            place.hardlink_to(_place(root, PurePosixPath(entry.target)))
+            rows[entry.path] = rows[PurePosixPath(entry.target)]
+            continue
+        if kind == stat.S_IFLNK:
+            place.symlink_to(entry.target)
+            rows[entry.path] = row + os.fsencode(entry.target)
+            if is_root:
+                os.chown(place, entry.uid, entry.gid, follow_symlinks=False)
+            continue
+        if kind == stat.S_IFDIR:
+            place.mkdir(mode=0o700, exist_ok=True)
+        elif kind == stat.S_IFREG:
+            content = entry.content()
+            with place.open("xb") as file:
+                if content is None:
+                    unread += 1
+                    mode &= ~0o777
+                else:
+                    with content:
+                        shutil.copyfileobj(content, file)
+            with place.open("rb") as file:
+                row += hashlib.file_digest(file, "sha256").digest()
+        else:
+            continue  # devices, sockets and pipes
+        rows[entry.path] = row
+        modes[entry.path] = mode, entry.uid, entry.gid
+    for path in {parent for row in rows for parent in row.parents} - {PurePosixPath()}:
+        modes.setdefault(path, (stat.S_IFDIR | 0o755, 0, 0))  # an archive need not name every directory
+    for missing, mode in _NEEDED.items():
+        path = PurePosixPath(missing)
+        if not os.path.lexists(root / missing):
+            (root / missing).mkdir(mode=0o700)
+            modes[path] = stat.S_IFDIR | mode, AGENT_UID if missing == "workspace" else 0, 0
+    for path in sorted(modes, key=lambda path: len(path.parts), reverse=True):  # a closed directory after its entries
+        mode, uid, gid = modes[path]
+        if is_root:
+            os.chown(root / path, uid, gid)
+        (root / path).chmod(stat.S_IMODE(mode if is_root else as_agent(mode, uid, gid)))
+    return unread, _digest(rows), _writable(modes)
+
+
+def _place(root: Path, path: PurePosixPath) -> Path:
+    """Return where ``path`` goes, with its parents there; never through a link of the tree into the host."""
+    place = root
+    for part in path.parts[:-1]:
+        place = place / part
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+        place.mkdir(mode=0o700, exist_ok=True)
+    return root / path
+
+
+def _digest(rows: dict[PurePosixPath, bytes]) -> str:
+    """Return what `base_recipe.content_digest` would of the original, of which only the rows are here."""
+    children: dict[PurePosixPath, list[PurePosixPath]] = {}
+    for path in rows:
+        children.setdefault(path.parent, []).append(path)
+    total = hashlib.sha256()
+    todo = [PurePosixPath()]
+    while todo:
+        here = sorted(children.get(todo.pop(), ()), key=lambda path: path.name)
+        for path in here:
+            total.update(os.fsencode(path) + b"\0" + rows[path] + b"\0")
+        todo.extend(reversed([path for path in here if path in children]))
+    return total.hexdigest()
+
+
+def _writable(modes: dict[PurePosixPath, tuple[int, int, int]]) -> list[str]:
+    """Return the topmost directories in which an agent may write."""
+    found: list[str] = []
+    for path in sorted(modes):
+        mode, uid, _ = modes[path]
+        is_theirs = (uid == AGENT_UID and mode & stat.S_IWUSR) or mode & stat.S_IWOTH
+        if stat.S_ISDIR(mode) and is_theirs and not any(str(parent) in found for parent in path.parents):
+            found.append(str(path))
+    expected = (*AGENT_DIRECTORIES, *WORLD_WRITABLE)
+    return sorted(found, key=lambda name: (name not in expected, name))

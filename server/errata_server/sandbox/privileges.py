@@ -1,0 +1,98 @@
+"""Which mode the namespace sandbox runs in here, and which switch is off where it runs in none.
+
+Root with CAP_SYS_ADMIN gets root mode, an ordinary user rootless mode. Root without that capability gets neither: in
+rootless mode commands run as the server's user, and root's uid has power without any capability (it may write to
+``/proc/sys``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from errata_protocol.errors import SandboxUnavailable
+
+from . import seccomp
+
+Mode = Literal["root", "rootless"]
+
+_CAP_SYS_ADMIN = 21
+_PROC = Path("/proc")
+
+
+def mode_of(uid: int) -> Mode:
+    """Return the mode of a server that runs as ``uid``."""
+    return "root" if uid == 0 else "rootless"
+
+
+def check_privileges(uid: int | None = None, *, proc: Path = _PROC) -> None:
+    """Refuse where the mode of user ``uid`` cannot work, as far as this can be read.
+
+    Args:
+        uid: Effective uid; None is this process's.
+        proc: Where procfs is mounted.
+
+    Raises:
+        SandboxUnavailable: One line that names what is missing and how to get it.
+    """
+    uid = os.geteuid() if uid is None else uid
+    if uid == 0 and not _capabilities(proc) >> _CAP_SYS_ADMIN & 1:
+        raise SandboxUnavailable(
+            "root lacks CAP_SYS_ADMIN for the namespace sandbox: run the server as root of the host, in a container "
+            "with --privileged (or --cap-add SYS_ADMIN --security-opt seccomp=unconfined), or as an ordinary user"
+        )
+    if uid != 0 and (switch := closed_switch(proc)):
+        raise SandboxUnavailable(f"the rootless sandbox needs user namespaces, and {switch}")
+    try:
+        seccomp.program()
+    except LookupError as error:
+        raise SandboxUnavailable(f"the namespace sandbox does not run here: {error}") from error
+
+
+def closed_switch(proc: Path = _PROC) -> str:
+    """Return which setting turns user namespaces off for users, and how to turn it on; empty when none does."""
+    if _number(proc / "sys/kernel/unprivileged_userns_clone") == 0:
+        return (
+            "kernel.unprivileged_userns_clone is 0: run `sysctl -w kernel.unprivileged_userns_clone=1` as root, or "
+            "run the server as root"
+        )
+    if _number(proc / "sys/user/max_user_namespaces") == 0:
+        return (
+            "user.max_user_namespaces is 0: run `sysctl -w user.max_user_namespaces=10000` as root, or run the "
+            "server as root"
+        )
+    return ""
+
+
+def why_refused(proc: Path = _PROC) -> str:
+    """Return what most likely refuses a user namespace or its powers, and how to change that."""
+    if switch := closed_switch(proc):
+        return switch
+    if _number(proc / "sys/kernel/apparmor_restrict_unprivileged_userns") == 1:
+        return (
+            "kernel.apparmor_restrict_unprivileged_userns is 1: run "
+            "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` as root, or run the server as root"
+        )
+    return (
+        "a container or a security module refuses them: start the container with --security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined, or run the server as root of the "
+        "host"
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # a kernel without this switch
+
+
+def _capabilities(proc: Path) -> int:
+    try:
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    except OSError:
+        pass  # a process that gave up its uid may not read its own status, and has no capabilities either
+    return 0

@@ -1,0 +1,137 @@
+"""Rootless mode: the same suites as root mode, run by a user who has no privilege at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.treewalk import remove_tree
+
+from .as_user import REPOSITORY, UID, as_user
+
+pytestmark = [
+    pytest.mark.sandbox,
+    pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's run of the suites is rootless already"),
+]
+
+CACHE = REPOSITORY / ".cache/rootless"
+SUITES = [
+    "tests/sandbox/test_conformance.py",
+    "tests/sandbox/test_hostile.py",
+    "tests/sandbox/test_abuse.py",
+    "tests/sandbox/test_flatten.py::test_a_squash_shows_no_ghost_of_a_deleted_file",
+    "tests/sandbox/test_flatten.py::test_a_squash_keeps_what_hides_the_base",
+    "tests/sandbox/test_namespace.py::test_host_paths_are_invisible",
+    "tests/sandbox/test_namespace.py::test_nothing_of_a_destroyed_sandbox_remains_but_named_layers",
+    "tests/sandbox/test_namespace.py::test_after_close_no_process_cgroup_or_directory_is_left",
+    "tests/sandbox/test_namespace.py::test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on",
+    "tests/sandbox/test_namespace.py::test_long_chains_are_flattened_and_every_state_stays",
+    "tests/sandbox/test_namespace.py::test_a_killed_launcher_is_an_error_once_and_then_replaced",
+    "tests/envs/test_terminal_recovery.py",
+]
+SLOW = "three_hundred or test_21 or three_thousand or test_07 or TestFake"
+"""Left to root mode: what they are about (counting, draining) is the same code there."""
+
+
+@pytest.fixture(scope="module")
+def user_home() -> Iterator[Path]:
+    """A home directory for the user. Not below pytest's, where only root may go."""
+    place = Path(tempfile.mkdtemp(prefix="errata-rootless-"))
+    place.chmod(0o755)
+    yield place
+    remove_tree(place)
+
+
+@pytest.fixture(scope="module")
+def base_dir(user_home: Path) -> Path:
+    """A directory of bases that belongs to the user; kept between runs, because a copy of a tree takes a while."""
+    source = find_base()
+    place = CACHE / f"bases-{UID}"
+    if not (place / source.id / "base.json").exists():
+        remove_tree(place)
+        place.mkdir(parents=True)
+        os.chown(place, UID, UID)
+        arguments = ["-m", "errata_server.cli", "base", "import", str(source.root.parent)]
+        made = as_user(arguments, user_home, base_dir=place)
+        assert made.returncode == 0, made.stderr
+        assert "files that only their owner may read are empty here" in made.stderr
+    return place
+
+
+@pytest.mark.timeout(300)
+def test_the_suites_of_root_mode_pass(user_home: Path, base_dir: Path) -> None:
+    arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-rs", "-k", f"not ({SLOW})", *SUITES]
+    result = as_user(arguments, user_home, base_dir=base_dir, timeout_s=280.0)
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    # What does not apply says so: memory needs a cgroup, and that is all.
+    skipped = [line for line in result.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert all("memory_bytes is not held here" in line for line in skipped), skipped
+    passed = re.search(r"(\d+) passed", result.stdout)
+    assert passed is not None and int(passed[1]) >= 75, result.stdout[-500:]
+
+
+CHANGES = (
+    "mkdir -p d/e; echo 1 > d/e/f; ln -s e d/l; mkfifo p; mkdir -m 000 closed; echo x > secret; chmod 000 secret",
+    "rm ~/.bashrc; mkdir ~/.config; echo y > ~/.config/z; touch /tmp/t; chmod 700 /workspace",
+    "rm -r d; mkdir d; touch d/new; chmod u+rwx closed; touch closed/in; chmod 500 closed",
+)
+PROGRAM = f"""
+import asyncio, json, sys, tempfile
+from pathlib import Path
+from errata_server.sandbox.namespace import NamespaceBackend
+
+async def main():
+    backend = NamespaceBackend(Path(tempfile.mkdtemp()) / "sandboxes")
+    info = await backend.start()
+    box = await backend.open()
+    digests = []
+    for command in {CHANGES!r}:
+        result = await box.run(command)
+        assert result.exit_code == 0, result
+        digests += [await box.merged_digest(), (await box.snapshot()).ref.digest]
+    look = await box.run("id; rm /etc/hostname; chmod 777 /etc; cat /etc/shadow; touch /x; mount; ls -l /proc/1/exe")
+    await box.destroy()
+    await backend.close()
+    print(json.dumps([info.mode, sorted(info.enforces), info.notes, digests, look.stdout, look.stderr]))
+
+asyncio.run(main())
+"""
+
+
+async def test_the_same_changes_have_the_digests_of_root_mode(user_home: Path, base_dir: Path, data_dir: Path) -> None:
+    result = as_user(["-c", PROGRAM], user_home, base_dir=base_dir)
+    assert result.returncode == 0, result.stderr
+    mode, enforces, notes, digests, out, err = json.loads(result.stdout)
+    backend = NamespaceBackend(data_dir)
+    assert (mode, (await backend.start()).mode) == ("rootless", "root")
+    box = await backend.open()
+    expected = []
+    for command in CHANGES:
+        await box.run(command)
+        expected += [await box.merged_digest(), (await box.snapshot()).ref.digest]
+    await backend.close()
+    assert digests == expected
+    assert "pids" in enforces and "memory_bytes" not in enforces
+    assert any("memory is not limited" in note for note in notes)
+    assert out.startswith("uid=64000(agent) gid=64000(agent)")
+    assert "rm: cannot remove '/etc/hostname': Read-only file system" in err
+    assert "chmod: changing permissions of '/etc': Read-only file system" in err
+    assert "cat: /etc/shadow: Permission denied" in err
+    assert "touch: cannot touch '/x': Read-only file system" in err
+
+
+async def test_a_tree_of_root_is_refused_with_the_command_that_copies_it(user_home: Path) -> None:
+    result = as_user(["-c", PROGRAM], user_home, base_dir=find_base().root.parents[1])
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert re.search(
+        rf"belongs to uid 0, and the rootless sandbox needs one of uid {UID}: run `errata base import /", last
+    )
