@@ -39,6 +39,11 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> 
         time.sleep(0.01)
 
 
+def lasting(seconds: int) -> str:
+    """Return a time to sleep that names this test process: what is seen of the host's processes is everybody's."""
+    return f"{seconds}.{os.getpid():010d}"
+
+
 def processes_with(word: str) -> list[int]:
     """Return the host's processes whose command line holds ``word``."""
     found = []
@@ -153,12 +158,12 @@ async def test_nothing_of_a_destroyed_sandbox_remains_but_named_layers(namespace
     await box.run("echo 1 > f")
     snapshot = await box.snapshot()
     await box.run("echo 2 > f; mkdir -m 000 locked")
-    running = asyncio.create_task(box.run("sleep 98765"))
-    await asyncio.to_thread(until, lambda: bool(processes_with("98765")), "the command runs")
+    running = asyncio.create_task(box.run(f"sleep {lasting(98765)}"))
+    await asyncio.to_thread(until, lambda: bool(processes_with(lasting(98765))), "the command runs")
     await box.destroy()
     with pytest.raises(SandboxFailed):
         await running
-    assert processes_with("98765") == []
+    assert processes_with(lasting(98765)) == []
     assert list(namespace_backend.live_dir.iterdir()) == []
     assert (await namespace_backend.collect([snapshot.ref])).layers == 0
     assert (await (await namespace_backend.restore(snapshot)).run("cat f")).stdout == "1\n"
@@ -180,13 +185,13 @@ async def test_after_close_no_process_cgroup_or_directory_is_left(data_dir: Path
 
 async def test_a_cancelled_command_is_killed_and_the_sandbox_goes_on(namespace_backend: NamespaceBackend) -> None:
     box = await namespace_backend.open()
-    running = asyncio.create_task(box.run("echo 1 > f; sleep 87654"))
-    await asyncio.to_thread(until, lambda: len(processes_with("87654")) >= 2, "bash and its sleep run")
+    running = asyncio.create_task(box.run(f"echo 1 > f; sleep {lasting(87654)}"))
+    await asyncio.to_thread(until, lambda: len(processes_with(lasting(87654))) >= 2, "bash and its sleep run")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (await box.run("cat f")).stdout == "1\n"
-    assert processes_with("87654") == []
+    assert processes_with(lasting(87654)) == []
 
 
 OWNER = """
@@ -204,22 +209,24 @@ async def main():
     print(snapshot.ref.id, snapshot.shell.hex(), *backend.runners.pids, flush=True)
     await box.run("echo 2 > f")
     await box.snapshot()
-    await box.run("setsid sleep 76543 & sleep 76543", timeout_s=600)
+    await box.run(f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}", timeout_s=600)
 
 asyncio.run(main())
 """
 
 
 async def test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on(data_dir: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir)], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(data_dir), lasting(76543)], stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
     cgroups = owner.stdout.readline().split()
     layer, shell, *pids = owner.stdout.readline().split()
-    until(lambda: len(processes_with("76543")) >= 2, "the command runs")
+    until(lambda: len(processes_with(lasting(76543))) >= 2, "the command runs")
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    until(lambda: processes_with("76543") == [], "the commands die with their server")
+    until(lambda: processes_with(lasting(76543)) == [], "the commands die with their server")
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the launcher dies with its server")
     # The directories go with the launcher, or at the next start where the kernel still calls them busy.
     assert [p for cgroup in cgroups for p in Path(cgroup).rglob("cgroup.procs") if p.read_text().strip()] == []
@@ -233,9 +240,11 @@ async def test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on(dat
 
 
 async def test_a_stopped_launcher_of_a_dead_owner_is_killed_at_start(data_dir: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir)], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(data_dir), lasting(76543)], stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
-    until(lambda: len(processes_with("76543")) >= 2, "the command runs")
+    until(lambda: len(processes_with(lasting(76543))) >= 2, "the command runs")
     launcher = int((data_dir / "launcher").read_text().split()[0])
     os.kill(launcher, signal.SIGSTOP)
     owner.kill()
@@ -243,7 +252,7 @@ async def test_a_stopped_launcher_of_a_dead_owner_is_killed_at_start(data_dir: P
     owner.stdout.close()
     backend = NamespaceBackend(data_dir)
     await backend.start()
-    until(lambda: processes_with("76543") == [], "what the dead owner ran is killed")
+    until(lambda: processes_with(lasting(76543)) == [], "what the dead owner ran is killed")
     await backend.close()
 
 
@@ -319,13 +328,13 @@ async def test_file_modes_and_removals_count_in_the_digest(namespace_backend: Na
 async def test_a_killed_launcher_is_an_error_once_and_then_replaced(namespace_backend: NamespaceBackend) -> None:
     box = await namespace_backend.open()
     await box.run("echo 1 > f")
-    running = asyncio.create_task(box.run("sleep 65432"))
-    await asyncio.to_thread(until, lambda: bool(processes_with("65432")), "the command runs")
+    running = asyncio.create_task(box.run(f"sleep {lasting(65432)}"))
+    await asyncio.to_thread(until, lambda: bool(processes_with(lasting(65432))), "the command runs")
     os.kill(int((namespace_backend.data_dir / "launcher").read_text().split()[0]), signal.SIGKILL)
     with pytest.raises(SandboxFailed):
         await running
     assert (await box.run("cat f")).stdout == "1\n"
-    assert processes_with("65432") == []
+    assert processes_with(lasting(65432)) == []
 
 
 async def test_a_missing_layer_is_an_error_not_an_empty_sandbox(namespace_backend: NamespaceBackend) -> None:

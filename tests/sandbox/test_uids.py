@@ -110,6 +110,7 @@ async def test_two_commands_at_once_have_two_uids_of_the_host(namespace_backend:
         await hold(namespace_backend, box, f"touch full; sleep {word} & wait")
         for box, word in zip(boxes, words, strict=True)
     ]
+    await until(lambda: all(host_uids(word) for word in words), "both commands sleep")
     uids = [host_uids(word) for word in words]
     assert all(len(found) == 1 for found in uids) and uids[0] != uids[1]
     assert all(uid > 0x7000_0000 for found in uids for uid in found)

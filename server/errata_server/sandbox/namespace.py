@@ -145,13 +145,20 @@ class NamespaceBackend(Backend):
 
     def _kill_dead_owner(self) -> None:
         """End the launcher a dead owner left; its runners end with it. Cgroups are searched when one starts."""
-        record = self.data_dir / "launcher"
-        with contextlib.suppress(OSError, ValueError):
-            pid, started = (int(field) for field in record.read_text().split())
-            deadline = time.monotonic() + 10.0
-            while _start_time(pid) == started and time.monotonic() < deadline:
+        try:
+            pid, started = (int(field) for field in (self.data_dir / "launcher").read_text().split())
+        except (FileNotFoundError, ValueError):
+            return  # no owner came that far, or it was killed while it wrote
+        deadline = time.monotonic() + 10.0
+        while _start_time(pid) == started:
+            if time.monotonic() > deadline:
+                raise SandboxUnavailable(
+                    f"process {pid}, the launcher of a dead server, does not end within 10 s of SIGKILL and may hold "
+                    f"sandboxes in {self.data_dir}: wait for the disk it waits for, or choose another data directory"
+                )
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
+            time.sleep(0.01)
 
     def _record_launcher(self, pid: int) -> None:
         (self.data_dir / "launcher").write_text(f"{pid} {_start_time(pid)}")
