@@ -1,0 +1,36 @@
+"""``errata doctor``: what works on this machine, and what each missing piece costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from . import cli_episodes
+
+
+def doctor(
+    data_dir: cli_episodes.DataDir = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Try what a server needs; exit status 0 when `errata serve terminal` would work."""
+    from .doctor import examine
+    from .machine import Machine
+    from .settings import Settings
+
+    settings = Settings(data_dir=data_dir or cli_episodes.default_data_dir())
+    found = []
+    for finding in examine(Machine(settings), port=port):
+        found.append(finding)
+        if not as_json:
+            typer.echo(f"{finding.verdict:8}{finding.name:18}{finding.says}")
+            for label, text in (("costs", finding.costs), ("fix", finding.fix)):
+                if text:
+                    typer.echo(f"{'':26}{label}: {text}")
+    works = all(finding.verdict != "missing" for finding in found)
+    if as_json:
+        typer.echo(json.dumps({"works": works, "findings": [asdict(finding) for finding in found]}))
+    raise typer.Exit(0 if works else 1)

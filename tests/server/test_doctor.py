@@ -1,0 +1,206 @@
+"""`errata doctor`: each line on a machine that is made up, and one run on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errata_protocol.errors import SandboxUnavailable
+from errata_server.doctor import Finding, examine
+from errata_server.machine import Machine, SandboxTrial, Space
+from errata_server.sandbox.base import BackendInfo
+from errata_server.settings import Settings
+
+ROOT = BackendInfo("namespace", frozenset({"memory_bytes", "pids"}), (), "root", 1)
+USER = BackendInfo("namespace", frozenset({"pids"}), (), "rootless", 0)
+BARE = BackendInfo("namespace", frozenset(), (), "root", 0)
+
+
+class MadeUp(Machine):
+    """A machine on which all is well, but for what a test says."""
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__(Settings(data_dir=Path("/srv/errata")))
+        self.answers = {
+            "kernel": "6.1.0-18-amd64",
+            "python": (3, 11, 7),
+            "uid": 0,
+            "openenv": "0.10.0",
+            "openenv-core": None,
+            "try_user_namespace": "",
+            "why_refused": "turn the switch on",
+            "try_seccomp": "",
+            "try_data_dir": "",
+            "file_system": "ext4",
+            "base": "default-cafe at /bases/default",
+            "try_sandbox": SandboxTrial("", ROOT, 0.01, 5),
+            "open_files": 20_000,
+            "space": Space(50 * 1024**3, 256 * 1024**2, 10**7),
+            "fsync_s": 0.002,
+            "try_port": "",
+        } | answers
+
+    def _answer(self, name: str) -> Any:
+        found = self.answers[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def kernel(self) -> str:
+        return self._answer("kernel")
+
+    def python(self) -> tuple[int, ...]:
+        return self._answer("python")
+
+    def uid(self) -> int:
+        return self._answer("uid")
+
+    def distribution(self, name: str) -> str | None:
+        return self._answer(name)
+
+    def try_user_namespace(self) -> str:
+        return self._answer("try_user_namespace")
+
+    def why_refused(self) -> str:
+        return self._answer("why_refused")
+
+    def try_seccomp(self) -> str:
+        return self._answer("try_seccomp")
+
+    def try_data_dir(self) -> str:
+        return self._answer("try_data_dir")
+
+    def file_system(self) -> str:
+        return self._answer("file_system")
+
+    def base(self) -> str:
+        return self._answer("base")
+
+    def try_sandbox(self) -> SandboxTrial:
+        return self._answer("try_sandbox")
+
+    def open_files(self) -> int:
+        return self._answer("open_files")
+
+    def space(self) -> Space:
+        return self._answer("space")
+
+    def fsync_s(self) -> float:
+        return self._answer("fsync_s")
+
+    def try_port(self, port: int) -> str:
+        return self._answer("try_port")
+
+
+def report(**answers: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine(MadeUp(**answers))}
+
+
+def test_a_machine_on_which_all_is_well_has_nothing_to_fix() -> None:
+    found = report()
+    assert len(found) == 14
+    assert all((finding.verdict, finding.costs, finding.fix) == ("ok", "", "") for finding in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("answers", "name", "verdict", "costs", "fix"),
+    [
+        ({"kernel": "5.10.0"}, "kernel", "missing", "no sandboxes", "Linux 5.11"),
+        ({"kernel": "5.15.0-91"}, "kernel", "worse", "uid of its own", "Linux 5.19"),
+        ({"python": (3, 10, 2)}, "python", "missing", "not tested", "Python 3.11 to 3.13"),
+        ({"openenv": None}, "openenv", "missing", "no server", "pip install"),
+        ({"openenv": "0.3.0"}, "openenv", "missing", "drop-in for 0.10", "pip install"),
+        ({"openenv-core": "0.2.1"}, "openenv", "missing", "matter of chance", "pip uninstall -y openenv openenv-core"),
+        ({"try_user_namespace": "no"}, "user namespaces", "worse", "one uid", "turn the switch on"),
+        ({"try_user_namespace": "no", "uid": 7}, "user namespaces", "missing", "no sandboxes", "turn the switch on"),
+        ({"try_seccomp": "no"}, "seccomp", "missing", "no sandboxes", "CONFIG_SECCOMP_FILTER"),
+        ({"try_data_dir": "cannot be written"}, "data directory", "missing", "no journal", "--data-dir"),
+        ({"file_system": "overlay"}, "data directory", "missing", "no sandboxes", "mount a volume"),
+        ({"file_system": "tmpfs"}, "data directory", "worse", "end with the machine", "name a disk"),
+        ({"base": SandboxUnavailable("none: run it")}, "base tree", "missing", "no sandboxes", "run it"),
+        ({"try_sandbox": SandboxTrial("broken: mend it")}, "sandbox", "missing", "no terminal", "mend it"),
+        ({"try_sandbox": SandboxTrial("", ROOT, 0.5, 5)}, "sandbox", "worse", "at most 2 commands/s", "idle core"),
+        ({"try_sandbox": SandboxTrial("", USER, 0.01, 5)}, "cgroups", "worse", "memory", "systemd-run --user"),
+        ({"try_sandbox": SandboxTrial("", USER, 0.01, 5)}, "id-mapped mounts", "worse", "inotify", "as root"),
+        ({"try_sandbox": SandboxTrial("", BARE, 0.01, 5)}, "cgroups", "worse", "and its processes", "/sys/fs/cgroup"),
+        ({"try_sandbox": SandboxTrial("", ROOT, 0.01, 5, "no")}, "id-mapped mounts", "worse", "share one uid", "5.19"),
+        ({"open_files": 4096}, "open files", "worse", "room for 1440", "ulimit -n 12656"),
+        ({"open_files": 1024}, "open files", "worse", "few commands at once", "ulimit -n 12656"),
+        ({"space": Space(10**9, 256 * 1024**2, 10**7)}, "disk", "worse", "fill it", "make room"),
+        ({"space": Space(10**8, 256 * 1024**2, 10**7)}, "disk", "missing", "no request runs", "make room"),
+        ({"space": Space(10**12, 10**8, 500)}, "disk", "missing", "no request runs", "make room"),
+        ({"fsync_s": 0.05}, "fsync", "worse", "at most 20 steps/s", "faster disk"),
+        ({"try_port": "another program listens there"}, "port", "missing", "ends at once", "--port 0"),
+    ],
+)
+def test_each_missing_piece_is_named_with_its_cost_and_its_fix(
+    answers: dict[str, Any], name: str, verdict: str, costs: str, fix: str
+) -> None:
+    found = report(**answers)
+    assert found[name].verdict == verdict
+    assert costs in found[name].costs and fix in found[name].fix, found[name]
+    others = [other for other in found.values() if other.verdict == "missing" and other.name != name]
+    assert not others or name == "data directory", others
+
+
+def test_file_systems_that_make_inodes_as_needed_are_not_out_of_them() -> None:
+    assert report(space=Space(10**12, 10**8, 0, has_inodes=False))["disk"].verdict == "ok"
+
+
+def test_cgroups_of_a_sandbox_that_holds_all_are_named() -> None:
+    assert report()["cgroups"].says == "v1; held: memory_bytes, pids"
+
+
+def test_without_a_data_directory_nothing_is_tried_in_it() -> None:
+    found = report(try_data_dir="cannot be written", try_sandbox=AssertionError(), space=AssertionError())
+    assert found["sandbox"].verdict == "missing"
+    assert "fsync" not in found
+
+
+def test_a_port_in_use_is_found_by_binding_it() -> None:
+    machine = Machine(Settings())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert machine.try_port(taken.getsockname()[1]) == "another program listens there"
+
+
+def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    machine = Machine(Settings(data_dir=tmp_path / "a/b"))
+    assert machine.try_data_dir() == "" and machine.fsync_s() > 0
+    assert machine.space().free_bytes > 0
+    assert not (tmp_path / "a").exists(), "looking leaves nothing"
+
+
+def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
+    assert Machine(Settings(data_dir=Path("/proc"))).file_system() == "proc"
+
+
+@pytest.mark.sandbox
+def test_a_run_on_this_machine_agrees_with_its_exit_status(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "errata_server.cli", "doctor", "--data-dir", str(tmp_path / "data")]
+    result = subprocess.run([*command, "--port", str(port), "--json"], capture_output=True, text=True, timeout=100)
+    found = json.loads(result.stdout)
+    verdicts = {finding["name"]: finding["verdict"] for finding in found["findings"]}
+    assert result.returncode == 0 and found["works"], found
+    assert verdicts["sandbox"] in ("ok", "worse") and verdicts["seccomp"] == verdicts["base tree"] == "ok"
+    assert list(tmp_path.iterdir()) == [], "the trial leaves nothing"
+    text = subprocess.run(
+        [*command, "--port", str(port)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "ERRATA_BASE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert text.returncode == 1
+    assert "missing base tree" in text.stdout and "fix: run `errata base" in text.stdout
