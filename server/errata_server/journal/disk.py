@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -85,7 +86,7 @@ class DirectoryDisk(Disk):
         os.truncate(self._directory / name, size_bytes)
 
     def sync(self, name: str) -> None:
-        _sync(self._directory / name, os.O_RDWR)
+        _sync(self._directory / name, os.O_RDWR, os.fdatasync)  # the new size too, which reading needs; not its times
 
     def remove(self, name: str) -> None:
         (self._directory / name).unlink()
@@ -101,9 +102,9 @@ class DirectoryDisk(Disk):
         return self._space[1]
 
 
-def _sync(path: Path, flags: int) -> None:
+def _sync(path: Path, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
     fd = os.open(path, flags | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
