@@ -23,6 +23,7 @@ from .clock import SimulatedClock
 from .disk import DiskFaults, SimulatedDisk
 from .ids import SeededIds
 from .loop import Crashed, SimulatedLoop, run
+from .threads import SimulatedThreads
 from .writer import LoopWriter
 
 T = TypeVar("T")
@@ -105,6 +106,7 @@ class SimulatedMachine:
             sandboxes=FakeBackend(self.layers),
             ids=self._ids,
             clock=SimulatedClock(self._now),
+            threads=SimulatedThreads(),
         )
 
     def _now(self) -> float:
