@@ -27,7 +27,7 @@ GROUP = 256
 
 
 def measure(store: str, directory: Path, seconds: float) -> dict[str, float]:
-    """Return commits a second, ungrouped and grouped, and the CPU time of a grouped one, which a busy disk leaves alone.
+    """Return commits a second, ungrouped and grouped, and the CPU time of a grouped one, which no busy disk changes.
 
     Imports late: the checkout is chosen by PYTHONPATH.
     """
