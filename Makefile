@@ -27,8 +27,9 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@scripts/interop.sh
 	@$(PYTEST) -m interop tests/interop
 
-test-upstream: setup ## OpenEnv's own server tests on our server, where their checkout lies in ../shared
-	@if [ -x $(UPSTREAM) ]; then PYTHON=$(CURDIR)/$(PYTHON_BIN) SUITE_TARGET=errata_server.app $(UPSTREAM); \
+test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
+	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
+		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) || exit 1; done; \
 	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
 test-chaos: base ## servers killed at random moments
