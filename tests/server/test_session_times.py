@@ -1,0 +1,111 @@
+"""Times of a session's life, and its life after a crash, in virtual time on the simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from openenv.core.env_server.types import ConcurrencyConfig
+
+from errata_protocol.errors import SessionLost, SessionUnknown, StepTimeout
+from errata_server.session import Request, Session
+from errata_server.sessions import Sessions
+from errata_server.settings import Settings
+from errata_server.simulation import SimulatedMachine
+
+from .environments import CountAction, CountEnvironment, PinnedEnvironment
+
+Script = Callable[[Sessions], Awaitable[None]]
+
+
+def on_a_machine(
+    script: Script,
+    machine: SimulatedMachine | None = None,
+    *,
+    env: type = CountEnvironment,
+    timeout_s: float | None = None,
+) -> SimulatedMachine:
+    """Run ``script`` on one boot of a machine with sessions of ``env``."""
+    machine = machine or SimulatedMachine(1)
+
+    async def program(machine: SimulatedMachine) -> None:
+        runtime = machine.runtime(Settings(step_timeout_s=900.0, detach_ttl_s=600.0))
+        await runtime.start()
+        config = ConcurrencyConfig(max_concurrent_envs=2, session_timeout=timeout_s)
+        await script(Sessions(runtime, env, "e", config))
+        await runtime.close()
+
+    machine.boot(program)
+    return machine
+
+
+async def began(sessions: Sessions) -> Session:
+    session = await sessions.open(given_out=True)
+    await sessions.admit(session, Request("reset", b"{}"))
+    await step(sessions, session, 5)
+    return session
+
+
+async def step(sessions: Sessions, session: Session, n: int, do: str = "") -> bytes:
+    return (await sessions.admit(session, Request("step", b"{}", action=CountAction(n=n, do=do)))).payload
+
+
+def test_a_detached_session_sleeps_after_its_ttl_and_goes_on_where_it_was() -> None:
+    async def script(sessions: Sessions) -> None:
+        session = await began(sessions)
+        sessions.keep_idle(session)
+        await asyncio.sleep(599)
+        assert sessions.active == 1
+        await asyncio.sleep(2)
+        assert sessions.active == 0
+        assert b'"n":6,' in await step(sessions, session, 1)
+
+    on_a_machine(script)
+
+
+def test_a_session_past_upstreams_timeout_is_over() -> None:
+    async def script(sessions: Sessions) -> None:
+        session = await began(sessions)
+        sessions.keep_idle(session)
+        await asyncio.sleep(1801)
+        with pytest.raises(SessionUnknown):
+            await sessions.find(session.sid)
+
+    on_a_machine(script, timeout_s=1800.0)
+
+
+def test_a_step_past_the_deadline_is_rolled_back_after_exactly_that_time() -> None:
+    async def script(sessions: Sessions) -> None:
+        session, loop = await began(sessions), asyncio.get_running_loop()
+        at = loop.time()
+        with pytest.raises(StepTimeout):
+            await step(sessions, session, 100, "hang")
+        assert 900 <= loop.time() - at < 910
+        assert b'"n":6,' in await step(sessions, session, 1)
+
+    on_a_machine(script)
+
+
+def test_after_a_crash_a_given_out_session_goes_on_and_one_without_snapshots_says_where_it_was_lost() -> None:
+    for env in (CountEnvironment, PinnedEnvironment):
+        kept: list[Session] = []
+
+        async def until_the_crash(sessions: Sessions, kept: list[Session] = kept) -> None:
+            kept.append(await began(sessions))
+            sessions.runtime.journal.close()
+            asyncio.get_running_loop().crash_at = 0  # type: ignore[attr-defined]
+            await asyncio.sleep(1)
+
+        async def afterwards(sessions: Sessions, kept: list[Session] = kept, env: type = env) -> None:
+            if env is CountEnvironment:
+                again = await sessions.find(kept[0].sid)
+                assert (again.eid, again.t) == (kept[0].eid, 1)
+                assert b'"n":6,' in await step(sessions, again, 1)
+            else:
+                with pytest.raises(SessionLost, match=rf"t=1 of episode {kept[0].eid}"):
+                    await sessions.find(kept[0].sid)
+
+        machine = on_a_machine(until_the_crash, env=env)
+        assert "crash" in machine.trace[-1]
+        on_a_machine(afterwards, machine, env=env)
