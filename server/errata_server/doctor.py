@@ -188,7 +188,7 @@ def _details(trial: SandboxTrial) -> Iterator[Finding]:
     else:
         fix = "systemd-run --user --scope -p Delegate=yes errata serve ..."
         if trial.info.mode == "root":
-            fix = "mount /sys/fs/cgroup writable (in a container: --privileged or --cgroupns=private)"
+            fix = "mount /sys/fs/cgroup writable, or systemd-run --scope -p Delegate=yes errata serve ..."
         costs = "a command can use up the machine's memory" + ("" if "pids" in held else " and its processes")
         yield Finding("cgroups", "worse", says, costs, fix)
     if trial.info.mode == "rootless":

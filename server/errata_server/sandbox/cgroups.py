@@ -17,6 +17,8 @@ from pathlib import Path
 from .base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
+_LEAF = "errata-server"
+"""Where the server itself goes in version 2, beside the places of sandboxes; the launcher knows the name too."""
 _EMPTYING = 8
 
 
@@ -202,7 +204,8 @@ def find(name: str) -> Cgroups:
             found.remove()
             problems.append(f"v{version}: {error.strerror} ({error.filename})")
     why = "; ".join(problems) or "neither hierarchy has the memory and pids controllers"
-    note = f"no writable cgroup: {why}. Run as root with /sys/fs/cgroup writable"
+    scope = f"systemd-run {'' if os.geteuid() == 0 else '--user '}--scope -p Delegate=yes errata serve ..."
+    note = f"no writable cgroup: {why}. Run with /sys/fs/cgroup writable, or in a cgroup of its own: {scope}"
     return Cgroups(name, 0, _ROOT, _ROOT, note)
 
 
@@ -217,6 +220,10 @@ def _own_paths() -> dict[str, str]:
 
 def _v2_places(own: dict[str, str]) -> tuple[Path, Path] | None:
     place = _ROOT / own.get("", "/").lstrip("/")
+    if not (place / "cgroup.procs").exists():
+        place = _ROOT  # as in version 1: the host's path, in a container
+    if place.name == _LEAF:
+        place = place.parent  # an earlier start moved us; the places of sandboxes stay where they were
     try:
         controllers = (place / "cgroup.controllers").read_text().split()
     except OSError:
@@ -251,7 +258,7 @@ def _enable_controllers(place: Path) -> None:
         ours = {os.getpid(), *_ancestors(os.getpid())}
         if any(pid not in ours and os.getpid() not in _ancestors(pid) for pid in pids):
             raise
-        leaf = place / "errata-server"
+        leaf = place / _LEAF
         leaf.mkdir(exist_ok=True)
         for pid in pids:
             (leaf / "cgroup.procs").write_text(str(pid))

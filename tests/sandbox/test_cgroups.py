@@ -1,0 +1,163 @@
+"""Which cgroups are used where, on hierarchies that are made up; the real ones are met by every other sandbox test."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path, PosixPath
+from typing import Any
+
+import pytest
+
+from errata_server.sandbox import cgroups
+from errata_server.sandbox.base import Limits
+
+STRANGER = 2**22 + 1
+"""A pid beyond every machine's: nobody's ancestor and nobody's child."""
+
+
+class Hierarchy(PosixPath):
+    """Paths of a cgroup file system that behaves as the kernel's, as far as it is asked."""
+
+    closed: frozenset[str] = frozenset()
+
+    def mkdir(self, *arguments: Any, **options: Any) -> None:
+        if self.parent.name in self.closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        if self.exists() and options.get("exist_ok"):
+            return
+        super().mkdir(*arguments, **options)
+        is_version_1 = (self.parent / "tasks").exists()
+        fill(self, (self.parent / ("cgroup.controllers" if is_version_1 else "cgroup.subtree_control")).read_text())
+        if is_version_1:
+            Path(self / "tasks").touch()
+
+    def write_text(self, data: str, *arguments: Any, **options: Any) -> int:
+        if self.parent.name in self.closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        if self.name == "cgroup.subtree_control":
+            if (self.parent / "cgroup.procs").read_text().strip():
+                raise OSError(errno.EBUSY, "Device or resource busy", str(self))
+            data = data.replace("+", "")
+        elif self.name == "cgroup.procs":
+            for other in (self.parent, *self.parent.parents):
+                procs = other / "cgroup.procs"
+                if procs.exists():
+                    left = [pid for pid in procs.read_text().split() if pid != data]
+                    super(Hierarchy, procs).write_text("\n".join(left))
+            data = f"{self.read_text()}\n{data}".strip()
+        return super().write_text(data, *arguments, **options)
+
+    def rmdir(self) -> None:
+        for entry in self.iterdir():
+            if not entry.is_dir():
+                entry.unlink()
+        super().rmdir()
+
+
+def fill(place: Path, controllers: str, pids: tuple[int, ...] = ()) -> None:
+    files = {"cgroup.controllers": controllers, "cgroup.subtree_control": "", "cgroup.procs": "\n".join(map(str, pids))}
+    if "memory" in controllers:
+        files |= {"memory.max": "max", "memory.swap.max": "max", "memory.events": "oom 0\noom_kill 3\n"}
+        files |= {"memory.limit_in_bytes": "0", "memory.oom_control": "oom_kill 4\n"}
+    if "pids" in controllers:
+        files |= {"pids.max": "max", "pids.events": "max 2\n"}
+    for name, text in files.items():
+        Path(place / name).write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    made = Hierarchy(tmp_path / "cgroup")
+    Path(made).mkdir()
+    monkeypatch.setattr(cgroups, "Path", Hierarchy)
+    monkeypatch.setattr(cgroups, "_ROOT", made)
+    monkeypatch.setattr(cgroups, "_ancestors", lambda pid: [os.getppid()] if pid == os.getpid() else [])
+    yield made
+    Hierarchy.closed = frozenset()
+
+
+def living_in(monkeypatch: pytest.MonkeyPatch, **paths: str) -> None:
+    monkeypatch.setattr(cgroups, "_own_paths", lambda: {name.removeprefix("v2"): path for name, path in paths.items()})
+
+
+def version_2(root: Path, *pids: int) -> Path:
+    Path(root / "scope").mkdir()
+    fill(root, "memory pids cpu")
+    fill(root / "scope", "memory pids", pids)
+    return root / "scope"
+
+
+def version_1(root: Path) -> None:
+    for name in ("memory", "pids"):
+        Path(root / name).mkdir()
+        fill(root / name, "memory pids")
+        Path(root / name / "tasks").touch()
+
+
+def test_version_2_is_taken_before_version_1(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version_1(root)
+    scope = version_2(root, os.getpid(), os.getppid())
+    living_in(monkeypatch, v2="/scope", memory="/", pids="/")
+    found = cgroups.find("errata-x")
+    assert (found.version, found.note) == (2, "")
+    assert found.roots == [str(scope / "errata-x")]
+    assert (scope / "errata-server/cgroup.procs").read_text().split() == [str(os.getpid()), str(os.getppid())]
+    assert (scope / "errata-x/cgroup.subtree_control").read_text() == "memory pids"
+    assert (found.counters("probe").oom_kills, found.counters("probe").pids_refused) == (3, 2)
+    (scope / "errata-x/s0").mkdir()
+    found.apply("s0", Limits(memory_bytes=5, pids=7))
+    assert [(scope / "errata-x/s0" / name).read_text()[:1] for name in ("memory.max", "pids.max")] == ["5", "7"]
+
+
+def test_a_later_start_stays_where_the_first_one_was(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = version_2(root, os.getpid())
+    living_in(monkeypatch, v2="/scope")
+    first = cgroups.find("errata-x")
+    living_in(monkeypatch, v2="/scope/errata-server")
+    assert cgroups.find("errata-x").roots == first.roots
+    assert not (scope / "errata-server/errata-x").exists()
+
+
+def test_in_a_container_that_names_the_hosts_path_its_own_root_is_taken(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(root, "memory pids", (os.getpid(),))
+    living_in(monkeypatch, v2="/system.slice/docker-0.scope")
+    assert cgroups.find("errata-x").roots == [str(root / "errata-x")]
+
+
+def test_processes_of_others_are_not_moved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version_1(root)
+    scope = version_2(root, os.getpid(), STRANGER)
+    living_in(monkeypatch, v2="/scope", memory="/", pids="/")
+    assert cgroups.find("errata-x").version == 1
+    assert str(STRANGER) in (scope / "cgroup.procs").read_text()
+
+
+def test_version_1_serves_where_version_2_has_no_controllers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version_1(root)
+    fill(root, "")
+    living_in(monkeypatch, v2="/", memory="/", pids="/")
+    found = cgroups.find("errata-x")
+    assert found.version == 1
+    assert found.roots == [str(root / "memory/errata-x"), str(root / "pids/errata-x")]
+    assert found.counters("probe").oom_kills == 4
+
+
+def test_a_user_without_a_cgroup_of_its_own_is_told_how_to_get_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version_1(root)
+    version_2(root, os.getpid())
+    Hierarchy.closed = frozenset({"scope", "memory", "pids"})
+    living_in(monkeypatch, v2="/scope", memory="/", pids="/")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    found = cgroups.find("errata-x")
+    assert (found.version, found.roots) == (0, [])
+    assert "v2: Permission denied" in found.note and "v1: Permission denied" in found.note
+    assert "systemd-run --user --scope -p Delegate=yes" in found.note
+
+
+def test_a_machine_without_controllers_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    living_in(monkeypatch, v2="/")
+    assert "neither hierarchy has the memory and pids controllers" in cgroups.find("errata-x").note
