@@ -33,7 +33,8 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from . import http_routes
 from .app import HTTPEnvServer
 from .app import _lifespan as serving_lifespan
-from .auth import Guard
+from .auth import guard
+from .compose import mount_by_name
 from .runtime import Runtime
 from .settings import Settings
 
@@ -163,7 +164,9 @@ def adopt(
         for each in {app, site.app}:
             each.state._state.update(told._state)
             each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
-    app.add_middleware(Guard, settings=settings or runtime.settings, insecure=insecure)
+    guard(app, settings or runtime.settings, insecure=insecure)
+    if any(site.router is app.router and not site.prefix for site in found):
+        mount_by_name(app, app.router, server.env_name)
     app.router.lifespan_context = _inside(app.router.lifespan_context)
     return app
 

@@ -74,8 +74,8 @@ class Settings(BaseSettings):
         given = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         if self.token is not None:
             given["token"] = self.token.get_secret_value()
-        if "allowed_hosts" in given:
-            given["allowed_hosts"] = ",".join(self.allowed_hosts)
+        for name in {"allowed_hosts", "allowed_origins"} & set(given):
+            given[name] = ",".join(given[name])
         return {
             f"ERRATA_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in given.items()

@@ -54,6 +54,7 @@ def test_sessions_are_ours_wherever_the_routes_stand_and_upstreams_stay_unused(m
             socket.ask("reset", {})
         assert rpc("openenv/session/close", session_id=sid)["closed"] is True
         assert client.get(f"{prefix}/capabilities").json()["environment"] == "ledger"
+        assert client.post(f"{prefix}/reset").json()["observation"]["balance"] == 0
         assert client.get(f"{prefix}/schema").json()["state"]["properties"]["entries"]
         assert upstream.active_sessions == 0
 
@@ -144,6 +145,13 @@ def test_adopting_twice_or_adopting_ours_changes_nothing() -> None:
     before = [id(route) for route in ours.router.routes]
     assert adopt(ours) is ours
     assert [id(route) for route in ours.router.routes] == before
+
+
+def test_an_environment_at_the_root_is_served_under_its_name_too() -> None:
+    with TestClient(adopt(applications.make())) as client, connect(client, "/ledger/ws") as socket:
+        eid = socket.ask("reset", {})["eid"]
+        assert client.get(f"/ledger/episodes/{eid}/states/0").status_code == 200
+        assert client.get("/ledger/hooks").status_code == 200
 
 
 def test_an_environment_served_at_two_paths_has_the_same_sessions_at_both() -> None:

@@ -20,6 +20,7 @@ import websockets
 from openenv.core.env_server.mcp_types import CallToolAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
+from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_server import importing
@@ -154,7 +155,7 @@ def test_an_applications_own_limit_holds_until_the_operator_gives_another(target
     runtime = Runtime.of(Settings())
     for given, expected in ((None, own), (3, 3)):
         app = load(f"{HERE}.applications:{target}").application(runtime, max_sessions=given)
-        assert app.state.errata.sessions.capacity == expected
+        assert app.state.errata.max_concurrent_envs == expected
 
 
 async def test_classes_that_no_hint_names_are_given_on_the_command_line(tmp_path: Path) -> None:
@@ -222,6 +223,21 @@ def forgotten() -> Iterator[None]:
         del sys.modules[name]
     sys.path[:] = path
     importing._programs.clear()
+
+
+def test_settings_are_read_again_from_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Settings(
+        data_dir=tmp_path,
+        token=SecretStr("one,two"),
+        allowed_hosts=("a", "b"),
+        allowed_origins=("https://c", "https://d"),
+        base={"default": tmp_path},
+        fsync=False,
+        step_timeout_s=5,
+    )
+    for name, value in given.in_environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == given
 
 
 @pytest.mark.usefixtures("forgotten")
