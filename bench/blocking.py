@@ -4,7 +4,8 @@
 
 Equal for both: the environment class, unmodified (its step sleeps 0.2 s); uvicorn with uvloop and websockets-sansio, no
 deflate, one worker; this process as the client, with one socket a session that sends its next step when the reply is
-there. Not equal: Errata commits every step to a journal, synced to disk, before its reply leaves; stock keeps nothing.
+there. Not equal: Errata runs as `errata serve`, stock as an application under uvicorn; Errata commits every step to a
+journal, synced to disk, before its reply leaves, and stock keeps nothing.
 The servers run at the same time and are measured in turn, and the ratio is taken per round.
 
 ``--any-thread`` measures Errata with an environment that says ``ANY_THREAD = True`` instead.
@@ -32,6 +33,8 @@ import uvloop
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from websockets.asyncio.client import ClientConnection, connect
+
+from errata_server.process import ServerProcess
 
 BLOCKED_S = 0.2
 
@@ -76,18 +79,11 @@ class FreeNapEnvironment(NapEnvironment):
     ANY_THREAD = True
 
 
-def serve(which: str, data_dir: str, sessions: int) -> None:
-    """Be one of the servers; print the port."""
-    kwargs: dict[str, Any] = {"max_concurrent_envs": sessions + 10}
-    env: type[NapEnvironment] = NapEnvironment
-    if which == "stock":
-        from openenv.core.env_server.http_server import create_fastapi_app
-    else:
-        from errata_server.app import create_fastapi_app
+def serve_stock(sessions: int) -> None:
+    """Be the stock server; print the port."""
+    from openenv.core.env_server.http_server import create_fastapi_app
 
-        kwargs["data_dir"] = data_dir
-        env = FreeNapEnvironment if which == "errata-any-thread" else NapEnvironment
-    app = create_fastapi_app(env, NapAction, NapObservation, **kwargs)
+    app = create_fastapi_app(NapEnvironment, NapAction, NapObservation, max_concurrent_envs=sessions + 10)
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -116,10 +112,17 @@ class Peer:
     """A server in a process of its own."""
 
     def __init__(self, which: str, data_dir: Path, sessions: int) -> None:
-        command = [sys.executable, __file__, "--serve", which, "--data-dir", str(data_dir), "--sessions", str(sessions)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        if which == "stock":
+            command = [sys.executable, __file__, "--serve-stock", "--sessions", str(sessions)]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert self.process.stdout is not None
+            self.port = int(self.process.stdout.readline())
+        else:
+            path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+            target = "blocking:FreeNapEnvironment" if which == "errata-any-thread" else "blocking:NapEnvironment"
+            server = ServerProcess(target, data_dir, "--max-sessions", str(sessions + 10), env={"PYTHONPATH": path})
+            self.process = server.process
+            self.port = int(server.url.rsplit(":", 1)[1])
 
     def cpu_s(self) -> float:
         """CPU seconds it has used."""
@@ -193,6 +196,7 @@ async def measure(sessions: int, seconds: float, rounds: int, ours: str, data_di
             peer.stop()
     result: dict[str, Any] = {
         "machine": f"{platform.machine()} {platform.release()} {os.cpu_count()} cpus",
+        "load_average_after": os.getloadavg()[0],
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("openenv", "uvicorn", "uvloop", "websockets")},
         "sessions": sessions,
@@ -228,13 +232,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--data-dir", type=Path, help="where the journal is kept; on a disk, not in memory")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of stepping, in each round and server")
+    parser.add_argument("--serve-stock", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, str(options.data_dir), options.sessions)
+    if options.serve_stock:
+        serve_stock(options.sessions)
         return
     ours = "errata-any-thread" if options.any_thread else "errata"
-    sessions, seconds, rounds = (20, 0.5, 1) if options.smoke else (options.sessions, 6.0, options.rounds)
+    sessions, seconds, rounds = (20, 0.5, 1) if options.smoke else (options.sessions, options.seconds, options.rounds)
     with tempfile.TemporaryDirectory(dir=options.data_dir) as scratch:
         work = measure(sessions, seconds, rounds, ours, Path(scratch))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
