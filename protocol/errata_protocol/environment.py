@@ -101,6 +101,9 @@ class EnvironmentSpec:
         tools: JSON-schema tool descriptions an agent may be given, by name.
         state_cls: ``"module:attribute"`` of the state class, empty for OpenEnv's own.
         sandbox: It runs commands in sandboxes: a server on a machine that has none refuses to start.
+        deterministic: The same requests from a reset on, with the same seed, give the same observations: without
+            ``snapshot``/``restore`` its sessions are then continued by running them again (`Recovery.REEXECUTE`).
+            The environment class can say so itself with ``DETERMINISTIC = True``.
     """
 
     name: str
@@ -112,3 +115,4 @@ class EnvironmentSpec:
     tools: tuple[dict[str, Any], ...] = field(default=())
     state_cls: str = ""
     sandbox: bool = False
+    deterministic: bool = False

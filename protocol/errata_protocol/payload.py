@@ -68,7 +68,7 @@ def semantic_digest(payload: bytes, volatile_fields: Collection[str] = ()) -> st
     Args:
         payload: P_t.
         volatile_fields: ``VOLATILE_FIELDS`` of the observation class: durations, timestamps, pids. They are left out
-            of ``observation`` and of both ``metadata`` objects.
+            as `without_fields` says.
 
     Returns:
         ``sha256:<hex>`` of the RFC 8785 form without the volatile fields; None where no such form exists, and then
@@ -78,17 +78,63 @@ def semantic_digest(payload: bytes, volatile_fields: Collection[str] = ()) -> st
         data = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    if volatile_fields and isinstance(data, dict):
-        observation = data.get("observation")
-        holders = [observation, data.get("metadata")]
-        if isinstance(observation, dict):
-            holders.append(observation.get("metadata"))
-        for holder in holders:
-            if isinstance(holder, dict):
-                for name in volatile_fields:
-                    holder.pop(name, None)
-    form = canonical(data)
+    form = canonical(without_fields(data, volatile_fields))
     return None if form is None else digest(form)
+
+
+def without_fields(data: Any, names: Collection[str]) -> Any:
+    """Return a decoded payload without the fields ``names``.
+
+    They are left out of an observation and of both ``metadata`` objects; of an MCP result, of its structured content
+    and of its ``_meta``. Texts are not looked into.
+    """
+    if not names or not isinstance(data, dict):
+        return data
+    without = {k: v for k, v in data.items() if k != "metadata"}
+    for holder, inner in _HOLDERS.items():
+        if isinstance(data.get(holder), dict):
+            without[holder] = {k: _less(v, names) if k in inner else v for k, v in _less(data[holder], names).items()}
+    if "metadata" in data:
+        without["metadata"] = _less(data["metadata"], names)
+    return without
+
+
+_HOLDERS = {
+    "observation": ("metadata",),
+    "result": ("data", "meta", "_meta", "structuredContent", "structured_content"),  # MCP's names and FastMCP's
+}
+"""Objects whose fields can be volatile, with their inner ones."""
+
+
+def _less(value: Any, names: Collection[str]) -> Any:
+    return {k: v for k, v in value.items() if k not in names} if isinstance(value, dict) else value
+
+
+def first_difference(was: Any, now: Any, path: str = "$") -> tuple[str, str] | None:
+    """Return the JSON path of the first place where two decoded payloads differ, and how; None if nowhere.
+
+    Numbers are compared as RFC 8785 writes them: 1 and 1.0 are one number, true is none.
+    """
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now}):
+            inner = path + (f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]")
+            if key not in was or key not in now:
+                return inner, "which was not there" if key not in was else "which is not there any more"
+            if (found := first_difference(was[key], now[key], inner)) is not None:
+                return found
+        return None
+    if isinstance(was, list) and isinstance(now, list):
+        for index, (a, b) in enumerate(zip(was, now, strict=False)):
+            if (found := first_difference(a, b, f"{path}[{index}]")) is not None:
+                return found
+        return (path, f"which had {len(was)} items and has {len(now)}") if len(was) != len(now) else None
+    same_type = isinstance(was, bool) == isinstance(now, bool)
+    return None if same_type and was == now else (path, f"which was {_shown(was)} and is {_shown(now)}")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def splice(head: Mapping[str, Any], payload: bytes) -> bytes:

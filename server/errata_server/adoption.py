@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +120,9 @@ def adopt(
     mode: ServerMode | str | None = None,
     max_concurrent_envs: int | None = None,
     insecure: bool = False,
+    deterministic: bool = False,
+    volatile: Sequence[str] = (),
+    detect: str | None = None,
 ) -> App:
     """Give an existing OpenEnv application journaled, replayable sessions; everything else of it stays.
 
@@ -133,15 +136,24 @@ def adopt(
         mode: The mode the app must have been made in; None takes whichever it was.
         max_concurrent_envs: Upper bound of environment instances; the app's own by default.
         insecure: Let other machines in without a token.
+        deterministic: As in `create_fastapi_app`.
+        volatile: Likewise.
+        detect: Likewise.
 
     Returns:
         The same object.
 
     Raises:
-        InvalidRequest: It serves no environment, or several, or in another mode, or requests already.
+        InvalidRequest: It serves no environment, or several, or in another mode, or requests already; or it is ours
+            already and something is declared here, which its ``create_app`` would have to know; or ``detect`` maps no
+            fields.
         JournalUnavailable: The data directory cannot be used.
     """
     if is_ours(app):
+        if deterministic or volatile or detect is not None:
+            raise InvalidRequest(
+                "the application was made by Errata's create_app already: give it deterministic=, volatile= and detect="
+            )
         return app
     found = _one_environment(sites(app))
     for site in found:
@@ -158,7 +170,15 @@ def adopt(
         if data_dir is not None:
             settings = settings.model_copy(update={"data_dir": Path(data_dir)})
         runtime = Runtime.of(settings)
-    server = _server_like(found[0].server, runtime, spec, max_concurrent_envs)
+    server = _server_like(
+        found[0].server,
+        max_concurrent_envs,
+        runtime=runtime,
+        spec=spec,
+        deterministic=deterministic,
+        volatile=volatile,
+        detect=detect,
+    )
     for site in found:
         told = _swap(site, server)
         for each in {app, site.app}:
@@ -171,9 +191,7 @@ def adopt(
     return app
 
 
-def _server_like(
-    upstream: _UpstreamServer, runtime: Runtime, spec: EnvironmentSpec | None, max_concurrent_envs: int | None
-) -> HTTPEnvServer:
+def _server_like(upstream: _UpstreamServer, max_concurrent_envs: int | None, **ours: Any) -> HTTPEnvServer:
     limits = upstream.concurrency_config
     if max_concurrent_envs is not None:
         limits = ConcurrencyConfig(max_concurrent_envs=max_concurrent_envs, session_timeout=limits.session_timeout)
@@ -185,8 +203,7 @@ def _server_like(
         env_name=upstream.env_name,
         state_cls=upstream.state_cls,
         reset_observation_cls=upstream.reset_observation_cls,
-        runtime=runtime,
-        spec=spec,
+        **ours,
     )
 
 

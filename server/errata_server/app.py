@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ from errata_protocol.errors import ErrataError, SessionUnknown
 from . import http_routes, routing, stateless
 from .auth import guard
 from .compose import mount_by_name
+from .declared import Declared
+from .decoding import Decoder
+from .detecting import FieldMap
 from .mcp import McpDoor
 from .mcp_tools import McpTools
 from .mcp_ws import McpSocket
@@ -66,7 +69,13 @@ class HTTPEnvServer(_UpstreamServer):
         runtime: Shared journal and sandboxes; by default the one of ``ERRATA_DATA_DIR``, or one in memory.
         spec: What the environment publishes; its name, tools and ``agent_text`` version are told to clients.
         insecure: Let other machines in without a token, whatever the settings say.
+        deterministic: As in `create_fastapi_app`.
+        volatile: Likewise.
+        detect: Likewise.
         **kwargs: As upstream.
+
+    Raises:
+        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there.
     """
 
     def __init__(
@@ -75,9 +84,18 @@ class HTTPEnvServer(_UpstreamServer):
         runtime: Runtime | None = None,
         spec: EnvironmentSpec | None = None,
         insecure: bool = False,
+        deterministic: bool = False,
+        volatile: Sequence[str] = (),
+        detect: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        declared = Declared(
+            deterministic=deterministic or (spec is not None and spec.deterministic),
+            volatile=tuple(volatile),
+            detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
+        )
+        decoder = Decoder(self.action_cls)
         self.runtime = runtime or Runtime.of(Settings())
         self._executor = self.runtime.threads.executor  # of upstream's stateless routes
         self.sessions = Sessions(
@@ -86,9 +104,12 @@ class HTTPEnvServer(_UpstreamServer):
             self.env_name,
             self._concurrency_config,
             agent_text_version=spec.agent_text_version if spec is not None else None,
+            declared=declared,
+            decoder=decoder,
         )
         self.replay = Replay(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
+        decoder.read_mcp = self.mcp.decode
         self._spec = spec
         self._insecure = insecure
         self.told = functools.partial(self.capabilities, ServerMode.SIMULATION)  # until routes say otherwise
@@ -99,7 +120,7 @@ class HTTPEnvServer(_UpstreamServer):
         extensions = {"error_markers": 1}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
-            if recovery is Recovery.SNAPSHOT:
+            if recovery is not Recovery.NONE:
                 extensions["fork"] = 1
         return Capabilities(
             environment=self.env_name,
@@ -230,6 +251,9 @@ def create_fastapi_app(
     runtime: Runtime | None = None,
     spec: EnvironmentSpec | None = None,
     insecure: bool = False,
+    deterministic: bool = False,
+    volatile: Sequence[str] = (),
+    detect: str | None = None,
 ) -> FastAPI:
     """Create the application of one environment; upstream's arguments first, then ours.
 
@@ -248,9 +272,16 @@ def create_fastapi_app(
         runtime: Resources shared with other applications; overrides ``settings`` and ``data_dir``.
         spec: What the environment publishes about itself.
         insecure: Let other machines in without a token.
+        deterministic: The environment's answers follow from its reset arguments, seed and actions alone: without
+            ``snapshot``/``restore`` its sessions are then continued, and forked, by running their requests again.
+        volatile: Fields that may nevertheless differ, such as timestamps in ``metadata``; beside ``VOLATILE_FIELDS`` of
+            the observation class.
+        detect: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``: mark failing steps of an
+            environment that does not do so itself, in ``observation.metadata``.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.
+        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there.
     """
     if runtime is None:
         settings = settings or Settings()
@@ -270,6 +301,9 @@ def create_fastapi_app(
         runtime=runtime,
         spec=spec,
         insecure=insecure,
+        deterministic=deterministic,
+        volatile=volatile,
+        detect=detect,
     )
     server.register_routes(app, mode=mode or os.environ.get("OPENENV_MODE", ServerMode.SIMULATION.value))
     mount_by_name(app, app.router, server.env_name)
@@ -297,6 +331,9 @@ def create_app(
     runtime: Runtime | None = None,
     spec: EnvironmentSpec | None = None,
     insecure: bool = False,
+    deterministic: bool = False,
+    volatile: Sequence[str] = (),
+    detect: str | None = None,
 ) -> FastAPI:
     """Create the application of one environment with upstream's ``create_app`` signature.
 
@@ -321,6 +358,9 @@ def create_app(
         runtime=runtime,
         spec=spec,
         insecure=insecure,
+        deterministic=deterministic,
+        volatile=volatile,
+        detect=detect,
     )
     if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
         from .web import add_web_interface  # imports gradio's user interface, seconds of every start

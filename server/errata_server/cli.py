@@ -77,6 +77,19 @@ def serve(
     ] = None,
     action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
     observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option(help="Continue and fork sessions without snapshots by running their requests again.")
+    ] = False,
+    volatile: Annotated[
+        str | None, typer.Option(metavar="FIELD,...", help="Fields that may differ when requests run again.")
+    ] = None,
+    detect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MAP",
+            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD].",
+        ),
+    ] = None,
     fsync: Annotated[bool | None, typer.Option(help="Sync the journal before each reply. [default: yes]")] = None,
     log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
@@ -104,6 +117,9 @@ def serve(
         mode=mode,
         max_sessions=max_sessions,
         stated=Stated(action, observation),
+        deterministic=deterministic,
+        volatile=[name.strip() for name in volatile.split(",") if name.strip()] if volatile else (),
+        detect=detect,
     )
     serving.run(app, runtime, bind)
 

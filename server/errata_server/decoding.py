@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 from openenv.core.env_server.serialization import deserialize_action
@@ -11,6 +13,7 @@ from pydantic_core import to_json
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 
+from .journal.base import DeliveryRow
 from .session import Request
 
 
@@ -33,3 +36,34 @@ def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:
     except Exception as error:
         raise InvalidRequest(f"the action could not be read: {error}") from error
     return Request("step", to_json(data), action=action)
+
+
+class Decoder:
+    """Reads journaled requests of one environment back, by the functions that its doors use.
+
+    Args:
+        action_cls: Action class that steps are validated against.
+
+    Attributes:
+        read_mcp: Reads a tools/call; the MCP door's, once there is one.
+    """
+
+    def __init__(self, action_cls: type[Action]) -> None:
+        self._action_cls = action_cls
+        self.read_mcp: Callable[[bytes], Request] | None = None
+
+    def recorded(self, row: DeliveryRow) -> Request:
+        """Return the request of a journaled row, as the door had handed it over.
+
+        Raises:
+            ValueError: The request cannot be read any more: the environment's action class changed.
+            InvalidRequest: Likewise.
+        """
+        match row.kind:
+            case "reset":
+                return reset_request(json.loads(row.request))
+            case "step":
+                return step_request(json.loads(row.request), self._action_cls)
+            case "mcp" if self.read_mcp is not None:
+                return self.read_mcp(row.request)
+        raise ValueError(f"a {row.kind} cannot be run again here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from openenv.core.env_server.types import Observation
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
-from errata_protocol.markers import ErrorMarkers
+from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
 from errata_protocol.payload import DIGEST_PREFIX, encode_payload, semantic_digest
 
 from .journal.base import DeliveryRow, RecordKind
@@ -32,10 +33,20 @@ class Admitted:
     kind: RecordKind
     request: bytes
     created: float
+    request_sha: bytes = b""
+    """sha256 of the request as received, where that is not ``request``."""
 
 
-def observation_row(admitted: Admitted, observation: Observation, snapshot: Snapshot | None) -> DeliveryRow:
+def observation_row(
+    admitted: Admitted, observation: Observation, snapshot: Snapshot | None, volatile_fields: Collection[str] = ()
+) -> DeliveryRow:
     """Build the row of a delivered observation; its payload is P_t.
+
+    Args:
+        admitted: The request.
+        observation: What the environment returned.
+        snapshot: What a row needs to continue from here.
+        volatile_fields: Fields that two runs of one request may differ in (PROTOCOL C2).
 
     Raises:
         EnvironmentOutputInvalid: The observation has no JSON form.
@@ -55,7 +66,7 @@ def observation_row(admitted: Admitted, observation: Observation, snapshot: Snap
     return _row(
         admitted,
         payload,
-        semantic_digest(payload, getattr(type(observation), "VOLATILE_FIELDS", ())),
+        semantic_digest(payload, volatile_fields),
         snapshot,
         reward=finite,
         done=bool(observation.done),
@@ -64,13 +75,34 @@ def observation_row(admitted: Admitted, observation: Observation, snapshot: Snap
     )
 
 
-def mcp_row(admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None) -> DeliveryRow:
-    """Build the row of a tools/call; its payload is the JSON-RPC response."""
+def mcp_row(
+    admitted: Admitted,
+    response: dict[str, Any],
+    snapshot: Snapshot | None,
+    volatile_fields: Collection[str] = (),
+    detection: Detection = NOTHING_WRONG,
+) -> DeliveryRow:
+    """Build the row of a tools/call; its payload is the JSON-RPC response.
+
+    Args:
+        admitted: The request.
+        response: The JSON-RPC response, with its markers.
+        snapshot: As in `observation_row`.
+        volatile_fields: Likewise.
+        detection: What its markers say.
+    """
     try:
         payload = encode_payload(response)
     except ValueError as error:
         raise EnvironmentOutputInvalid(str(error)) from error
-    return _row(admitted, payload, semantic_digest(payload), snapshot)
+    return _row(
+        admitted,
+        payload,
+        semantic_digest(payload, volatile_fields),
+        snapshot,
+        error_kind=detection.error_kind,
+        hint_template_key=detection.hint_template_key,
+    )
 
 
 def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
@@ -83,7 +115,7 @@ def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
         id=admitted.id,
         kind=admitted.kind,
         request=admitted.request,
-        request_sha=hashlib.sha256(admitted.request).digest(),
+        request_sha=admitted.request_sha or hashlib.sha256(admitted.request).digest(),
         status=error.code,
         payload=payload,
         digest=hashlib.sha256(payload).digest(),
@@ -103,7 +135,7 @@ def forked_row(parent: DeliveryRow, admitted: Admitted) -> DeliveryRow:
         id=admitted.id,
         kind="fork",
         request=admitted.request,
-        request_sha=hashlib.sha256(admitted.request).digest(),
+        request_sha=admitted.request_sha or hashlib.sha256(admitted.request).digest(),
         status="ok",
         payload=parent.payload,
         digest=parent.digest,
@@ -141,7 +173,7 @@ def _row(
         id=admitted.id,
         kind=admitted.kind,
         request=admitted.request,
-        request_sha=hashlib.sha256(admitted.request).digest(),
+        request_sha=admitted.request_sha or hashlib.sha256(admitted.request).digest(),
         status="ok",
         payload=payload,
         digest=hashlib.sha256(payload).digest(),

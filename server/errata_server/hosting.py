@@ -40,13 +40,21 @@ CANCEL_S = 1.0
 EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 
 
-def recovery_of(factory: EnvironmentFactory | Environment[Any, Any, Any]) -> Recovery:
-    """Return the recovery class of an environment class or instance (PROTOCOL E1).
+def recovery_of(factory: EnvironmentFactory | Environment[Any, Any, Any], *, deterministic: bool = False) -> Recovery:
+    """Return the recovery class of an environment class or instance (PROTOCOL E1, E2).
 
-    A factory that is not a class tells nothing before it was called: `Recovery.NONE`.
+    A factory that is not a class tells nothing before it was called.
+
+    Args:
+        factory: The class, the instance, or another factory.
+        deterministic: It is declared so elsewhere than by ``DETERMINISTIC = True`` in its class.
     """
-    able = all(callable(getattr(factory, name, None)) for name in ("snapshot", "restore"))
-    return Recovery.SNAPSHOT if able else Recovery.NONE
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if all(callable(getattr(factory, name, None)) for name in ("snapshot", "restore")):
+        return Recovery.SNAPSHOT
+    declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True
+    return Recovery.REEXECUTE if declared else Recovery.NONE
 
 
 def _overrides(env: object, method: str) -> bool:
@@ -165,6 +173,11 @@ class EnvHost:
         factory = getattr(self.env, "mcp_session", None)
         async with factory() if callable(factory) else client:
             yield
+
+    @property
+    def reset_parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What the environment's reset takes."""
+        return inspect.signature(self.env.reset_async if self._async_reset else self.env.reset).parameters
 
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""

@@ -75,7 +75,15 @@ class Servable:
         return self.spec.name
 
     def application(
-        self, runtime: Runtime, *, mode: str | None = None, max_sessions: int | None = None, insecure: bool = False
+        self,
+        runtime: Runtime,
+        *,
+        mode: str | None = None,
+        max_sessions: int | None = None,
+        insecure: bool = False,
+        deterministic: bool = False,
+        volatile: Sequence[str] = (),
+        detect: str | None = None,
     ) -> FastAPI:
         """Return its application with our sessions: the existing one, adopted, or a new one.
 
@@ -85,9 +93,12 @@ class Servable:
             max_sessions: Upper bound of instances, where the environment takes more than one; an application's own
                 by default, else `MAX_SESSIONS`.
             insecure: Let other machines in without a token.
+            deterministic: As in `create_fastapi_app`.
+            volatile: Likewise.
+            detect: Likewise.
 
         Raises:
-            InvalidRequest: The existing application cannot be adopted.
+            InvalidRequest: The existing application cannot be adopted, or ``detect`` maps no fields.
         """
         if self.app is not None:
             app = adopt(
@@ -97,6 +108,9 @@ class Servable:
                 mode=mode,
                 max_concurrent_envs=max_sessions if self.concurrent else None,
                 insecure=insecure,
+                deterministic=deterministic,
+                volatile=volatile,
+                detect=detect,
             )
         else:
             app = create_fastapi_app(
@@ -111,6 +125,9 @@ class Servable:
                 runtime=runtime,
                 spec=self.spec,
                 insecure=insecure,
+                deterministic=deterministic,
+                volatile=volatile,
+                detect=detect,
             )
         app.state.spec = self.spec
         return app

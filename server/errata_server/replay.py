@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import Conflict, NoReset, NotSupported, StateOutOfRange, UnknownEpisode
 from errata_protocol.replay import (
     EpisodeDetail,
@@ -110,7 +111,7 @@ class Replay:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
             StateOutOfRange: The episode has no delivery t.
-            NotSupported: The environment takes no snapshots.
+            NotSupported: The environment takes no snapshots and is not declared deterministic.
             Conflict: The request_id was used with another t.
         """
         journal = self._runtime.journal
@@ -118,18 +119,21 @@ class Replay:
         earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
         if earlier is not None:
             return await self._same_child(earlier, eid, request)
-        if parent.state is None:
+        parent_session = await self._runtime.read(journal.session, parent.sid)
+        recovery = Recovery.SNAPSHOT if parent.state is not None else Recovery.NONE
+        if parent.state is None and parent_session is not None:
+            recovery = Recovery(parent_session.recovery)
+        if recovery is Recovery.NONE or (recovery is Recovery.SNAPSHOT and parent.state is None):
             raise NotSupported(
-                f"episode {eid} cannot be forked: its environment has no snapshot()/restore(); "
-                "its observations can still be read by state(t)"
+                f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
+                "deterministic; its observations can still be read by state(t)"
             )
         episode = await self._episode(eid, principal)
         now = self._runtime.clock.time()
-        parent_session = await self._runtime.read(journal.session, parent.sid)
         session = SessionRow(
             sid=self._runtime.ids.session(),
             environment=episode.environment,
-            recovery="snapshot",
+            recovery=recovery,
             seed=parent_session.seed if parent_session is not None else self._runtime.ids.seed(),
             created=now,
             given_out=True,

@@ -162,7 +162,7 @@ class Runtime:
         for row in await self.read(self.journal.open_sessions):
             if not row.given_out:
                 await self.journal.commit(SessionChange(row.sid, status="closed"))
-            elif row.recovery != Recovery.SNAPSHOT:
+            elif row.recovery == Recovery.NONE:
                 await self.journal.commit(SessionChange(row.sid, status="lost"))
         try:
             report = await self.collect()

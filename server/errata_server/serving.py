@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
@@ -56,11 +56,14 @@ def build(
     mode: str | None,
     max_sessions: int | None = None,
     stated: Stated | None = None,
+    deterministic: bool = False,
+    volatile: Sequence[str] = (),
+    detect: str | None = None,
 ) -> tuple[FastAPI, Runtime]:
-    """Load an environment and make its application.
+    """Load an environment and make its application; the last arguments as in `create_fastapi_app`.
 
     Raises:
-        InvalidRequest: Nothing to serve by that name, or an unprotected public bind.
+        InvalidRequest: Nothing to serve by that name, an unprotected public bind, or a ``detect`` that maps no fields.
         JournalUnavailable: The data directory cannot be used.
     """
     if not is_loopback(bind.host) and settings.token is None and not bind.insecure:
@@ -73,7 +76,15 @@ def build(
     os.environ.update(settings.in_environment())  # for an application that was made by our own create_app
     servable = load(target, mode=mode, stated=stated)
     runtime = servable.runtime or Runtime.of(settings)
-    app = servable.application(runtime, mode=mode, max_sessions=max_sessions, insecure=bind.insecure)
+    app = servable.application(
+        runtime,
+        mode=mode,
+        max_sessions=max_sessions,
+        insecure=bind.insecure,
+        deterministic=deterministic,
+        volatile=volatile,
+        detect=detect,
+    )
     return app, runtime
 
 

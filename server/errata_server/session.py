@@ -136,4 +136,4 @@ class Session:
     @property
     def recoverable(self) -> bool:
         """It can be closed and continued later from its last commit."""
-        return self.row.recovery == Recovery.SNAPSHOT
+        return self.row.recovery != Recovery.NONE

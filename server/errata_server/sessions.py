@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
@@ -20,7 +21,6 @@ from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
-    EnvironmentOutputInvalid,
     ErrataError,
     ServiceError,
     SessionLost,
@@ -28,9 +28,13 @@ from errata_protocol.errors import (
     StepTimeout,
 )
 
-from .delivery import Admitted, error_row, mcp_row, observation_row, wire_digest
-from .hosting import EnvHost, EnvironmentFactory, ThreadLost, recovery_of
-from .journal.base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
+from .declared import Declared
+from .decoding import Decoder
+from .delivery import Admitted, error_row, wire_digest
+from .execution import Execution
+from .hosting import EnvHost, EnvironmentFactory, ThreadLost
+from .journal.base import EpisodeRow, Record, SessionChange, SessionRow
+from .recovery import Reexecution, drawn
 from .runtime import Runtime
 from .session import McpCall, Reply, Request, Room, Session
 from .waking import Waker
@@ -49,6 +53,8 @@ class Sessions:
         environment: Name under which sessions are journaled.
         concurrency: Upstream's limits.
         agent_text_version: Journaled with each episode.
+        declared: What is declared of the environment beside its code.
+        decoder: Reads journaled requests back; without it no session is continued by re-execution.
     """
 
     def __init__(
@@ -59,11 +65,16 @@ class Sessions:
         concurrency: ConcurrencyConfig,
         *,
         agent_text_version: str | None = None,
+        declared: Declared | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self.runtime = runtime
         self.environment = environment
-        self.recovery = recovery_of(factory)
-        self._waker = Waker(runtime, factory)
+        declared = declared or Declared()
+        self._execution = Execution(runtime, declared)
+        reexecution = Reexecution(runtime, self._execution, decoder) if decoder is not None else None
+        self._waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
+        self.recovery = self._waker.recovery_of(factory)
         self._session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
         self._agent_text_version = agent_text_version
@@ -162,7 +173,7 @@ class Sessions:
         if last is not None:
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
-            session.lost = session.lost_message("it ended with its server")
+            session.lost = session.lost_message(row.lost or "it ended with its server")
         else:
             self._live[sid] = session
         return session
@@ -246,13 +257,14 @@ class Sessions:
         if session.recoverable:
             await self.hibernate(session)
             return
-        session.lost = session.lost_message("it was detached and its place was needed")
+        why = "it was detached and its place was needed"
+        session.lost = session.lost_message(why)
         async with session.turn:
             host, session.host = session.host, None
             if host is not None:
                 await host.close()
             if session.committed:
-                await self.runtime.journal.commit(SessionChange(session.sid, status="lost"))
+                await self.runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
             self._forget(session)
 
     async def close(self, session: Session, since: object | None = None) -> None:
@@ -364,50 +376,31 @@ class Sessions:
             if socket is not None and session.attached is not socket:
                 raise SessionUnknown("another socket speaks for this session now: attach again")
             await self.runtime.wait_for_journal()
-            await self._awake(session)  # a lost session is told before an id is drawn
+            host = await self._awake(session)  # a lost session is told before an id is drawn
             created = session.last_used = self.runtime.clock.time()
+            received_sha = hashlib.sha256(request.data).digest()
             new_episode = request.kind == "reset" or session.eid is None or session.t is None
             eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
             t = 0 if request.kind == "reset" else (session.t or 0) + 1
-            admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created)
+            request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
+            admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created, received_sha)
             records: list[Record] = [] if session.committed else [session.row]
             try:
-                row = await self._on_host(session, lambda host: self._run(host, admitted, request))
+                executed = await self._on_host(session, lambda host: self._execution.run(host, admitted, request))
                 if new_episode:
                     records.append(await self._episode_row(session, eid, request))
             except ServiceError as error:
-                await self._after_failure(session, admitted, error, record=not new_episode)
+                await self._after_failure(session, admitted, error)
                 raise
             # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
             try:
-                await self.runtime.journal.commit(*records, row)
+                await self.runtime.journal.commit(*records, executed.row)
             except BaseException:
                 await self._waker.drop(session, "a delivery could not be journaled")
                 raise
             session.committed = True
             session.eid, session.t = eid, t
-            return Reply(eid, t, row.payload, wire_digest(row.digest))
-
-    async def _run(self, host: EnvHost, admitted: Admitted, request: Request) -> DeliveryRow:
-        timeout_s = self.runtime.settings.step_timeout_s
-        if request.kind == "mcp":
-            assert request.call is not None
-            response = await host.scoped(request.call, timeout_s=timeout_s)
-            return mcp_row(admitted, response, await host.snapshot())
-        if request.kind == "reset":
-            observation = await host.reset(request.reset, timeout_s=timeout_s)
-        else:
-            assert request.action is not None
-            observation = await host.step(request.action, timeout_s=timeout_s)
-        snapshot = await host.snapshot()
-        try:
-            return observation_row(admitted, observation, snapshot)
-        except EnvironmentOutputInvalid:
-            raise
-        except Exception as error:  # what it returned is not an observation, in one of many ways
-            raise EnvironmentOutputInvalid(
-                f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
-            ) from error
+            return Reply(eid, t, executed.row.payload, wire_digest(executed.row.digest))
 
     async def _episode_row(self, session: Session, eid: str, request: Request) -> EpisodeRow:
         try:
@@ -425,17 +418,18 @@ class Sessions:
             agent_text_version=self._agent_text_version,
         )
 
-    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError, *, record: bool) -> None:
+    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError) -> None:
         """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
             if host.gone or host.recovery is Recovery.SNAPSHOT:  # else nothing has run: no thread was free in time
                 await self._waker.drop(session, "a call passed the step deadline")
-        elif host is not None and type(error) is not EnvironmentFailed and host.recovery is Recovery.SNAPSHOT:
+        elif host is not None and type(error) is not EnvironmentFailed and host.recovery is not Recovery.NONE:
             # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
             await self._waker.drop(session, "")
-        if record and session.committed:
-            await self.runtime.journal.commit(error_row(admitted, error))
+        if session.committed and session.eid is not None:
+            # A reset that failed began no episode; it may have changed the instance that the current one goes on with.
+            await self.runtime.journal.commit(error_row(replace(admitted, eid=session.eid), error))
 
     async def _awake(self, session: Session) -> EnvHost:
         """Return the session's environment, restored from its last commit if it sleeps."""

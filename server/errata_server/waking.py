@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from openenv.core.env_server.interfaces import Environment
+
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import SessionLost
 
 from .context import SessionContext
-from .hosting import EnvHost, EnvironmentFactory
+from .hosting import EnvHost, EnvironmentFactory, recovery_of
 from .ids import name_of
-from .journal.base import SessionChange
+from .journal.base import DeliveryRow, SessionChange
+from .recovery import NotRepeatable, Reexecution
 from .runtime import Runtime
 from .session import Session
 
@@ -22,11 +25,28 @@ class Waker:
     Args:
         runtime: Journal and sandboxes.
         factory: Makes one environment instance.
+        reexecution: Runs journaled requests again; None where nothing can read them back, and then no session is
+            continued so.
+        deterministic: The environment is declared so, by its spec or its operator.
     """
 
-    def __init__(self, runtime: Runtime, factory: EnvironmentFactory) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        factory: EnvironmentFactory,
+        reexecution: Reexecution | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self._runtime = runtime
         self._factory = factory
+        self._reexecution = reexecution
+        self._deterministic = deterministic
+
+    def recovery_of(self, env: EnvironmentFactory | Environment[Any, Any, Any]) -> Recovery:
+        """Return the recovery class of the environment's factory or instance under what is declared of it."""
+        found = recovery_of(env, deterministic=self._deterministic)
+        return Recovery.NONE if found is Recovery.REEXECUTE and self._reexecution is None else found
 
     async def create(self, session: Session) -> EnvHost:
         """Return a fresh instance.
@@ -39,34 +59,64 @@ class Waker:
             seed=session.row.seed,
             log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
         )
-        return await EnvHost.create(
+        host = await EnvHost.create(
             self._factory,
             context,
             self._runtime.threads,
             timeout_s=self._runtime.settings.step_timeout_s,
             owner=self,
         )
+        host.recovery = self.recovery_of(host.env)
+        return host
 
     async def wake(self, session: Session) -> EnvHost:
         """Return an instance that stands where the session's last commit left it; a fresh one before any.
 
         Raises:
-            SessionLost: The last commit holds no snapshot, or is not the one this session stands on.
+            SessionLost: The last commit is not the one this session stands on, or the environment cannot be brought
+                there: it has no snapshot, or its requests, run again, gave something else.
             ServiceError: The environment could not be restored now.
         """
         host = await self.create(session)
         try:
             last = await self._runtime.read(self._runtime.journal.last_delivery, session.sid)
             if last is not None:
-                if last.state is None or last.eid != session.eid:
-                    raise SessionLost(session.lost_message("its environment cannot be restored"))
-                await host.restore(Snapshot(last.state, last.refs))
-                if last.kind == "fork":
-                    await host.forked(last.eid)
+                await self._bring_back(session, host, last)
         except BaseException:
             await host.close()
             raise
         return host
+
+    async def _bring_back(self, session: Session, host: EnvHost, last: DeliveryRow) -> None:
+        if last.eid == session.eid and last.t is not None:
+            if last.state is not None and host.recovery is Recovery.SNAPSHOT:
+                await host.restore(Snapshot(last.state, last.refs))
+                if last.kind == "fork":
+                    await host.forked(last.eid)
+                return
+            if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
+                if host.recovery is Recovery.NONE:
+                    host.recovery = Recovery.REEXECUTE  # what its client was told holds, whatever is declared now
+                session.host = host  # tools find the thread of their instance through its session
+                try:
+                    await self._reexecution.run(host, last.eid, last.t)
+                except NotRepeatable as error:
+                    await self._lose(session, str(error))
+                    raise SessionLost(
+                        str(session.lost),
+                        eid=session.eid,
+                        t=session.t,
+                        **{"differs": error.differs} if error.differs else {},
+                    ) from error
+                finally:
+                    session.host = None
+                return
+        raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
+
+    async def _lose(self, session: Session, why: str) -> None:
+        session.lost = session.lost_message(why)
+        if session.committed:
+            await self._runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
 
     async def drop(self, session: Session, why: str) -> None:
         """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can.
@@ -79,10 +129,8 @@ class Waker:
         if host is None:
             return
         await host.close()
-        if host.recovery is not Recovery.SNAPSHOT:
-            session.lost = session.lost_message(why)
-            if session.committed:
-                await self._runtime.journal.commit(SessionChange(session.sid, status="lost"))
+        if host.recovery is Recovery.NONE:
+            await self._lose(session, why)
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):

@@ -54,6 +54,27 @@ async def test_a_committed_delivery_is_read_back_whole(journal: Journal) -> None
     assert journal.refs() == {SnapshotRef("layer", "l1", "sha256:x")}
 
 
+async def test_errors_are_read_after_the_delivery_that_they_followed(journal: Journal) -> None:
+    await journal.commit(session(recovery="reexecute"), episode("e1"), delivery("e1", 0))
+    first, second, third = (delivery("e1", None, status="EXECUTION_ERROR", payload=f"{n}".encode()) for n in range(3))
+    await journal.commit(first)
+    await journal.commit(second)
+    await journal.commit(delivery("e1", 1))
+    await journal.commit(third)
+    assert journal.recorded("e1", 0) == [delivery("e1", 0), first, second]
+    assert journal.recorded("e1", 1) == [delivery("e1", 1), third]
+    assert journal.recorded("e1", 2) == journal.recorded("e2", 0) == []
+    journal.delete_episode("e1")
+    assert journal.recorded("e1", 0) == []
+
+
+async def test_why_a_session_is_lost_is_kept(journal: Journal) -> None:
+    await journal.commit(session())
+    await journal.commit(SessionChange("s", status="lost", lost="its disk broke"))
+    await journal.commit(SessionChange("s", given_out=True))
+    assert journal.session("s") == session(status="lost", given_out=True, lost="its disk broke")
+
+
 async def test_a_second_delivery_under_the_same_t_is_a_conflict_and_writes_nothing(journal: Journal) -> None:
     await journal.commit(session(), episode("e1"), delivery("e1", 0))
     with pytest.raises(Conflict):

@@ -35,6 +35,7 @@ class SessionRow:
         status: ``open`` until closed by its owner or lost.
         fork_of: eid of the parent for a fork, else None.
         fork_request: ``request_id`` of the fork request, else None.
+        lost: Why it is lost, None if it is not, or was lost with its server.
     """
 
     sid: str
@@ -47,6 +48,7 @@ class SessionRow:
     status: SessionStatus = "open"
     fork_of: str | None = None
     fork_request: str | None = None
+    lost: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ class DeliveryRow:
         sid: Session.
         id: Request id on mux, None on plain sockets.
         kind: reset, step, mcp; ``fork`` marks the t=0 that was copied from a parent.
-        request: Request bytes as received.
-        request_sha: sha256 of ``request``, 32 bytes.
+        request: What was run, enough to run it again: the request as received, and what the server drew for a reset
+            that left it open (`errata_server.recovery.drawn`).
+        request_sha: sha256 of the request as received, 32 bytes.
         status: ``ok`` or the wire code of a recorded error.
         payload: P_t, or the error's ``data`` as JSON.
         digest: sha256 of ``payload``, 32 bytes.
@@ -133,6 +136,7 @@ class SessionChange:
     sid: str
     status: SessionStatus | None = None
     given_out: bool | None = None
+    lost: str | None = None
 
 
 Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange
@@ -194,6 +198,13 @@ class Journal(ABC):
     @abstractmethod
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
         """Return the delivery with its payload, or None."""
+
+    @abstractmethod
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        """Return delivery t and, in order, the errors recorded between it and delivery t + 1; empty without it.
+
+        The errors are promised for sessions that are continued by re-execution; a store may keep no others.
+        """
 
     @abstractmethod
     def last_delivery(self, sid: str) -> DeliveryRow | None:

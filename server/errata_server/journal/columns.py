@@ -15,7 +15,7 @@ from .base import DeliveryRow, EpisodeRow, SessionChange, SessionRow
 
 Value = None | int | float | str | bytes
 
-SESSION = "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request"
+SESSION = "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request, lost"
 EPISODE = "eid, sid, environment, created, episode_id, principal, origin_eid, origin_t, agent_text_version"
 DELIVERY = (
     "eid, t, sid, id, kind, request, request_sha, status, payload, digest, semantic_digest, state, refs, created, "
@@ -27,7 +27,7 @@ def of_session(s: SessionRow) -> tuple[Value, ...]:
     """Return the columns `SESSION`."""
     return (
         s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status, s.fork_of,
-        s.fork_request,
+        s.fork_request, s.lost,
     )  # fmt: skip
 
 
@@ -49,8 +49,8 @@ def of_delivery(d: DeliveryRow) -> tuple[Value, ...]:
 
 
 def of_change(c: SessionChange) -> tuple[Value, ...]:
-    """Return sid, status, given_out."""
-    return (c.sid, c.status, c.given_out)
+    """Return sid, status, given_out, lost."""
+    return (c.sid, c.status, c.given_out, c.lost)
 
 
 def session(row: Sequence[Any]) -> SessionRow:
@@ -72,8 +72,8 @@ def delivery(row: Sequence[Any]) -> DeliveryRow:
 
 def change(row: Sequence[Any]) -> SessionChange:
     """Return the session change of its columns."""
-    sid, status, given_out = row
-    return SessionChange(sid, status, None if given_out is None else bool(given_out))
+    sid, status, given_out, *rest = row
+    return SessionChange(sid, status, None if given_out is None else bool(given_out), *rest)
 
 
 def refs_of(text: str) -> tuple[SnapshotRef, ...]:

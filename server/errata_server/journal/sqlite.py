@@ -30,7 +30,8 @@ from .writer import StoreFailed, ThreadWriter
 _SCHEMA = """
 CREATE TABLE sessions(
   sid TEXT PRIMARY KEY, environment TEXT NOT NULL, recovery TEXT NOT NULL, seed INTEGER NOT NULL, created REAL NOT NULL,
-  given_out INTEGER NOT NULL, principal TEXT, status TEXT NOT NULL, fork_of TEXT, fork_request TEXT
+  given_out INTEGER NOT NULL, principal TEXT, status TEXT NOT NULL, fork_of TEXT, fork_request TEXT,
+  lost TEXT
 ) WITHOUT ROWID;
 CREATE INDEX sessions_open ON sessions(status) WHERE status = 'open';
 CREATE UNIQUE INDEX sessions_fork ON sessions(fork_of, fork_request) WHERE fork_request IS NOT NULL;
@@ -50,6 +51,7 @@ CREATE TABLE deliveries(
 CREATE UNIQUE INDEX deliveries_t ON deliveries(eid, t) WHERE t IS NOT NULL;
 CREATE UNIQUE INDEX deliveries_id ON deliveries(sid, id) WHERE id IS NOT NULL;
 CREATE INDEX deliveries_sid ON deliveries(sid, n) WHERE t IS NOT NULL;
+CREATE INDEX deliveries_errors ON deliveries(eid, n) WHERE t IS NULL;
 """
 
 FULL = 2
@@ -73,7 +75,10 @@ _INSERT_DELIVERY = (
     "WHERE EXISTS (SELECT 1 FROM episodes WHERE eid = ?1)"
 )
 
-_CHANGE_SESSION = "UPDATE sessions SET status = coalesce(?, status), given_out = coalesce(?, given_out) WHERE sid = ?"
+_CHANGE_SESSION = (
+    "UPDATE sessions SET status = coalesce(?2, status), given_out = coalesce(?3, given_out), lost = coalesce(?4, lost) "
+    "WHERE sid = ?1"
+)
 
 _RETRYABLE = (
     apsw.FullError,
@@ -188,7 +193,7 @@ class SqliteJournal(SqliteReads):
                 case SessionRow():
                     self._db.execute(_INSERT_SESSION, columns.of_session(record))
                 case SessionChange() as c:
-                    self._db.execute(_CHANGE_SESSION, (c.status, c.given_out, c.sid))
+                    self._db.execute(_CHANGE_SESSION, columns.of_change(c))
 
     def delete_episode(self, eid: str) -> int:
         with self._write_lock:

@@ -17,8 +17,14 @@ from .readers import Readers
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """``PRAGMA user_version`` of the journals that this Errata reads and writes."""
+
+_ERRORS_AFTER = (
+    f"SELECT {columns.DELIVERY} FROM deliveries WHERE eid = ?1 AND t IS NULL "
+    "AND n > (SELECT n FROM deliveries WHERE eid = ?1 AND t = ?2) "
+    "AND n < coalesce((SELECT n FROM deliveries WHERE eid = ?1 AND t = ?2 + 1), 9223372036854775807) ORDER BY n"
+)
 
 MAX_INTEGER = 2**63 - 1
 """Largest integer that SQLite holds."""
@@ -61,6 +67,12 @@ class SqliteReads(Journal):
         return _first(
             columns.delivery, self._rows(f"SELECT {columns.DELIVERY} FROM deliveries WHERE eid = ? AND t = ?", (eid, t))
         )
+
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        delivery = self.delivery(eid, t)
+        if delivery is None:
+            return []
+        return [delivery, *(columns.delivery(row) for row in self._rows(_ERRORS_AFTER, (eid, t)))]
 
     def last_delivery(self, sid: str) -> DeliveryRow | None:
         sql = f"SELECT {columns.DELIVERY} FROM deliveries WHERE sid = ? AND t IS NOT NULL ORDER BY n DESC LIMIT 1"

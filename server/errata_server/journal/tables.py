@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from errata_protocol.environment import SnapshotRef
+from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import Conflict, UnknownEpisode
 
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, SessionChange, SessionRow, TurnRow
@@ -63,6 +63,7 @@ class Tables(Journal):
         self._sessions: dict[str, SessionRow] = {}
         self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
         self._deliveries: dict[str, dict[int, DeliveryRow]] = {}
+        self._errors: dict[str, dict[int, list[DeliveryRow]]] = {}
         self._episodes_of: dict[str, list[str]] = {}
         self._ids: dict[str, dict[int, str]] = {}
         self._forks: dict[tuple[str, str], str] = {}
@@ -134,8 +135,12 @@ class Tables(Journal):
                 if d.id is not None:
                     self._ids.setdefault(d.sid, {})[d.id] = d.eid
                     self._bytes += ROW_BYTES
-                if d.t is not None:  # of a recorded error only the id is kept: no read returns one
-                    self._deliveries.setdefault(d.eid, {})[d.t] = d
+                turns = self._deliveries.setdefault(d.eid, {})
+                if d.t is not None:
+                    turns[d.t] = d
+                    self._bytes += _size(d)
+                elif self._is_reexecuted(d.sid):  # of other recorded errors only the id is kept: no read returns one
+                    self._errors.setdefault(d.eid, {}).setdefault(next(reversed(turns), -1), []).append(d)
                     self._bytes += _size(d)
             case EpisodeRow() as e:
                 self._n += 1
@@ -154,11 +159,20 @@ class Tables(Journal):
                         old,
                         status=c.status if c.status is not None else old.status,
                         given_out=c.given_out if c.given_out is not None else old.given_out,
+                        lost=c.lost if c.lost is not None else old.lost,
                     )
+
+    def _is_reexecuted(self, sid: str) -> bool:
+        return sid in self._sessions and self._sessions[sid].recovery == Recovery.REEXECUTE
 
     @_alone
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
         return self._deliveries.get(eid, {}).get(t)
+
+    @_alone
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        first = self.delivery(eid, t)
+        return [first, *self._errors.get(eid, {}).get(t, ())] if first is not None else []
 
     @_alone
     def last_delivery(self, sid: str) -> DeliveryRow | None:
@@ -240,6 +254,7 @@ class Tables(Journal):
             del self._episodes_of[row.sid]
         gone = self._deliveries.pop(eid, {})
         self._bytes -= sum(map(_size, gone.values()))
+        self._bytes -= sum(_size(d) for errors in self._errors.pop(eid, {}).values() for d in errors)
         ids = self._ids.pop(row.sid, {})
         kept = {id: of for id, of in ids.items() if of != eid}
         self._bytes -= ROW_BYTES * (len(ids) - len(kept))

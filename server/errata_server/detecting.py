@@ -1,0 +1,331 @@
+"""Markers for environments that know nothing of markers (PROTOCOL B2, B3).
+
+The operator says where observations hold a command's output: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD``, and where
+actions hold the command. Then the detectors read each step, and what they find goes into ``observation.metadata``:
+undeclared fields would break typed clients. A tools/call carries its markers in ``result._meta``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from openenv.core.env_server.types import Action, Observation
+from pydantic import BaseModel
+
+from errata_protocol.detect import detect
+from errata_protocol.errors import InvalidRequest
+from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMarkers, ErrorSite
+
+META_KEY = "openenv/errata"
+"""Key of the markers in an MCP result's ``_meta``, and in the ``data`` of a JSON-RPC error."""
+
+MAX_TEXT_RESULT = 1024**2
+"""Characters of an MCP text that is still read as JSON in search of the mapped fields."""
+
+Path = tuple[str, ...]
+
+_USAGE = "--detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMap:
+    """Where observations and actions of an environment hold what the detectors read; each a path of names.
+
+    Args:
+        exit_code: In the observation. Without a number there, nothing is marked.
+        stdout: In the observation; None where it has none.
+        stderr: Likewise.
+        command: In the action; without it no site has a span.
+    """
+
+    exit_code: Path
+    stdout: Path | None = None
+    stderr: Path | None = None
+    command: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, action_cls: type[Action], observation_cls: type[Observation]) -> FieldMap:
+        """Read ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``; fields may be dotted paths.
+
+        Raises:
+            InvalidRequest: It is something else, or names a field that the classes do not have; the message lists
+                those they have.
+        """
+        paths: dict[str, Path] = {}
+        for entry in text.split(","):
+            name, separator, path = (part.strip() for part in entry.partition("="))
+            if not separator or not path or name not in ("stdout", "stderr", "exit_code", "command"):
+                raise InvalidRequest(f"{_USAGE}, and {entry.strip()!r} is none of these")
+            if name in paths:
+                raise InvalidRequest(f"{_USAGE}, and {name} stands there twice")
+            paths[name] = tuple(path.split("."))
+            _check(paths[name], action_cls if name == "command" else observation_cls)
+        if "exit_code" not in paths:
+            raise InvalidRequest(f"{_USAGE}; exit_code is missing: without it nobody knows which turn failed")
+        return cls(**paths)
+
+    def detection(self, observation: object, action: object) -> Detection:
+        """Return what the detectors find in one turn."""
+        exit_code = _exit_code(_value(observation, self.exit_code))
+        if exit_code is None:
+            return NOTHING_WRONG
+        found = detect(
+            _text(_value(action, self.command)) if self.command else "",
+            exit_code,
+            _text(_value(observation, self.stdout)) if self.stdout else "",
+            _text(_value(observation, self.stderr)) if self.stderr else "",
+        )
+        field = ".".join(self.command) if self.command else None
+        return _with_sites(found, [_in_field(site, field) for site in found.error_sites])
+
+
+def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Observation:
+    """Return the observation with markers in its metadata, if something went wrong in its turn.
+
+    One that declares markers is left alone, and so is one whose metadata names an ``error_kind`` itself. No key that
+    metadata has is overwritten.
+
+    Args:
+        observation: What a step returned.
+        action: What the agent did.
+        t: Delivery index of the turn.
+        fields: Where to look.
+    """
+    metadata = observation.metadata
+    if isinstance(observation, ErrorMarkers) or not isinstance(metadata, dict) or "error_kind" in metadata:
+        return observation
+    found = fields.detection(observation, action)
+    if found.error_kind is None:
+        return observation
+    return observation.model_copy(update={"metadata": {**metadata, **_new(_markers(found, t), metadata)}})
+
+
+def marked_response(
+    response: dict[str, Any], request: bytes, t: int, fields: FieldMap | None
+) -> tuple[dict[str, Any], Detection]:
+    """Return the JSON-RPC response of a tools/call with its markers, and what they say.
+
+    They stand in ``result._meta`` where the result is an object; a failure that upstream answers with a JSON-RPC error
+    has them in ``error.data``. A result that carries our key already is left alone.
+
+    Args:
+        response: As upstream's handler made it.
+        request: The JSON-RPC request.
+        t: Delivery index of the call.
+        fields: Where to look in structured results; without it only results that are errors themselves are marked.
+    """
+    asked = json.loads(request).get("params") or {}
+    result, error = response.get("result"), response.get("error")
+    if isinstance(error, dict):
+        found = _stamped(_rpc_error(error, asked), t)
+        data = error.get("data")
+        if found.error_kind is None or not (data is None or (isinstance(data, dict) and META_KEY not in data)):
+            return response, found
+        return {**response, "error": {**error, "data": {**(data or {}), META_KEY: _markers(found, t)}}}, found
+    if not isinstance(result, dict):
+        return response, NOTHING_WRONG
+    meta = result.get("_meta")
+    if not (meta is None or (isinstance(meta, dict) and META_KEY not in meta)):
+        return response, NOTHING_WRONG
+    found = _result(result, asked, fields)
+    if found.error_kind is None:
+        return response, found
+    return {**response, "result": {**result, "_meta": {**(meta or {}), META_KEY: _markers(found, t)}}}, found
+
+
+# -- MCP results ------------------------------------------------------------------------------------------------------
+
+_TOOL_UNKNOWN = re.compile(r"(?i)\b(unknown tool|tool not found|no such tool)\b")
+_ARGUMENTS_INVALID = re.compile(
+    r"(?i)\d+ validation errors? for |missing \d+ required (positional|keyword-only) argument"
+    r"|unexpected keyword argument"
+)
+_NO_TOOL_RAN = ("Environment does not support MCP", "MCP server not available", "MCP-style tools/call")
+"""What upstream answers where there is no tool to fail: nothing that an agent did wrong."""
+
+_KIND_OF_TOOL_ERROR = {
+    "execution_error": ErrorKind.RUNTIME_ERROR,
+    "invalid_args": ErrorKind.INVALID_ARGUMENTS,
+    "tool_not_found": ErrorKind.TOOL_NOT_FOUND,
+    "timeout": ErrorKind.TIMEOUT,
+}
+"""Upstream's `ToolErrorType`; a ``transport_error`` is the machine's fault and is not marked."""
+
+
+def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap | None) -> Detection:
+    if fields is not None:
+        arguments = asked.get("arguments") or {}
+        action = {"name": asked.get("name"), "tool_name": asked.get("name"), **arguments, "arguments": arguments}
+        for content in _structured(result):
+            if _value(content, fields.exit_code) is not None:
+                return fields.detection(content, action)
+    error = result.get("error")
+    if isinstance(error, dict) and "error_type" in error:  # upstream's ToolError
+        kind = _KIND_OF_TOOL_ERROR.get(getattr(error["error_type"], "value", error["error_type"]))
+        return _tool_failure(kind, str(error.get("message", "")), asked) if kind is not None else NOTHING_WRONG
+    if result.get("isError") is True or result.get("is_error") is True:
+        return _failure_text(_texts(result), asked)
+    return NOTHING_WRONG
+
+
+def _structured(result: dict[str, Any]) -> Iterator[Any]:
+    """Yield what of a result can hold mapped fields: its structured content first, its JSON texts last."""
+    for key in ("structuredContent", "structured_content", "data"):
+        if isinstance(result.get(key), dict):
+            yield result[key]
+            yield {"result": result[key]}  # the path that fits upstream's CallToolObservation
+    yield result
+    text = _texts(result)
+    if text.lstrip().startswith("{") and len(text) <= MAX_TEXT_RESULT:
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        yield content
+        yield {"result": content}
+
+
+def _texts(result: dict[str, Any]) -> str:
+    blocks = result.get("content")
+    if not isinstance(blocks, list):
+        return ""
+    texts = (b.get("text") if isinstance(b, dict) else getattr(b, "text", None) for b in blocks)
+    return "\n".join(t for t in texts if isinstance(t, str))
+
+
+def _rpc_error(error: dict[str, Any], asked: Mapping[str, Any]) -> Detection:
+    message = str(error.get("message") or "")
+    return NOTHING_WRONG if message.startswith(_NO_TOOL_RAN) else _failure_text(message, asked)
+
+
+def _failure_text(text: str, asked: Mapping[str, Any]) -> Detection:
+    """Read what a failed tool says; a failure that says nothing known is a warning."""
+    if _TOOL_UNKNOWN.search(text):
+        return _tool_failure(ErrorKind.TOOL_NOT_FOUND, text, asked)
+    if _ARGUMENTS_INVALID.search(text):
+        return _tool_failure(ErrorKind.INVALID_ARGUMENTS, text, asked)
+    found = detect("", 1, "", text)
+    if found.error_kind not in (None, ErrorKind.NONZERO_EXIT):
+        return _with_sites(found, [_in_field(site, None) for site in found.error_sites])
+    site = ErrorSite(source="message", message=_line(text)) if text.strip() else None
+    return Detection.of(ErrorKind.RUNTIME_ERROR, *([site] if site else []), severity="warning")
+
+
+def _tool_failure(kind: ErrorKind, message: str, asked: Mapping[str, Any]) -> Detection:
+    name = asked.get("name")
+    of_name = kind is ErrorKind.TOOL_NOT_FOUND and isinstance(name, str) and name
+    site = ErrorSite(
+        action_field="name" if of_name else None,
+        action_span=(0, len(str(name))) if of_name else None,
+        source="action" if of_name else "message",
+        message=_line(message),
+    )
+    return Detection.of(kind, site)
+
+
+def _line(text: str) -> str | None:
+    lines = text.strip().splitlines()
+    return lines[0][:300] if lines else None
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _markers(found: Detection, t: int) -> dict[str, Any]:
+    sites = [site.model_dump(mode="json") for site in _stamped(found, t).error_sites]
+    return {
+        "error_kind": found.error_kind.value if found.error_kind else None,
+        "hint_template_key": found.hint_template_key,
+        "error_site": sites[0] if sites else None,
+        "severity": found.severity,
+        "error_sites": sites,
+    }
+
+
+def _new(markers: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in markers.items() if k not in metadata}
+
+
+def _stamped(found: Detection, t: int) -> Detection:
+    return _with_sites(found, [site.model_copy(update={"t": t}) for site in found.error_sites])
+
+
+def _with_sites(found: Detection, sites: list[ErrorSite]) -> Detection:
+    if found.error_kind is None:
+        return found
+    return Detection.of(found.error_kind, *sites, severity=found.severity, hint_template_key=found.hint_template_key)
+
+
+def _in_field(site: ErrorSite, field: str | None) -> ErrorSite:
+    """Say in which field of this environment's action the span lies; without one there is no span."""
+    if site.action_field is None:
+        return site
+    span = site.action_span if field is not None else None
+    return site.model_copy(update={"action_field": field, "action_span": span})
+
+
+def _value(holder: object, path: Path) -> Any:
+    """Return what lies at a path through models, mappings and plain objects; None where nothing does."""
+    value = holder
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value
+
+
+def _exit_code(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        return int(value)
+    return int(value) if isinstance(value, int) or (isinstance(value, float) and value.is_integer()) else None
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, list | tuple):
+        return "\n".join(_text(v) for v in value)
+    return value if isinstance(value, str) else str(value)
+
+
+# -- checks at the start ----------------------------------------------------------------------------------------------
+
+
+def _check(path: Path, cls: type[BaseModel]) -> None:
+    """Say at the start, and not at the first step, that a path leads nowhere."""
+    at: type[BaseModel] = cls
+    for depth, name in enumerate(path):
+        field = at.model_fields.get(name)
+        if field is None:
+            if at.model_config.get("extra") == "allow":
+                return
+            held = ", ".join(sorted(at.model_fields)) or "none"
+            raise InvalidRequest(f"--detect: {at.__name__} has no field {name!r}; its fields are: {held}")
+        inner = list(_classes(field.annotation))
+        models = [c for c in inner if isinstance(c, type) and issubclass(c, BaseModel)]
+        if models:
+            at = models[0]
+        elif depth + 1 < len(path):
+            if any(c is Any or c is object or (isinstance(c, type) and issubclass(c, Mapping)) for c in inner):
+                return
+            raise InvalidRequest(f"--detect: field {'.'.join(path[: depth + 1])!r} of {cls.__name__} has no fields")
+
+
+def _classes(annotation: Any) -> Iterator[Any]:
+    """Yield what an annotation allows, with generics as their origins."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _classes(get_args(annotation)[0])
+    elif origin is None:
+        yield annotation
+    elif isinstance(origin, type) and origin.__name__ != "UnionType":
+        yield origin
+    elif origin is Union or getattr(origin, "__name__", "") == "UnionType":
+        for one in get_args(annotation):
+            yield from _classes(one)

@@ -1,0 +1,254 @@
+"""Re-execution: a deterministic environment comes back where its session stood (PROTOCOL C2, D11, E2).
+
+A fresh instance gets the requests of the current episode again, from its reset on, in the order they were committed,
+and each answer is compared with the journaled one by its semantic digest. An episode that was forked begins with its
+ancestors' requests. What the journal holds is never rewritten: the bytes of state(t) stay those that were sent.
+
+What is run again: every delivery, and the environment's own exceptions, which may have changed it. What is not:
+requests after which the server closed the instance (deadline, invalid output), because the session went back before
+them; and a request that was not committed when the server died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+import re
+import uuid
+from dataclasses import dataclass, replace
+
+from pydantic_core import to_json
+
+from errata_protocol.environment import Recovery
+from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
+from errata_protocol.payload import first_difference, semantic_digest, without_fields
+
+from .decoding import Decoder
+from .delivery import Admitted, wire_digest
+from .execution import Executed, Execution
+from .hosting import EnvHost
+from .ids import name_of
+from .journal.base import DeliveryRow
+from .runtime import Runtime
+from .session import Request
+
+log = logging.getLogger("errata.recovery")
+
+PROGRESS_S = 10.0
+"""How often a re-execution that takes long says in the log how far it is."""
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
+
+
+class NotRepeatable(Exception):
+    """Running the journaled requests again did not lead back; the message says where and why.
+
+    Attributes:
+        differs: ``eid``, ``t`` and ``path`` of the first difference, empty where nothing could be compared.
+    """
+
+    def __init__(self, message: str, **differs: str | int | None) -> None:
+        super().__init__(message)
+        self.differs = differs
+
+
+def drawn(host: EnvHost, request: Request, session_seed: int, eid: str, *, first: bool) -> Request:
+    """Return a reset with what it would otherwise draw at random, so that running it again gives the same.
+
+    Only where the environment is continued by re-execution, its reset has a parameter of that name, and the client gave
+    no value: ``seed``, and ``episode_id``, which most environments take from `uuid.uuid4`.
+
+    Args:
+        host: The instance.
+        request: The request as the door handed it over.
+        session_seed: Drawn for the session; the seed of its first reset.
+        eid: The episode that the reset begins. The seeds of later resets are derived from it, since a client that
+            gives none wants another episode each time.
+        first: It is the session's first episode.
+    """
+    if request.kind != "reset" or host.recovery is not Recovery.REEXECUTE:
+        return request
+    chosen = hashlib.sha256(f"{session_seed} {eid}".encode()).digest()
+    values: dict[str, int | str] = {
+        "seed": session_seed if first else int.from_bytes(chosen[:4]) >> 1,
+        "episode_id": str(uuid.UUID(bytes=chosen[4:20], version=4)),
+    }
+    parameters = host.reset_parameters
+    open_ = {k: v for k, v in values.items() if request.reset.get(k) is None and _is_named(parameters.get(k))}
+    if not open_:
+        return request
+    data = {**request.reset, **open_}
+    return replace(request, reset=data, data=to_json(data))
+
+
+def _is_named(parameter: inspect.Parameter | None) -> bool:
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Deliveries 0 to ``t`` of one episode; the last stretch of a lineage has the errors after ``t`` too."""
+
+    eid: str
+    t: int
+    forked: bool
+    last: bool = False
+
+
+class Reexecution:
+    """Runs the journaled requests of one environment's sessions again.
+
+    Args:
+        runtime: Journal and deadline.
+        execution: How a request is run, for doors and here.
+        decoder: Reads requests back.
+    """
+
+    def __init__(self, runtime: Runtime, execution: Execution, decoder: Decoder) -> None:
+        self._runtime = runtime
+        self._execution = execution
+        self._decoder = decoder
+
+    async def run(self, host: EnvHost, eid: str, t: int) -> None:
+        """Bring a fresh instance to delivery ``t`` of episode ``eid``.
+
+        Args:
+            host: The instance; nothing was called on it yet.
+            eid: Current episode of the session.
+            t: Its last committed delivery.
+
+        Raises:
+            NotRepeatable: An answer differs from the journaled one, or the journal lacks a request.
+            StepTimeout: A request that had ended within the deadline does not now.
+            ErrataError: The machine failed; it can be tried again.
+        """
+        lineage = await self._lineage(eid, t)
+        progress = _Progress(eid, sum(stretch.t + (not stretch.forked) for stretch in lineage))
+        for stretch in lineage:
+            await self._stretch(host, stretch, progress)
+        progress.done()
+
+    async def _lineage(self, eid: str, t: int) -> list[_Stretch]:
+        stretches: list[_Stretch] = []
+        while True:
+            episode = await self._runtime.read(self._runtime.journal.episode, eid)
+            if episode is None:
+                raise NotRepeatable(f"episode {eid}, whose requests lead there, was deleted")
+            stretches.append(_Stretch(eid, t, forked=episode.origin_eid is not None, last=not stretches))
+            if episode.origin_eid is None or episode.origin_t is None:
+                return stretches[::-1]
+            eid, t = episode.origin_eid, episode.origin_t
+
+    async def _stretch(self, host: EnvHost, stretch: _Stretch, progress: _Progress) -> None:
+        for t in range(stretch.t + 1):
+            rows = await self._runtime.read(self._runtime.journal.recorded, stretch.eid, t)
+            if not rows and t == 0 and stretch.t > 0:
+                continue  # the episode began with a tools/call
+            if not rows:
+                raise NotRepeatable(f"delivery t={t} of episode {stretch.eid} was deleted")
+            delivery, *errors = rows
+            if delivery.kind == "fork":
+                await host.forked(stretch.eid)
+            else:
+                await self._again(host, delivery, t)
+                progress.ran()
+            if t < stretch.t or stretch.last:
+                for error in errors:
+                    if error.status == EnvironmentFailed.code:
+                        await self._again(host, error, t + 1)
+                        progress.ran()
+
+    async def _again(self, host: EnvHost, row: DeliveryRow, t: int) -> None:
+        where = f"delivery t={t} of episode {row.eid}" if row.t is not None else f"the error before t={t} of {row.eid}"
+        try:
+            request = self._decoder.recorded(row)
+        except (ValueError, ErrataError) as error:
+            raise NotRepeatable(f"the request of {where} cannot be read any more: {error}", t=t, eid=row.eid) from error
+        admitted = Admitted(row.eid, t, row.sid, row.id, row.kind, row.request, row.created, row.request_sha)
+        try:
+            now: Executed | ErrataError = await self._execution.run(host, admitted, request)
+        except StepTimeout as error:
+            raise StepTimeout(
+                f"the session could not be brought back: running {where} again took longer than the deadline, "
+                "which it did not the first time; nothing was run of this request: send it again"
+            ) from error
+        except (EnvironmentFailed, EnvironmentOutputInvalid) as error:
+            now = error
+        difference = _error_difference(row, now) if row.t is None or isinstance(now, ErrataError) else None
+        if difference is None and isinstance(now, Executed):
+            difference = _payload_difference(row, now)
+        if difference is not None:
+            path, how = difference
+            raise NotRepeatable(
+                f"its requests were run again and {where} differs, first at {path}, {how} (a timestamp or the like can "
+                "be excepted by the observation class's VOLATILE_FIELDS or `errata serve --volatile FIELD`)",
+                eid=row.eid,
+                t=t,
+                path=path,
+            )
+
+
+def _error_difference(row: DeliveryRow, now: Executed | ErrataError) -> tuple[str, str] | None:
+    """Compare outcomes of which at least one is an error; memory addresses in its message are nobody's business."""
+    was = json.loads(row.payload) if row.t is None else None
+    if isinstance(now, Executed):
+        return "$.code", f"which was {row.status} and is no error"
+    told = now.to_wire()
+    if was is None:
+        return "$.code", f"which was none and is {now.code}: {now.message}"
+    return first_difference(_plain(was), _plain(told))
+
+
+def _plain(told: dict[str, object]) -> dict[str, object]:
+    return {"code": told.get("code"), "message": _ADDRESS.sub("0x", str(told.get("message")))}
+
+
+def _payload_difference(row: DeliveryRow, now: Executed) -> tuple[str, str] | None:
+    """Compare semantic digests, under today's volatile fields; payload bytes where there is no RFC 8785 form."""
+    if row.semantic_digest is not None and row.semantic_digest == now.row.semantic_digest:
+        return None
+    volatile = now.volatile_fields
+    was = semantic_digest(row.payload, volatile)
+    if was is not None and now.row.semantic_digest is not None and was == wire_digest(now.row.semantic_digest):
+        return None  # a field was named volatile since
+    if was is None and row.payload == now.row.payload:
+        return None
+    try:
+        before, after = (without_fields(json.loads(p), volatile) for p in (row.payload, now.row.payload))
+        found = first_difference(before, after)
+    except RecursionError:
+        found = None
+    return found or ("$", "where the bytes differ and the values do not")
+
+
+class _Progress:
+    """Says in the log that a session comes back, how far it is, and how long it took."""
+
+    def __init__(self, eid: str, deliveries: int) -> None:
+        self._name = name_of(eid)
+        self._deliveries = deliveries
+        self._ran = 0
+        self._began = self._said = asyncio.get_running_loop().time()
+
+    def ran(self) -> None:
+        self._ran += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._said >= PROGRESS_S:
+            self._said = now
+            log.info(
+                "episode %s: ran %d requests again, for %d deliveries, %.0f s",
+                self._name,
+                self._ran,
+                self._deliveries,
+                now - self._began,
+            )
+
+    def done(self) -> None:
+        took = asyncio.get_running_loop().time() - self._began
+        log.info("episode %s: back after running %d requests again, %.2f s", self._name, self._ran, took)
