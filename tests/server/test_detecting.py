@@ -1,0 +1,242 @@
+"""Markers of environments that know nothing of markers: `--detect`, and the results of MCP tools (PROTOCOL B2)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import BaseModel, Field
+
+from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_server.app import create_app, create_fastapi_app
+from errata_server.detecting import META_KEY, FieldMap, marked_observation, marked_response
+from errata_server.process import ServerProcess
+
+from .conftest import Socket, connect
+from .environments import CountAction, CountEnvironment, CountObservation
+from .repeatable import ToolEnvironment
+
+MAP = "stdout=out,stderr=result.err,exit_code=result.status,command=code"
+
+
+class CodeAction(Action):
+    code: str
+    inner: dict[str, str] = Field(default_factory=dict)
+
+
+class Result(BaseModel):
+    err: str = ""
+    status: int | None = 0
+
+
+class CodeObservation(Observation):
+    out: str = ""
+    result: Result | None = None
+    anything: Any = None
+
+
+class CodeEnvironment(Environment[CodeAction, CodeObservation, State]):
+    """Foreign: knows commands that fail, and nothing of markers."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CodeObservation:
+        return CodeObservation(result=Result(err="bash: line 1: foo: command not found", status=127))
+
+    def step(self, action: CodeAction, timeout_s: float | None = None, **_: Any) -> CodeObservation:
+        if not action.code.startswith("cat"):
+            return CodeObservation(result=Result(), reward=1.0, metadata={"unit": "s"})
+        name = action.code.split()[-1]
+        return CodeObservation(
+            result=Result(err=f"cat: {name}: No such file or directory\n", status=1), reward=0.0, metadata={"unit": "s"}
+        )
+
+    @property
+    def state(self) -> State:
+        return State(episode_id="code", step_count=0)
+
+
+def fields(text: str = MAP) -> FieldMap:
+    return FieldMap.parse(text, CodeAction, CodeObservation)
+
+
+def failing(**more: Any) -> CodeObservation:
+    result = Result(err="cat: nofile: No such file or directory\n", status=1)
+    return CodeObservation(result=result, **more)
+
+
+ACTION = CodeAction(code="cat nofile")
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_step_of_a_foreign_environment_is_marked_in_its_metadata_and_in_the_journal() -> None:
+    app = create_app(CodeEnvironment, CodeAction, CodeObservation, max_concurrent_envs=2, detect=MAP)
+    with TestClient(app) as client, connect(client) as socket:
+        first = socket.ask("reset", {})
+        assert "metadata" not in first["data"]  # a reset is no turn of an agent
+        assert socket.ask("step", {"code": "ls"})["data"]["metadata"] == {"unit": "s"}
+        marked = socket.ask("step", {"code": "cat -n nofile"})["data"]
+        assert set(marked["observation"]) == {"out", "result", "anything", "metadata"}
+        assert marked["metadata"] == marked["observation"]["metadata"]
+        markers = marked["metadata"]
+        assert (markers["unit"], markers["error_kind"], markers["severity"]) == ("s", "path_not_found", "error")
+        assert markers["hint_template_key"] == "fs.missing"
+        assert markers["error_site"] == markers["error_sites"][0]
+        site = markers["error_site"]
+        assert (site["t"], site["action_field"], site["action_span"]) == (2, "code", [7, 13])
+        CodeObservation(**marked["observation"])  # a typed client reads it
+        detail = client.get(f"/episodes/{first['eid']}").json()
+        assert detail["error_kinds"] == {"path_not_found": 1}
+        assert detail["turns"][2]["hint_template_key"] == "fs.missing"
+        assert client.get("/episodes?error_kind=path_not_found").json()["episodes"][0]["eid"] == first["eid"]
+
+
+def test_without_a_mapping_nothing_is_marked() -> None:
+    app = create_app(CodeEnvironment, CodeAction, CodeObservation, max_concurrent_envs=2)
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
+        assert socket.ask("step", {"code": "cat nofile"})["data"]["metadata"] == {"unit": "s"}
+
+
+def test_an_environment_with_markers_of_its_own_is_left_alone() -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, detect="exit_code=n,stderr=text")
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
+        assert socket.ask("step", {"n": 5})["data"]["observation"]["error_kind"] is None
+        marked = socket.ask("step", {"n": 5, "do": "mark"})["data"]["observation"]
+        assert marked["error_kind"] == "nonzero_exit" and marked["error_site"]["action_field"] == "do"
+
+
+def test_no_key_of_metadata_is_overwritten_and_the_observation_stays_as_it_was() -> None:
+    own = failing(metadata={"error_kind": "mine"})
+    assert marked_observation(own, ACTION, 3, fields()) is own
+    before = failing(metadata={"severity": 7})
+    after = marked_observation(before, ACTION, 3, fields())
+    assert before.metadata == {"severity": 7}
+    assert after.metadata["severity"] == 7 and after.metadata["error_kind"] == "path_not_found"
+
+
+def test_without_a_command_no_site_has_a_span_and_without_a_status_nothing_is_marked() -> None:
+    marked = marked_observation(failing(), ACTION, 3, fields("stderr=result.err,exit_code=result.status"))
+    assert marked.metadata["error_kind"] == "path_not_found"
+    assert all(s["action_field"] is None and s["action_span"] is None for s in marked.metadata["error_sites"])
+    for unknown in (CodeObservation(), CodeObservation(result=Result(err="cat: x: No such file", status=None))):
+        assert marked_observation(unknown, ACTION, 3, fields()).metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "exit_code=nope",
+            r"CodeObservation has no field 'nope'; its fields are: anything, done, metadata, out, result",
+        ),
+        ("exit_code=result.nope", r"Result has no field 'nope'; its fields are: err, status"),
+        ("exit_code=out.x", r"field 'out' of CodeObservation has no fields"),
+        ("exit_code=result.status,command=cmd", r"CodeAction has no field 'cmd'; its fields are: code"),
+        ("stdout=out", r"exit_code is missing"),
+        ("exit_code", r"'exit_code' is none of these"),
+        ("exit=out", r"'exit=out' is none of these"),
+        ("exit_code=out,exit_code=out", r"exit_code stands there twice"),
+    ],
+)
+def test_a_mapping_that_leads_nowhere_is_refused_at_the_start_with_the_fields_that_are_there(
+    text: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        create_app(CodeEnvironment, CodeAction, CodeObservation, detect=text)
+
+
+def test_a_path_may_lead_through_what_has_no_declared_fields() -> None:
+    through = fields("exit_code=anything.deep.status,stderr=metadata.err,command=inner.cmd")
+    seen = CodeObservation(anything={"deep": {"status": "2"}}, metadata={"err": "cat: a: No such file or directory"})
+    marked = marked_observation(seen, CodeAction(code="", inner={"cmd": "cat a"}), 1, through)
+    assert marked.metadata["error_kind"] == "path_not_found"
+    assert marked.metadata["error_site"]["action_field"] == "inner.cmd"
+
+
+def test_the_command_line_refuses_a_wrong_mapping_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError) as caught:
+        ServerProcess("tests.server.test_detecting:CodeEnvironment", tmp_path, "--detect", "exit_code=nope")
+    assert "its fields are: anything, done, metadata, out, result, reward" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+# -- MCP tools ---------------------------------------------------------------------------------------------------------
+
+
+def call(socket: Socket, name: str, **arguments: Any) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return dict(socket.ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
+
+
+def test_the_result_of_a_tool_carries_its_markers_in_meta_and_in_the_journal() -> None:
+    app = create_app(
+        ToolEnvironment,
+        CallToolAction,
+        CallToolObservation,
+        detect="exit_code=result.exit_code,stderr=result.stderr,command=tool_name",
+    )
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        assert META_KEY not in json.dumps(call(socket, "note", n=12))
+        marked = call(socket, "note", n=13)
+        markers = marked["data"]["result"]["_meta"][META_KEY]
+        assert (marked["t"], markers["error_kind"]) == (2, "command_not_found")
+        assert call(socket, "note", n=-1)["data"]["error"]["data"][META_KEY]["error_kind"] == "runtime_error"
+        unknown = call(socket, "nope")["data"]["error"]["data"][META_KEY]
+        assert unknown["error_kind"] == "tool_not_found"
+        assert (unknown["error_site"]["action_field"], unknown["error_site"]["action_span"]) == ("name", [0, 4])
+        assert unknown["error_site"]["t"] == 4
+        kinds = client.get(f"/episodes/{eid}").json()["error_kinds"]
+        assert kinds == {"command_not_found": 1, "runtime_error": 1, "tool_not_found": 1}
+
+
+def asked(name: str = "run", **arguments: Any) -> bytes:
+    return json.dumps({"method": "tools/call", "params": {"name": name, "arguments": arguments}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        ({"isError": True, "content": [{"type": "text", "text": "bash: foo: command not found"}]}, "command_not_found"),
+        ({"is_error": True, "content": [{"type": "text", "text": "it is a pity"}]}, "runtime_error"),
+        ({"isError": False, "content": [{"type": "text", "text": "bash: foo: command not found"}]}, None),
+        ({"tool_name": "x", "error": {"error_type": "tool_not_found", "message": "no x"}}, "tool_not_found"),
+        ({"tool_name": "x", "error": {"error_type": "invalid_args", "message": "n?"}}, "invalid_arguments"),
+        ({"tool_name": "x", "error": {"error_type": "timeout", "message": "60 s"}}, "timeout"),
+        ({"tool_name": "x", "error": {"error_type": "transport_error", "message": "broken pipe"}}, None),
+        ({"isError": True, "_meta": {META_KEY: {"error_kind": "theirs"}}}, None),
+    ],
+)
+def test_a_result_that_is_an_error_itself_is_marked_without_a_mapping(result: dict[str, Any], kind: str | None) -> None:
+    response = {"jsonrpc": "2.0", "id": 1, "result": result}
+    marked, detection = marked_response(response, asked(), 4, None)
+    assert detection.error_kind == kind
+    if kind is None:
+        assert marked == response
+    else:
+        assert marked["result"]["_meta"][META_KEY]["error_kind"] == kind
+        assert "_meta" not in result
+
+
+def test_an_environment_without_tools_is_no_mistake_of_the_agent() -> None:
+    response = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "Environment does not support MCP"}}
+    assert marked_response(response, asked(), 1, None)[0] == response
+
+
+def test_a_json_text_is_read_where_a_tool_has_no_structured_result() -> None:
+    text = json.dumps({"stderr": "cat: nofile: No such file or directory", "exit_code": 1})
+    response = {"result": {"content": [{"type": "text", "text": text}]}}
+    found = FieldMap(exit_code=("exit_code",), stderr=("stderr",), command=("cmd",))
+    marked, _ = marked_response(response, asked(cmd="cat nofile"), 1, found)
+    site = marked["result"]["_meta"][META_KEY]["error_site"]
+    assert (site["action_field"], site["action_span"]) == ("cmd", [4, 10])
