@@ -27,7 +27,7 @@ from terminal_env import TerminalAction
 from terminal_env.server.tasks import BUNDLED, load_tasks
 
 PACKAGE = Path(__file__).parents[2] / "envs" / "terminal_env"
-DOORS = ["root"]
+DOORS = ["root", "mounted"]
 
 
 def openenv(*arguments: str) -> subprocess.CompletedProcess[str]:

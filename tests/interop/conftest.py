@@ -24,7 +24,7 @@ FOREIGN = Path(__file__).parent / "foreign"
 GENERATIONS = ("0.3.0", "0.10.0")
 REFERENCE = "0.10.0"
 """Whose server says what is right: 0.3 has the same wire but for metadata, attach and the Task API."""
-START_S = 60.0
+START_S = 90.0
 
 OURS = {"terminal": "terminal"} | {
     name: f"tests.interop.specs:{name.upper()}" for name in ("ledger", "counter", "echo")
@@ -42,17 +42,18 @@ WORLD_OF = {
     "terminal_sync": "terminal",
 }
 """The environment that each scenario of ``foreign/drive.py`` plays."""
-DOORS = ("root",)
+DOORS = ("root", "mounted")
 
 Record = dict[str, Any]
 Records = dict[tuple[str, str, str], Record]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this room."""
+    """Mark every test of this room. The first one waits for all servers and clients."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.timeout(300))
 
 
 def foreign_python(generation: str) -> str:
@@ -79,7 +80,7 @@ def drive(generation: str, jobs: list[tuple[str, str]]) -> dict[tuple[str, str],
     """
     command = [foreign_python(generation), str(FOREIGN / "drive.py"), json.dumps(jobs)]
     done = subprocess.run(
-        command, cwd=FOREIGN, env=foreign_environment(), capture_output=True, text=True, timeout=110, check=False
+        command, cwd=FOREIGN, env=foreign_environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])
