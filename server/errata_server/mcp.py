@@ -128,7 +128,7 @@ class McpDoor:
             return invalid
         if rpc.method == McpMethod.TOOLS_CALL:
             return await self._sessions.admit(session, self.request(rpc, raw), socket)
-        return await self._sessions.read_mcp(session, lambda host: self._tools.list(host, rpc))
+        return await self._sessions.look(session, lambda host: self._tools.list(host, rpc))
 
     async def _over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
         if not isinstance(rpc.params, dict):

@@ -36,7 +36,7 @@ from .hosting import EnvHost, EnvironmentFactory, ThreadLost
 from .journal.base import EpisodeRow, Record, SessionChange, SessionRow
 from .recovery import Reexecution, drawn
 from .runtime import Runtime
-from .session import McpCall, Reply, Request, Room, Session
+from .session import Reply, Request, Room, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
@@ -354,8 +354,8 @@ class Sessions:
         async with session.turn:
             return await self._on_host(session, EnvHost.state)
 
-    async def read_mcp(self, session: Session, call: McpCall) -> dict[str, Any]:
-        """Run a reading MCP request (tools/list); it is no delivery."""
+    async def look(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
+        """Read something from the session's environment, after all earlier requests; it is no delivery."""
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
             return await self._on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -405,3 +406,39 @@ def test_metrics_count_sessions_and_requests_by_kind_and_outcome(tmp_path: Path)
     assert 'errata_request_seconds_count{environment="count",kind="step",outcome="EXECUTION_ERROR"} 1.0' in during
     assert 'errata_sessions_active{environment="count"} 0.0' in after
     assert 'errata_sessions_ended_total{environment="count",how="closed"} 1.0' in after
+
+
+# -- the web interface ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "/pinned"])
+@pytest.mark.parametrize("started", [True, False])
+def test_the_web_interface_drives_one_of_our_sessions(
+    prefix: str, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    app = create_app(PinnedEnvironment, CountAction, CountObservation, env_name="pinned")
+    client = TestClient(app)
+    with client if started else contextlib.nullcontext():
+        landing = client.get(f"{prefix}/", follow_redirects=False)
+        assert (landing.status_code, landing.headers["location"]) == (307, f"{prefix}/web/")
+        assert "gradio" in client.get(f"{prefix}/web/").text
+        assert client.post(f"{prefix}/web/reset").json()["observation"]["n"] == 0
+        assert client.post(f"{prefix}/web/step", json={"action": {"n": 4}}).json()["observation"]["n"] == 4
+        assert client.get(f"{prefix}/web/state").json()["step_count"] == 1
+        assert client.post(f"{prefix}/web/step", json={"action": {"n": "x"}}).status_code == 422
+        (episode,) = client.get(f"{prefix}/episodes").json()["episodes"]
+        assert episode["deliveries"] == 2
+        with connect(client, f"{prefix}/ws") as socket:  # the page's session takes no place
+            assert socket.ask("capabilities")["data"]["environment"] == "pinned"
+            assert socket.ask("reset", {})["t"] == 0
+
+
+def test_the_web_interface_lists_the_tools_of_an_mcp_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    app = create_app(ToolEnvironment, CallToolAction, CallToolObservation, env_name="tools")
+    with TestClient(app) as client:
+        assert "explode" in client.get("/web/config").text
+        client.post("/web/reset")
+        action = {"type": "call_tool", "tool_name": "add", "arguments": '{"a": 1, "b": 2}'}
+        assert client.post("/web/step", json={"action": action}).json()["observation"]["result"]["data"] == 3

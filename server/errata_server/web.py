@@ -1,0 +1,333 @@
+"""Upstream's web interface on one of our sessions: its pages and routes, our journal, thread and deadline behind them.
+
+Upstream's manager makes an instance on the main thread and calls it from others; an environment that is tied to its
+thread fails there. Here the page's session is opened when it is first used, and is not counted against the limit, as
+upstream does not count its instance either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gradio
+from fastapi import Body, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect, status
+from fastapi.responses import RedirectResponse
+from openenv.core.env_server import web_interface as upstream
+from openenv.core.env_server.gradio_theme import OPENENV_GRADIO_CSS, OPENENV_GRADIO_THEME
+from openenv.core.env_server.gradio_ui import get_gradio_display_title
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.serialization import deserialize_action_with_preprocessing
+from openenv.core.env_server.types import Action
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from errata_protocol.errors import SessionLost
+
+from .app import HTTPEnvServer
+from .auth import principal_of
+from .decoding import reset_request
+from .hosting import EnvHost
+from .session import Reply, Room, Session
+from .session import Request as Delivery
+from .turnstile import Turnstile
+
+log = logging.getLogger("errata.web")
+
+
+class SessionWebManager(upstream.WebInterfaceManager):
+    """What upstream's pages call, driving one of our sessions.
+
+    Args:
+        server: Whose session.
+        sample: An instance to read tools from while the pages are built, where the environment has tools.
+    """
+
+    def __init__(self, server: HTTPEnvServer, sample: Environment[Any, Any, Any] | None) -> None:
+        shown = _ShownEnvironment(server, sample)
+        metadata = upstream.load_environment_metadata(server._env_factory, server.env_name)  # type: ignore[arg-type]
+        super().__init__(shown, server.action_cls, server.observation_cls, metadata)  # type: ignore[arg-type]
+        self._bind(server, shown)
+
+    def _bind(self, server: HTTPEnvServer, shown: _ShownEnvironment) -> None:
+        self._server = server
+        self._shown = shown
+        self._session: Session | None = None
+        self._opening = Turnstile()
+        self._state: dict[str, Any] | None = None
+
+    async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Reset the page's session, a new one if it was lost; return the payload as upstream."""
+        payload = await self._admit(reset_request(reset_kwargs or {}))
+        self.episode_state = upstream.EpisodeState(
+            episode_id=self._alias(),
+            step_count=0,
+            current_observation=payload["observation"],
+            action_logs=[],
+            is_reset=True,
+        )
+        await self._send_state_update()
+        return payload
+
+    async def step_environment(self, action_data: dict[str, Any]) -> dict[str, Any]:
+        """Step the page's session; return the payload as upstream.
+
+        Raises:
+            ValidationError: It is not an action.
+        """
+        action: Action = deserialize_action_with_preprocessing(action_data, self.action_cls)
+        payload = await self._admit(Delivery("step", _as_json(action, action_data), action=action))
+        count = (self._state or {}).get("step_count") or 0
+        shown = self.episode_state
+        shown.action_logs = [
+            *shown.action_logs[1 - self.MAX_ACTION_LOGS :],
+            upstream.ActionLog(
+                timestamp=datetime.datetime.now().isoformat(),
+                action=action.model_dump(exclude={"metadata"}),
+                observation=payload["observation"],
+                reward=payload["reward"],
+                done=payload["done"],
+                step_count=count,
+            ),
+        ]
+        shown.episode_id, shown.step_count = self._alias(), count
+        shown.current_observation, shown.is_reset = payload["observation"], False
+        await self._send_state_update()
+        return payload
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the environment's state after the last call of a page.
+
+        Raises:
+            RuntimeError: No page has called it yet.
+        """
+        if self._state is None:
+            raise RuntimeError("reset the environment first")
+        return self._state
+
+    async def fresh_state(self) -> dict[str, Any]:
+        """Return the environment's state now."""
+        return await self._server.sessions.state(await self._page_session())
+
+    async def action_of_message(self, message: str) -> dict[str, Any]:
+        """Return the action a chat message stands for; the environment may have a method that says."""
+        session = await self._page_session()
+
+        async def translate(host: EnvHost) -> Any:
+            method = getattr(host.env, "message_to_action", None)
+            if not callable(method):
+                return None
+            return await host.run_in_place(lambda: method(message), timeout_s=60.0)
+
+        action = await self._server.sessions.look(session, translate)
+        if action is None:
+            return {"message": message}
+        tokens = getattr(action, "tokens", None)
+        return {"tokens": tokens.tolist()} if tokens is not None else dict(action.model_dump(exclude={"metadata"}))
+
+    async def _admit(self, request: Delivery) -> dict[str, Any]:
+        sessions = self._server.sessions
+        session = await self._page_session()
+        try:
+            reply: Reply = await sessions.admit(session, request, self)
+        except SessionLost:
+            self._session = None  # the next reset opens another
+            raise
+        payload: dict[str, Any] = json.loads(reply.payload)
+        self._state = await sessions.state(session)
+        await self._shown.draw(session, payload)
+        return payload
+
+    async def _page_session(self) -> Session:
+        async with self._opening:
+            if self._session is None or self._session.closed or self._session.lost is not None:
+                tokens = self._server.runtime.settings.tokens
+                owner = principal_of(tokens[0]) if tokens else None
+                self._session = await self._server.sessions.open(principal=owner, room=Room(None))
+                self._server.sessions.attach(self._session, self)
+                self._shown.session = self._session
+            return self._session
+
+    def _alias(self) -> str | None:
+        alias = (self._state or {}).get("episode_id")
+        return str(alias) if alias is not None else None
+
+
+class _ShownEnvironment:
+    """What upstream's pages and custom builders see as the environment: the session's live instance.
+
+    Drawings are made where the instance lives, right after each call, because a page asks for them on the event loop.
+    """
+
+    def __init__(self, server: HTTPEnvServer, sample: Environment[Any, Any, Any] | None) -> None:
+        factory = getattr(server._env_factory, "func", server._env_factory)
+        self._cls: type = factory if inspect.isclass(factory) else type(sample) if sample is not None else Environment
+        self.sample = sample
+        self.session: Session | None = None
+        self._server = server
+        self._drawing: str | None = None
+        self._actions: list[tuple[str, dict[str, Any]]] = []
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The environment's own class, for ``isinstance``."""
+        return self._cls
+
+    async def draw(self, session: Session, payload: dict[str, Any]) -> None:
+        observation = {**payload["observation"], "reward": payload["reward"], "done": payload["done"]}
+
+        async def drawn(host: EnvHost) -> None:
+            self._drawing = await host.run_in_place(lambda: host.env.render_web(observation), timeout_s=60.0)
+            self._actions = await host.run_in_place(lambda: list(host.env.web_actions(observation)), timeout_s=60.0)
+
+        self._drawing, self._actions = None, []
+        if any(getattr(self._cls, name) is not getattr(Environment, name) for name in ("render_web", "web_actions")):
+            await self._server.sessions.look(session, drawn)
+
+    def render_web(self, _: dict[str, Any]) -> str | None:
+        return self._drawing
+
+    def web_actions(self, _: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        return self._actions
+
+    def __getattr__(self, name: str) -> Any:
+        live = self.__dict__.get("sample")
+        if live is None and self.session is not None and self.session.host is not None:
+            live = self.session.host.env
+        if live is None:
+            raise AttributeError(f"no page has reset the environment yet, so it has no {name}")
+        return getattr(live, name)
+
+
+def add_web_interface(
+    app: FastAPI,
+    server: HTTPEnvServer,
+    *,
+    gradio_builder: Callable[..., Any] | None = None,
+    custom_tab_name: str = "Custom",
+    custom_tab_primary: bool = False,
+    show_default_tab: bool = True,
+    title_override: str | None = None,
+) -> None:
+    """Serve upstream's web interface at ``/web``; the arguments are those of upstream's ``create_app``."""
+    sample = _sample(server)
+    try:
+        manager = SessionWebManager(server, sample)
+        _add_routes(app, manager)
+        assert manager.metadata is not None
+        blocks = upstream._build_gradio_blocks(
+            manager,
+            upstream._extract_action_fields(server.action_cls),
+            manager.metadata,
+            upstream._is_chat_env(server.action_cls),
+            upstream.get_quick_start_markdown(manager.metadata, server.action_cls, server.observation_cls),
+            display_title=title_override or get_gradio_display_title(manager.metadata),
+            gradio_builder=gradio_builder,
+            custom_tab_name=custom_tab_name,
+            custom_tab_primary=custom_tab_primary,
+            show_default_tab=show_default_tab,
+        )
+    finally:
+        if sample is not None:
+            manager._shown.sample = None
+            sample.close()
+    inner = FastAPI()
+    gradio.mount_gradio_app(inner, blocks, path="/web", theme=OPENENV_GRADIO_THEME, css=OPENENV_GRADIO_CSS)
+    pages = inner.router.routes[-1].app  # type: ignore[attr-defined]
+    app.mount("/web", _StartedWhenAsked(pages))
+
+
+def take_over(manager: upstream.WebInterfaceManager, server: HTTPEnvServer) -> None:
+    """Let the pages of an application that upstream built drive one of our sessions.
+
+    They keep upstream's instance for what they draw from an observation; it is never reset or stepped again.
+    """
+    shown = _ShownEnvironment(server, None)
+    manager.__class__ = SessionWebManager
+    assert isinstance(manager, SessionWebManager)
+    manager._bind(server, shown)
+    manager.env = shown  # type: ignore[assignment]
+
+
+def redirect_to_pages(app: FastAPI) -> None:
+    """Lead ``/`` and ``/web`` to the pages, under whatever path the application is mounted."""
+
+    async def to_pages(request: Request) -> RedirectResponse:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/web/")
+
+    app.add_api_route("/", to_pages, include_in_schema=False)
+    app.add_api_route("/web", to_pages, include_in_schema=False)
+
+
+def _sample(server: HTTPEnvServer) -> Environment[Any, Any, Any] | None:
+    """Return an instance where the class alone does not say what the pages need to know."""
+    factory = getattr(server._env_factory, "func", server._env_factory)
+    if inspect.isclass(factory) and not issubclass(factory, MCPEnvironment):
+        return None
+    return server._env_factory()
+
+
+def _add_routes(app: FastAPI, manager: SessionWebManager) -> None:
+    redirect_to_pages(app)
+
+    @app.get("/web/metadata")
+    async def web_metadata() -> dict[str, Any]:
+        return manager.metadata.model_dump()
+
+    @app.post("/web/reset")
+    async def web_reset(request: dict[str, Any] | None = Body(default=None)) -> dict[str, Any]:  # noqa: B008
+        return await manager.reset_environment(request)
+
+    @app.post("/web/step")
+    async def web_step(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if "message" in request:
+                return await manager.step_environment(await manager.action_of_message(request["message"]))
+            return await manager.step_environment(request.get("action", {}))
+        except ValidationError as error:
+            raise HTTPException(
+                status.HTTP_422_UNPROCESSABLE_CONTENT, json.loads(error.json(include_context=False))
+            ) from error
+
+    @app.get("/web/state")
+    async def web_state() -> dict[str, Any]:
+        return await manager.fresh_state()
+
+    @app.websocket("/ws/ui")
+    async def web_updates(websocket: WebSocket) -> None:
+        await manager.connect_websocket(websocket)
+        with contextlib.suppress(WebSocketDisconnect):
+            while True:
+                await websocket.receive_text()
+        await manager.disconnect_websocket(websocket)
+
+
+def _as_json(action: Action, given: dict[str, Any]) -> bytes:
+    """Return what is journaled of a page's action: the action, or what the page sent where it has no JSON form."""
+    try:
+        return to_json(action.model_dump(mode="json"))
+    except PydanticSerializationError:
+        return to_json(given)
+
+
+class _StartedWhenAsked:
+    """Gradio's pages, started at their first request: nothing runs the lifespan of a mounted application."""
+
+    def __init__(self, pages: Any) -> None:
+        self._pages: ASGIApp = pages
+        self._blocks = pages.get_blocks()
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._started and scope["type"] in ("http", "websocket"):
+            self._started = True
+            self._blocks.run_startup_events()
+            await self._blocks.run_extra_startup_events()
+        await self._pages(scope, receive, send)
