@@ -164,7 +164,6 @@ def adopt(
             )
         if app.middleware_stack is not None or site.app.middleware_stack is not None:
             raise InvalidRequest("the application serves already: adopt it before its first request")
-        _refuse_web_interface(site)
     if runtime is None:
         settings = settings or Settings()
         if data_dir is not None:
@@ -184,6 +183,7 @@ def adopt(
         for each in {app, site.app}:
             each.state._state.update(told._state)
             each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
+        _take_over_pages(site, server)
     guard(app, settings or runtime.settings, insecure=insecure)
     if any(site.router is app.router and not site.prefix for site in found):
         mount_by_name(app, app.router, server.env_name)
@@ -329,11 +329,23 @@ def _closed_over(function: Callable[..., Any], name: str) -> Any:
         return None
 
 
-def _refuse_web_interface(site: Site) -> None:
-    if any(_kind(route, site.prefix) == ("/web/reset", "POST") and _is_upstream(route) for route in site.router.routes):
-        raise InvalidRequest(
-            "the application has OpenEnv's web interface, which Errata does not serve yet: unset ENABLE_WEB_INTERFACE"
-        )
+def _take_over_pages(site: Site, server: HTTPEnvServer) -> None:
+    """Let OpenEnv's web interface, where the application has it, drive one of our sessions."""
+    pages = {kind: route for route in site.router.routes if (kind := _kind(route, site.prefix)) and _is_upstream(route)}
+    reset = pages.get(("/web/reset", "POST"))
+    if reset is None:
+        return
+    from .web import redirect_to_pages, take_over  # the application has imported gradio already
+
+    take_over(_closed_over(reset.endpoint, "web_manager"), server)  # type: ignore[attr-defined]
+    scratch = FastAPI(openapi_url=None)
+    redirect_to_pages(scratch)
+    for route in list(scratch.router.routes):
+        old = pages.get(_kind(route, "") or ("", ""))
+        if old is not None and isinstance(route, APIRoute):
+            at = site.router.routes.index(old)
+            site.router.routes.remove(old)
+            _put(site, route, at, old)
 
 
 def _inside(outer: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -381,9 +381,12 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start early and stop cleanly where there is a lifespan; everything also works without one."""
     server: HTTPEnvServer = app.state.errata
-    await server.runtime.start(reopen=True)
-    asyncio.get_running_loop().set_default_executor(server.runtime.threads.executor)
+    runtime = server.runtime
+    await runtime.start(reopen=True)
+    asyncio.get_running_loop().set_default_executor(runtime.threads.executor)
+    runtime.lifespans += 1
     yield
     await server.sessions.close_all()
-    if server.runtime.journal.durable:
-        await server.runtime.close()
+    runtime.lifespans -= 1
+    if runtime.journal.durable and runtime.lifespans == 0:  # the last of the applications that share it
+        await runtime.close()

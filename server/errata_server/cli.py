@@ -57,7 +57,10 @@ def errata(
 
 @cli.command()
 def serve(
-    environment: Annotated[str, typer.Argument(help="Installed environment, directory, or module:attribute.")],
+    environments: Annotated[
+        list[str],
+        typer.Argument(metavar="ENVIRONMENT...", help="Installed environment, directory, or module:attribute."),
+    ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     data_dir: cli_episodes.DataDir = None,
@@ -90,11 +93,12 @@ def serve(
             help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD].",
         ),
     ] = None,
+    web: Annotated[bool, typer.Option(help="OpenEnv's web interface at /web, as ENABLE_WEB_INTERFACE=true.")] = False,
     fsync: Annotated[bool | None, typer.Option(help="Sync the journal before each reply. [default: yes]")] = None,
     log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
-    """Serve an environment."""
+    """Serve one environment at the root and under /NAME, or several, each under its name."""
     from . import log, serving
     from .loading import Stated
     from .settings import Settings
@@ -110,8 +114,10 @@ def serve(
     if base:
         given["base"] = dict(_base(entry) for entry in base)
     bind = serving.Bind(host, port, insecure)
-    app, runtime = serving.build(
-        environment,
+    if web:
+        os.environ["ENABLE_WEB_INTERFACE"] = "true"
+    served = serving.build(
+        environments,
         Settings(**given),  # type: ignore[arg-type]
         bind=bind,
         mode=mode,
@@ -121,11 +127,11 @@ def serve(
         volatile=[name.strip() for name in volatile.split(",") if name.strip()] if volatile else (),
         detect=detect,
     )
-    serving.run(app, runtime, bind)
+    serving.run(served, bind)
 
 
-@cli.command()
-def environments(
+@cli.command("environments")
+def list_environments(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""

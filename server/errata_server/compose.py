@@ -54,7 +54,8 @@ _TASK_API = (("splits", "GET"), ("tasks", "POST"), ("num_tasks", "POST"), ("task
 
 def mount_by_name(app: FastAPI, served: ASGIApp, name: str) -> None:
     """Serve ``served`` under ``/<name>`` too, unless the name cannot stand in a path or is taken by a route."""
-    if _NAME.fullmatch(name) and name not in RESERVED:
+    there = any(isinstance(route, Mount) and route.path == f"/{name}" for route in app.router.routes)
+    if _NAME.fullmatch(name) and name not in RESERVED and not there:
         app.router.routes.append(Mount(f"/{name}", app=served, name=f"environment:{name}"))
 
 

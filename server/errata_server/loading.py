@@ -27,7 +27,7 @@ from errata_protocol.errors import InvalidRequest
 
 from . import discovery, importing
 from .adoption import adopt, is_ours, the_server
-from .app import HTTPEnvServer, create_fastapi_app
+from .app import HTTPEnvServer, create_app
 from .environment_types import hints_of, types_of
 from .runtime import Runtime
 
@@ -113,7 +113,7 @@ class Servable:
                 detect=detect,
             )
         else:
-            app = create_fastapi_app(
+            app = create_app(
                 self.factory,
                 self.spec.action_cls,
                 self.spec.observation_cls,
@@ -190,6 +190,8 @@ def load_all(targets: Sequence[str], *, mode: str | None = None, stated: Stated 
     Raises:
         InvalidRequest: One cannot be loaded, or two have the same name.
     """
+    if stated and len(targets) > 1:
+        raise InvalidRequest("--action and --observation are of one environment: serve it alone, or publish a spec")
     loaded = [load(target, mode=mode, stated=stated) for target in targets]
     for name, count in Counter(servable.name for servable in loaded).items():
         if count > 1:

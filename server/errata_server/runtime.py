@@ -79,6 +79,7 @@ class Runtime:
         self._disk = disk
         self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off)
         self.metrics = Metrics()
+        self.lifespans = 0
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False

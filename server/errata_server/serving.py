@@ -20,7 +20,8 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
 from .auth import LOOPBACK_NAMES, is_loopback
-from .loading import Stated, load
+from .compose import compose, mount_by_name
+from .loading import Stated, load_all
 from .runtime import Runtime
 from .settings import Settings
 
@@ -48,8 +49,23 @@ class Bind:
     insecure: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An application and what it serves.
+
+    Args:
+        app: The application.
+        runtime: Journal and sandboxes of all its environments.
+        specs: Its environments.
+    """
+
+    app: FastAPI
+    runtime: Runtime
+    specs: tuple[EnvironmentSpec, ...]
+
+
 def build(
-    target: str,
+    targets: Sequence[str],
     settings: Settings,
     *,
     bind: Bind,
@@ -59,14 +75,16 @@ def build(
     deterministic: bool = False,
     volatile: Sequence[str] = (),
     detect: str | None = None,
-) -> tuple[FastAPI, Runtime]:
-    """Load an environment and make its application; the last arguments as in `create_fastapi_app`.
+) -> Served:
+    """Load environments and make their application: one at the root and under its name, several each under its name.
+
+    The last arguments are as in `create_fastapi_app`, and of one environment.
 
     Raises:
         InvalidRequest: Nothing to serve by that name, an unprotected public bind, or a ``detect`` that maps no fields.
         JournalUnavailable: The data directory cannot be used.
     """
-    if not is_loopback(bind.host) and settings.token is None and not bind.insecure:
+    if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
         raise InvalidRequest(
             f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
             "bind 127.0.0.1, or say --insecure"
@@ -74,41 +92,57 @@ def build(
     if is_loopback(bind.host) and not settings.allowed_hosts:
         settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
     os.environ.update(settings.in_environment())  # for an application that was made by our own create_app
-    servable = load(target, mode=mode, stated=stated)
-    runtime = servable.runtime or Runtime.of(settings)
-    app = servable.application(
-        runtime,
-        mode=mode,
-        max_sessions=max_sessions,
-        insecure=bind.insecure,
-        deterministic=deterministic,
-        volatile=volatile,
-        detect=detect,
-    )
-    return app, runtime
+    if len(targets) > 1 and (deterministic or volatile or detect):
+        raise InvalidRequest(
+            "--deterministic, --volatile and --detect are of one environment: serve it alone, or make its application "
+            "with errata_server.create_app"
+        )
+    found = load_all(targets, mode=mode, stated=stated)
+    given = {id(runtime): runtime for servable in found if (runtime := servable.runtime) is not None}
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(targets)} were made with different data directories: give all the same")
+    runtime = next(iter(given.values())) if given else Runtime.of(settings)
+    apps = {
+        servable.name: servable.application(
+            runtime,
+            mode=mode,
+            max_sessions=max_sessions,
+            insecure=bind.insecure,
+            deterministic=deterministic,
+            volatile=volatile,
+            detect=detect,
+        )
+        for servable in found
+    }
+    specs = tuple(servable.spec for servable in found)
+    if len(apps) == 1:
+        ((name, app),) = apps.items()
+        mount_by_name(app, app.router, name)
+        return Served(app, runtime, specs)
+    replayable = all("state_at" in app.state.errata.told().extensions for app in apps.values())
+    return Served(compose(apps, runtime, replayable=replayable, insecure=bind.insecure), runtime, specs)
 
 
-async def prepare(app: FastAPI, runtime: Runtime) -> None:
+async def prepare(served: Served) -> None:
     """Do what must succeed before the port opens.
 
     Raises:
         SandboxUnavailable: The environment runs commands and this machine cannot sandbox them.
     """
-    await runtime.start()
-    spec: EnvironmentSpec = app.state.spec
-    if spec.sandbox:
-        info = await runtime.sandboxes.start()
+    await served.runtime.start()
+    if any(spec.sandbox for spec in served.specs):
+        info = await served.runtime.sandboxes.start()
         for note in info.notes:
             log.warning("sandbox: %s", note)
 
 
-def run(app: FastAPI, runtime: Runtime, bind: Bind) -> None:
+def run(served: Served, bind: Bind) -> None:
     """Serve until a signal; return after the last commit."""
     listening = _listen(bind)
     host, port = listening.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
     config = uvicorn.Config(
-        app,
+        served.app,
         host=bind.host,
         port=port,
         loop="uvloop" if sys.platform == "linux" else "asyncio",
@@ -119,27 +153,27 @@ def run(app: FastAPI, runtime: Runtime, bind: Bind) -> None:
         log_config=None,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    server = _Announced(config, runtime, url, app)
+    server = _Announced(config, served, url)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(server, app, runtime, listening))
+        runner.run(_serve(server, served, listening))
 
 
-async def _serve(server: uvicorn.Server, app: FastAPI, runtime: Runtime, listening: socket.socket) -> None:
+async def _serve(server: uvicorn.Server, served: Served, listening: socket.socket) -> None:
     try:
-        await prepare(app, runtime)
+        await prepare(served)
         gc.collect()
         gc.freeze()  # what was imported stays: looking through it again and again costs pauses of 0.2 s under load
         await server.serve(sockets=[listening])
     finally:
-        await runtime.close()
+        await served.runtime.close()
 
 
 class _Announced(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, runtime: Runtime, url: str, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
         super().__init__(config)
-        self._runtime = runtime
+        self._runtime = served.runtime
         self._url = url
-        self._name = app.state.spec.name
+        self._names = ", ".join(spec.name for spec in served.specs)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -157,7 +191,7 @@ class _Announced(uvicorn.Server):
         await super().startup(sockets)
         self._runtime.announce(self._url)
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
-        print(f"errata: serving {self._name} at {self._url} (journal: {kept})", file=sys.stderr, flush=True)
+        print(f"errata: serving {self._names} at {self._url} (journal: {kept})", file=sys.stderr, flush=True)
 
 
 def _listen(bind: Bind) -> socket.socket:

@@ -186,8 +186,18 @@ def test_an_application_that_serves_already_is_refused_and_untouched() -> None:
     assert upstreams(app) is upstream
 
 
-def test_the_web_interface_is_refused_rather_than_left_beside_our_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prefix", ["", "/name"])
+def test_the_web_interface_of_an_adopted_application_drives_our_session(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
-    app = upstream_create_app(LedgerEnvironment, LedgerAction, LedgerObservation, env_name="ledger")
-    with pytest.raises(InvalidRequest, match="unset ENABLE_WEB_INTERFACE"):
-        adopt(app)
+    app = adopt(upstream_create_app(LedgerEnvironment, LedgerAction, LedgerObservation, env_name="ledger"))
+    outer = FastAPI()
+    outer.mount("/name", app)
+    with TestClient(outer if prefix else app) as client:
+        assert client.get(f"{prefix}/", follow_redirects=False).headers["location"] == f"{prefix}/web/"
+        client.post(f"{prefix}/web/reset")
+        stepped = client.post(f"{prefix}/web/step", json={"action": {"amount": 3}})
+        assert stepped.json()["observation"]["balance"] == 3
+        (episode,) = client.get(f"{prefix}/episodes").json()["episodes"]
+        assert episode["deliveries"] == 2

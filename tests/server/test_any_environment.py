@@ -322,9 +322,10 @@ def test_an_application_of_our_own_create_app_keeps_its_journal_where_the_comman
         monkeypatch.setenv(name, "")  # to be put back
         monkeypatch.delenv(name)
     settings = Settings(data_dir=tmp_path / "kept", sandbox="fake")
-    app, runtime = build("changed_line:app", settings, bind=Bind(), mode=None)
+    served = build(["changed_line:app"], settings, bind=Bind(), mode=None)
+    runtime = served.runtime
     try:
-        assert app.state.errata.runtime is runtime
+        assert served.app.state.errata.runtime is runtime
         assert runtime.data_dir == tmp_path / "kept"
     finally:
         asyncio.run(runtime.close())
