@@ -279,14 +279,15 @@ class Runtime:
             from .sandbox.fake import FakeBackend
 
             return FakeBackend()
-        from .sandbox.namespace import NamespaceBackend
+        from .sandbox.namespace import RESERVE_BYTES, NamespaceBackend
 
         if self.data_dir is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="errata-", ignore_cleanup_errors=True)
             directory = Path(self._scratch.name)
         else:
             directory = self.data_dir
-        return NamespaceBackend(directory / "sandboxes", bases=self.settings.base)
+        reserve = max(RESERVE_BYTES, self.settings.disk_floor_bytes)
+        return NamespaceBackend(directory / "sandboxes", bases=self.settings.base, reserve_bytes=reserve)
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:

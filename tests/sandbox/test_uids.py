@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -105,12 +106,10 @@ async def test_what_is_seen_inside_is_what_a_shared_uid_shows(data_dir: Path) ->
 
 async def test_two_commands_at_once_have_two_uids_of_the_host(namespace_backend: NamespaceBackend) -> None:
     boxes = [await open_box(namespace_backend) for _ in range(2)]
-    words = ("301.25", "302.25")
-    running = [
-        await hold(namespace_backend, box, f"touch full; sleep {word} & wait")
-        for box, word in zip(boxes, words, strict=True)
-    ]
-    await until(lambda: all(host_uids(word) for word in words), "both commands sleep")
+    # Words that no other run of this test on the machine uses.
+    words = [f"3{secrets.randbelow(10**6):06}.25" for _ in boxes]
+    running = [asyncio.create_task(box.run(f"sleep {word}")) for box, word in zip(boxes, words, strict=True)]
+    await until(lambda: all(host_uids(word) for word in words), "both run")
     uids = [host_uids(word) for word in words]
     assert all(len(found) == 1 for found in uids) and uids[0] != uids[1]
     assert all(uid > 0x7000_0000 for found in uids for uid in found)
@@ -257,16 +256,18 @@ async def main():
     backend = NamespaceBackend(Path(sys.argv[1]))
     await backend.start()
     box = await backend.open()
-    await box.run("touch full; sleep 303.25", timeout_s=600)
+    await box.run("exec sleep " + sys.argv[2], timeout_s=600)
 
 asyncio.run(main())
 """
 
 
 async def test_no_process_of_any_uid_outlives_a_killed_server(data_dir: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir)])
-    await until(lambda: bool(host_uids("303.25")), "the command runs")
-    (uid,) = host_uids("303.25")
+    word = f"3{secrets.randbelow(10**6):06}.25"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(data_dir), word])
+    # Its launcher's command line does not hold the word; the owner's does, as root.
+    await until(lambda: bool(host_uids(word) - {0}), "the command runs")
+    (uid,) = host_uids(word) - {0}
     owner.send_signal(signal.SIGKILL)
     owner.wait()
 

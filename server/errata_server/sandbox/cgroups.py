@@ -20,6 +20,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _LEAF = "errata-server"
 """Where the server itself goes in version 2, beside the places of sandboxes; the launcher knows the name too."""
 _EMPTYING = 8
+_SOCKET_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +40,30 @@ class Cgroups:
         memory: Our directory in the hierarchy that has the memory controller.
         pids: Likewise for pids; the same directory in version 2.
         note: Why there is none, empty otherwise.
+        cpu: Likewise for cpu, which shares the processors out evenly between slots; None where it cannot be had.
     """
 
-    def __init__(self, name: str, version: int, memory: Path, pids: Path, note: str = "") -> None:
+    def __init__(
+        self, name: str, version: int, memory: Path, pids: Path, note: str = "", cpu: Path | None = None
+    ) -> None:
         self.name = name
         self.version = version
         self.note = note
         self._memory = memory
         self._pids = pids
+        self._cpu = cpu
         self._applied: dict[str, tuple[int, int]] = {}
 
     @property
     def roots(self) -> list[str]:
         """Directories below which a slot has its own."""
-        return list(dict.fromkeys([str(self._memory), str(self._pids)])) if self.version else []
+        places = [self._memory, self._pids, *([self._cpu] if self._cpu else [])]
+        return list(dict.fromkeys(str(place) for place in places)) if self.version else []
+
+    @property
+    def shares_cpu(self) -> bool:
+        """Whether a slot full of busy processes gets no more of the processors than another."""
+        return self._cpu is not None
 
     @property
     def launcher_procs(self) -> list[str]:
@@ -79,6 +90,8 @@ class Cgroups:
             _write_if_there(swap, -1)
             _write_limit(memory, limits.memory_bytes)
             _write_if_there(swap, limits.memory_bytes)
+            # Version 1 counts socket buffers apart, and not at all without a limit: 400 connections held 1.6 GiB.
+            _write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // _SOCKET_SHARE)
         self._applied[slot] = wanted
 
     def counters(self, slot: str) -> Counters:
@@ -185,7 +198,8 @@ def find(name: str) -> Cgroups:
         if places is None:
             continue
         memory, pids = places[0] / name, places[1] / name
-        found = Cgroups(name, version, memory, pids)
+        cpu = _cpu_place(own, version, places[0])
+        found = Cgroups(name, version, memory, pids, cpu=cpu and cpu / name)
         try:
             # What a dead owner left there must be gone before anything else.
             found.remove()
@@ -195,6 +209,7 @@ def find(name: str) -> Cgroups:
                 Path(root).mkdir(exist_ok=True)
                 if version == 2:
                     _enable_controllers(Path(root))
+                    _enable_cpu(Path(root))
                 (Path(root) / "launcher").mkdir(exist_ok=True)
                 (Path(root) / "probe").mkdir(exist_ok=True)
             found.apply("probe", Limits())
@@ -237,6 +252,23 @@ def _v1_places(own: dict[str, str]) -> tuple[Path, Path] | None:
         # In a container /proc/self/cgroup may name the host's path while only the container's own is mounted.
         places = tuple(_ROOT / name for name in ("memory", "pids"))
     return (places[0], places[1]) if all((place / "cgroup.procs").exists() for place in places) else None
+
+
+def _cpu_place(own: dict[str, str], version: int, memory: Path) -> Path | None:
+    """Return where the cpu controller is; in v2 the tree we use anyway, if it is handed down to us there."""
+    if version == 2:
+        return memory if "cpu" in (memory / "cgroup.controllers").read_text().split() else None
+    for place in (_ROOT / "cpu" / own.get("cpu", "/").lstrip("/"), _ROOT / "cpu"):
+        if os.access(place / "cgroup.procs", os.W_OK):
+            return place
+    return None
+
+
+def _enable_cpu(place: Path) -> None:
+    """Hand cpu down, too, if possible: unlike memory and pids, commands can do without it."""
+    for level in (place.parent, place):
+        with contextlib.suppress(OSError):
+            (level / "cgroup.subtree_control").write_text("+cpu")
 
 
 def _enable_controllers(place: Path) -> None:

@@ -26,7 +26,9 @@ _PAUSE_S = 0.05
 _READ_BYTES = 1 << 16
 _KILL_GRACE_S = 10.0
 
-Watch = Callable[[], Awaitable[LimitHit | None]]
+Killed = Literal["timeout", "full"] | LimitHit
+"""Why the server killed a request; ``full``: because the server's own disk is."""
+Watch = Callable[[], Awaitable[Killed]]
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Ending:
     status: int
     background: tuple[str, ...]
     cpu_s: float
-    killed: Literal["timeout"] | LimitHit | None
+    killed: Killed | None
     answer: tuple[Any, ...] | None
 
 
@@ -64,7 +66,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[Any, ...]] = self._loop.create_future()
         self._streams: dict[int, BoundedOutput] = {}
-        self._killed: Literal["timeout"] | LimitHit | None = None
+        self._killed: Killed | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._total = self._burst = 0
 
@@ -130,9 +132,7 @@ class Exchange:
         return Ending(status, names, cpu_s, self._killed, answer)
 
     async def _watch(self, watch: Watch) -> None:
-        hit = await watch()
-        if hit is not None:
-            self._kill(hit)
+        self._kill(await watch())
 
     def _on_control(self) -> None:
         try:
@@ -199,7 +199,7 @@ class Exchange:
         while self._read(fd) > 0:
             pass
 
-    def _kill(self, why: Literal["timeout"] | LimitHit) -> None:
+    def _kill(self, why: Killed) -> None:
         if self._killed is not None or self._ended.done():
             return
         self._killed = why

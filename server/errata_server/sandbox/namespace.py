@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from . import as_owner, seccomp
 from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from .base_tree import AGENT_UID, BaseTree, check_owner, find_base
 from .cgroups import Cgroups, find
+from .diskwatch import Room
 from .kernel import mapped_clone
 from .layers import LayerStore
 from .namespace_sandbox import NamespaceSandbox
@@ -48,7 +50,8 @@ _RUNNING_DESCRIPTORS = 6
 """Two sockets, two pipes, the shell's state and one to spare."""
 _OTHER_DESCRIPTORS = 256
 """Left to the server itself."""
-_RESERVE_BYTES = 256 * 1024**2
+RESERVE_BYTES = 256 * 1024**2
+"""Space that sandboxes leave to the journal and to the server's own files."""
 
 _FIRST_UID = 0x7000_0001
 _UID_BLOCKS = 0xFFE
@@ -66,6 +69,8 @@ class NamespaceBackend(Backend):
         sync: Layers are on stable storage when `NamespaceSandbox.snapshot` returns.
         spare: Prepared processes kept waiting, so that a command need not wait for one.
         max_running: Commands at any one time; further ones wait their turn.
+        reserve_bytes: Space to keep on the disk of ``data_dir``, at most 5 % of it: below, no command starts, and one
+            that runs and grows is stopped with `SandboxFailed`.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class NamespaceBackend(Backend):
         sync: bool = False,
         spare: int = 4,
         max_running: int = 400,
+        reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.limits = limits or Limits()
@@ -96,7 +102,8 @@ class NamespaceBackend(Backend):
         self._lock_fd = -1
         self._info: BackendInfo | None = None
         self._mapped: dict[str, bool] = {}
-        self._reserve_bytes = 0
+        self.reserve_bytes = reserve_bytes
+        self.counting = ThreadPoolExecutor(2, "errata-count")
         self._orphans = 0
 
     async def start(self) -> BackendInfo:
@@ -129,8 +136,6 @@ class NamespaceBackend(Backend):
             for unfinished in (self.data_dir / "trash").glob("new-*"):
                 unfinished.rename(self.data_dir / "trash" / f"dead-{secrets.token_hex(8)}")
             self.live_dir.mkdir(mode=0o700)
-            space = os.statvfs(self.data_dir)
-            self._reserve_bytes = min(_RESERVE_BYTES, space.f_blocks * space.f_frsize // 20)
 
     def _take_lock(self) -> None:
         fd = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -255,19 +260,23 @@ class NamespaceBackend(Backend):
                 self._mapped[base.id] = False
         return self._mapped[base.id]
 
-    def check_room(self) -> None:
+    def check_room(self, more_bytes: int = 0) -> None:
         """Refuse to work on a full disk: the agent must never read our full disk as its own mistake.
+
+        Args:
+            more_bytes: What is about to be written.
 
         Raises:
             SandboxFailed: Less than the reserve is free.
         """
-        space = os.statvfs(self.data_dir)
-        free = space.f_bavail * space.f_frsize
-        if free < self._reserve_bytes or (space.f_files and space.f_ffree < 1000):
-            raise SandboxFailed(
-                f"the disk of {self.data_dir} is full: {free // 1024**2} MiB and {space.f_ffree} inodes free, "
-                f"{self._reserve_bytes // 1024**2} MiB are kept in reserve: make room, then repeat"
-            )
+        room = Room.of(self.data_dir, self.reserve_bytes)
+        if room.full or room.free_bytes - more_bytes < room.reserve_bytes:
+            raise self.no_room()
+
+    def no_room(self) -> SandboxFailed:
+        """Return the error that says what is free."""
+        room = Room.of(self.data_dir, self.reserve_bytes)
+        return SandboxFailed(f"the disk of {self.data_dir} is full: {room}: make room, then repeat")
 
     def _new(self, base: BaseTree, layer: str, shell: ShellState, limits: Limits | None) -> NamespaceSandbox:
         made = NamespaceSandbox(self, secrets.token_hex(8), base, layer, shell, limits or self.limits)

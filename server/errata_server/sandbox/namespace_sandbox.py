@@ -20,6 +20,7 @@ from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandb
 from .base_tree import BaseTree
 from .cgroups import Counters
 from .command import Ending, Exchange
+from .diskwatch import DiskWatch, over
 from .output import BoundedOutput
 from .runners import Runner
 from .shellstate import ShellState
@@ -32,7 +33,6 @@ MAX_COMMAND_BYTES = 131_071
 """The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
 _INLINE_ENTRIES = 64
 _INLINE_BYTES = 1024**2
-_POLL_S = 0.3
 _COUNTED = 40
 """Counting goes on to so many times a limit: a command that cleans up must be told from one that goes on."""
 _FILE_TIMEOUT_S = 60.0
@@ -247,24 +247,14 @@ class NamespaceSandbox(Sandbox):
                 streams,
                 after_send=lambda: _close_all(give),
                 kill=lambda: backend.runners.kill(runner),
-                watch=self._watch_disk if watch else None,
+                watch=self._disk_watch(runner).run if watch else None,
             )
         finally:
             runner.close()
 
-    async def _watch_disk(self) -> LimitHit | None:
-        """Count what a long command writes; return once it is too much."""
-        pause = _POLL_S
-        while True:
-            await asyncio.sleep(pause)
-            started = time.monotonic()
-            try:
-                hit = self._over(await asyncio.to_thread(self._count))
-            except OSError:
-                return None  # counted again at the end, where a failure counts
-            if hit is not None:
-                return hit
-            pause = max(_POLL_S, 10 * (time.monotonic() - started))
+    def _disk_watch(self, runner: Runner) -> DiskWatch:
+        backend = self._backend
+        return DiskWatch(self._upper, self._limits, self._usage, backend.reserve_bytes, runner.pid, backend.counting)
 
     def _count(self) -> Usage:
         most = _COUNTED * self._limits.disk_bytes
@@ -283,12 +273,6 @@ class NamespaceSandbox(Sandbox):
         assert self._directory is not None
         return self._directory / "u"
 
-    def _over(self, used: Usage) -> LimitHit | None:
-        """Tell whether the command went beyond a limit; one that began there may clean up."""
-        if used.size_bytes > max(self._limits.disk_bytes, self._usage.size_bytes):
-            return "disk"
-        return "inodes" if used.entries > max(self._limits.inodes, self._usage.entries) else None
-
     async def _limit_hit(self, ending: Ending, runner: Runner, before: Counters, err: BoundedOutput) -> LimitHit | None:
         """Tell which limit ended or broke the command; counts what it wrote on the way."""
         backend = self._backend
@@ -300,16 +284,18 @@ class NamespaceSandbox(Sandbox):
                 used = await asyncio.to_thread(self._count)
         except OSError as error:
             raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
-        over, self._usage = self._over(used), used
-        if ending.killed is not None and ending.killed != "timeout":
+        beyond, self._usage = over(used, self._limits, self._usage), used
+        if ending.killed is not None and ending.killed not in ("timeout", "full"):
             return ending.killed
-        if over is None:
+        if ending.killed == "full" and beyond is None:
+            raise backend.no_room()
+        if beyond is None:
             # Whatever failed in there may have failed because our disk is full; that is not the agent's error.
             backend.check_room()
         if after.oom_kills > before.oom_kills:
             return "memory"
-        if over is not None:
-            return over
+        if beyond is not None:
+            return beyond
         if ending.status in (_SIGXFSZ_STATUS, 128 - _SIGXFSZ_STATUS) or (
             ending.status != 0 and "File too large" in err.text()
         ):
@@ -336,6 +322,7 @@ class NamespaceSandbox(Sandbox):
             raise _refused(path, errno.EFBIG)
         if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
             raise _refused(path, errno.EDQUOT)
+        self._backend.check_room(len(data))
         content = _memory_file(data)
         try:
             await self._file_request(path, {"do": "write", "mode": mode}, content)

@@ -1,0 +1,208 @@
+"""What a command takes from the disk while it runs, and what it cannot take from the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from errata_protocol.errors import SandboxFailed
+from errata_server.journal import EpisodeRow, SessionRow, SqliteJournal
+from errata_server.sandbox.base import Limits
+from errata_server.sandbox.diskwatch import DiskWatch, Room, over
+from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.treewalk import Usage
+
+MIB = 1024**2
+SMALL = Limits(file_size_bytes=32 * MIB, disk_bytes=64 * MIB, inodes=2_000)
+ENDLESS = Limits(file_size_bytes=64 * MIB, disk_bytes=1 << 40, inodes=10**9)
+BOUNDED = Limits(disk_bytes=128 * MIB)
+FILL = "while :; do n=$((n+1)); head -c 60M /dev/zero > big$n || exit; done"
+HELD = (
+    "import os, time\n"
+    "for n in range(40):\n"
+    "    fd = os.open(str(n), os.O_RDWR | os.O_CREAT); os.unlink(str(n))\n"
+    "    for _ in range(24): os.write(fd, bytes(1 << 20))\n"
+    "time.sleep(60)\n"
+)
+MAPPED = (
+    "import mmap, os, time\n"
+    "kept = []\n"
+    "for n in range(40):\n"
+    "    fd = os.open(str(n), os.O_RDWR | os.O_CREAT); os.unlink(str(n)); os.truncate(fd, 24 << 20)\n"
+    "    kept.append(mmap.mmap(fd, 24 << 20)); os.close(fd)\n"
+    "    for at in range(0, 24 << 20, 4096): kept[-1][at] = 1\n"
+    "time.sleep(60)\n"
+)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("program", [HELD, MAPPED], ids=["open", "mapped"])
+async def test_files_without_a_name_count(namespace_backend: NamespaceBackend, program: str) -> None:
+    box = await namespace_backend.open(limits=SMALL)
+    await box.write_file("p.py", program.encode())
+    result = await box.run("python3 p.py", timeout_s=50.0)
+    assert (result.limit_hit, result.timed_out, result.exit_code) == ("disk", False, 137), result
+    assert (await box.run("echo on")).stdout == "on\n"
+
+
+@pytest.mark.sandbox
+async def test_neither_memory_nor_a_deleted_file_of_a_frozen_layer_counts(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open(limits=SMALL)
+    assert (await box.run("head -c 30M /dev/zero > a; head -c 30M /dev/zero > b")).limit_hit is None
+    await box.snapshot()
+    program = (
+        "import os, time\n"
+        "kept = [open('a'), open('b')]; os.unlink('a'); os.unlink('b')\n"
+        "m = os.memfd_create('m'); s = os.open('/dev/shm/s', 66); os.unlink('/dev/shm/s')\n"
+        "for _ in range(30): os.write(m, bytes(1 << 20)); os.write(s, bytes(1 << 20))\n"
+        "time.sleep(1)\n"
+    )
+    await box.write_file("p.py", program.encode())
+    result = await box.run("python3 p.py")
+    assert (result.limit_hit, result.exit_code) == (None, 0), result
+
+
+@pytest.mark.sandbox
+async def test_a_fast_writer_is_stopped_near_its_limit(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open(limits=SMALL)
+    files = "import itertools\nfor n in itertools.count(): open(str(n), 'w').close()\n"
+    await box.write_file("p.py", files.encode())
+    result = await box.run("python3 p.py; ls | wc -l", timeout_s=50.0)
+    assert result.limit_hit == "inodes"
+    # Before, the first look came after 0.3 s, whatever was written by then.
+    assert int((await box.run("ls | wc -l")).stdout) < 4 * SMALL.inodes
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of 1 GiB for a server alone."""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    with image.open("wb") as made:
+        made.truncate(1024 * MIB)
+    place.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.sandbox
+async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) -> None:
+    backend = NamespaceBackend(own_disk / "sandboxes")
+    journal = SqliteJournal(own_disk / "journal.db")
+    await backend.start()
+    least, commits, committed = 1 << 60, 0, asyncio.Event()
+
+    async def commit() -> None:
+        """Commit as fast as the disk syncs, each row in a transaction of its own."""
+        nonlocal least, commits
+        while True:
+            sid = f"s{commits}"
+            row = EpisodeRow(sid=sid, eid=sid, environment="x" * 4096, created=1.0)
+            await journal.commit(SessionRow(sid=sid, environment="e", recovery="none", seed=commits, created=1.0), row)
+            commits += 1
+            committed.set()
+            space = os.statvfs(own_disk)
+            least = min(least, space.f_bavail * space.f_frsize)
+
+    innocent, bounded, *greedy = [
+        await backend.open(limits=limits) for limits in (SMALL, BOUNDED, ENDLESS, ENDLESS, ENDLESS)
+    ]
+    committing = asyncio.create_task(commit())
+    waiting = asyncio.create_task(innocent.run("read -t 300 < <(sleep 300)", timeout_s=300.0))
+    assert (await bounded.run(FILL, timeout_s=60.0)).limit_hit == "disk", "its own limit"
+    greed = (box.run(FILL, timeout_s=60.0) for box in greedy)
+    results = await asyncio.gather(*greed, return_exceptions=True)
+    assert not committing.done(), committing.result()
+    assert not waiting.done(), "a command that wrote nothing is not stopped for the others"
+    assert [type(result) for result in results] == [SandboxFailed] * 3, results
+    assert "make room" in str(results[0])
+    assert least > 0 and commits > 0
+    with pytest.raises(SandboxFailed, match="make room"):
+        await greedy[0].run("true")
+    with pytest.raises(SandboxFailed, match="make room"):
+        await greedy[1].write_file("f", b"x")
+    committed.clear()
+    for box in greedy:
+        await box.destroy()
+    assert (await bounded.run("echo room")).stdout == "room\n"
+    await asyncio.wait_for(committed.wait(), 30.0)
+    for task in (committing, waiting):
+        task.cancel()
+    await asyncio.gather(committing, waiting, return_exceptions=True)
+    await backend.close()
+    journal.close()
+
+
+HIDDEN = (
+    "import itertools, os, socket\n"
+    "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "c, d = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "for n in itertools.count():\n"
+    "    fd = os.open(str(n), os.O_RDWR | os.O_CREAT)\n"
+    "    os.unlink(str(n))\n"
+    "    socket.send_fds((a, c)[n % 2], [b'x'], [fd])\n"
+    "    for _ in range(60): os.write(fd, bytes(1 << 20))\n"
+    "    os.close(fd)\n"
+)
+
+
+@pytest.mark.sandbox
+async def test_the_reserve_outlasts_files_that_no_count_sees(own_disk: Path) -> None:
+    """Their only descriptors are under way in a socket."""
+    backend = NamespaceBackend(own_disk / "sandboxes", limits=ENDLESS)
+    await backend.start()
+    box = await backend.open()
+    await box.write_file("p.py", HIDDEN.encode())
+    with ThreadPoolExecutor(1) as reading:
+        stop, least = threading.Event(), 1 << 60
+
+        def read() -> int:
+            nonlocal least
+            while not stop.wait(0.002):
+                space = os.statvfs(own_disk)
+                least = min(least, space.f_bavail * space.f_frsize)
+            return least
+
+        lowest = reading.submit(read)
+        try:
+            with pytest.raises(SandboxFailed, match="make room"):
+                await box.run("exec python3 p.py", timeout_s=60.0)
+        finally:
+            stop.set()
+    assert lowest.result() > 0
+    await backend.close()
+
+
+def test_one_that_began_above_its_limit_may_clean_up() -> None:
+    limits, before = Limits(disk_bytes=100, inodes=10), Usage(30, 500)
+    assert over(Usage(30, 500), limits, before) is None
+    assert over(Usage(29, 501), limits, before) == "disk"
+    assert over(Usage(31, 400), limits, before) == "inodes"
+    assert over(Usage(11, 50), limits, Usage()) == "inodes"
+
+
+def test_a_reserve_is_at_most_a_twentieth(tmp_path: Path) -> None:
+    space = os.statvfs(tmp_path)
+    room = Room.of(tmp_path, 1 << 60)
+    assert room.reserve_bytes == space.f_blocks * space.f_frsize // 20
+    assert room.full is (room.free_bytes < room.reserve_bytes)
+    assert Room(10, None, 11, 0).full and Room(12, 5, 11, 6).full and not Room(12, None, 11, 6).full
+
+
+async def test_the_next_look_comes_before_the_rest_could_be_written(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as counting:
+        watch = DiskWatch(tmp_path, Limits(disk_bytes=256 * MIB, inodes=10**6), Usage(), 0, os.getpid(), counting)
+        idle = Room(10**12, None, 0, 0)
+        pauses = [watch._pause(Room(10**12 - taken * MIB, None, 0, 0), idle, Usage()) for taken in (0, 128, 255, 300)]
+        assert pauses == [0.125, 0.0625, 0.01, 0.01]
+        assert watch._pause(Room(300, None, 200, 0), idle, Usage()) == 0.01, "the reserve is near"
+        assert not watch._due(Room(10**12 - 100 * MIB, None, 0, 0), idle, Usage())
+        assert watch._due(Room(10**12 - 130 * MIB, None, 0, 0), idle, Usage())
