@@ -3,6 +3,11 @@
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 UPSTREAM := ../shared/upstream_suite/run.sh
+# These look into private attributes of OpenEnv's class. tests/server/test_doors.py and test_http_doors.py hold our server
+# to the same: a failed MCP transport leaves nothing behind, idle sessions end, and their timers end with the server.
+UPSTREAM_PRIVATE := TestMCPSessionResourceLeaks::test_create_session_cleans_up_on_mcp_transport_failure \
+	TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
+	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
@@ -29,7 +34,8 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
 	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
-		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) || exit 1; done; \
+		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) \
+		$(UPSTREAM_PRIVATE:%=--deselect tests/test_production_mode_routes.py::%) || exit 1; done; \
 	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
 test-chaos: base ## servers killed at random moments
