@@ -104,6 +104,16 @@ async def test_what_is_seen_inside_is_what_a_shared_uid_shows(data_dir: Path) ->
     assert "uid=64000(agent) gid=64000(agent) groups=64000(agent)" in seen[0][0]
 
 
+@pytest.mark.parametrize("kind", [NamespaceBackend, SharedUid])
+async def test_the_output_can_be_opened_by_name(data_dir: Path, kind: type[NamespaceBackend]) -> None:
+    backend = kind(data_dir)
+    await backend.start()
+    box = await open_box(backend)
+    result = await box.run("echo a > /dev/stdout; echo b | tee /dev/stderr; cat /dev/stdin", stdin=b"c\n")
+    assert (result.stdout, result.stderr) == ("a\nb\nc\n", "b\n")
+    await backend.close()
+
+
 async def test_two_commands_at_once_have_two_uids_of_the_host(namespace_backend: NamespaceBackend) -> None:
     boxes = [await open_box(namespace_backend) for _ in range(2)]
     # Words that no other run of this test on the machine uses.

@@ -91,7 +91,7 @@ class Child:
         ]
         order = marshal.loads(data)
         self.enter_root(order)
-        self.give_up(order)
+        self.give_up(order, fds[1:3])
         if order["do"] == "run":
             self.run(order, fds)
         else:
@@ -189,7 +189,7 @@ class Child:
         mount(source, path, "", MS_BIND)
         mount("", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
-    def give_up(self, order):
+    def give_up(self, order, outputs):
         for name, value in order["rlimits"]:
             resource.setrlimit(name, value)
         uid = self.config["uid"]
@@ -201,6 +201,8 @@ class Child:
             self.drop_bounding_set()  # whoever enters has every capability there, the bounding set included
             resource.setrlimit(resource.RLIMIT_NPROC, order["own_processes"])
         if not self.config["rootless"]:
+            for fd in outputs:
+                os.fchown(fd, uid, uid)  # or nobody inside could open /dev/stdout and /dev/stderr
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
