@@ -43,6 +43,7 @@ WORLD_OF = {
 }
 """The environment that each scenario of ``foreign/drive.py`` plays."""
 DOORS = ("root", "mounted")
+"""Alone at the root of its server; under its name on one server of all."""
 
 Record = dict[str, Any]
 Records = dict[tuple[str, str, str], Record]
@@ -88,9 +89,9 @@ def drive(generation: str, jobs: list[tuple[str, str]]) -> dict[tuple[str, str],
     return dict(zip(jobs, answer["records"], strict=True))
 
 
-def through(door: str, url: str, name: str) -> str:
-    """Return the address of the environment ``name`` on the server at ``url``, through one of its doors."""
-    return url if door == "root" else f"{url}/{name}"
+def through(door: str, ours: dict[str, str], name: str) -> str:
+    """Return the address of the environment ``name`` through one of its doors."""
+    return ours[name] if door == "root" else f"{ours['all']}/{name}"
 
 
 @contextmanager
@@ -120,9 +121,9 @@ def stock_server(generation: str) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def our_server(target: str, data_dir: Path) -> Iterator[str]:
-    """Run ``errata serve``; yield its URL."""
-    with ServerProcess(target, data_dir, start_s=START_S) as server:
+def our_server(data_dir: Path, *targets: str) -> Iterator[str]:
+    """Run ``errata serve TARGETS``; yield its URL."""
+    with ServerProcess(targets[0], data_dir, *targets[1:], start_s=START_S) as server:
         yield server.url
 
 
@@ -130,7 +131,8 @@ def our_server(target: str, data_dir: Path) -> Iterator[str]:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What every server's context manager yields, by name. They start at once: each takes seconds of imports."""
     managers: dict[str, AbstractContextManager[Any]] = {f"stock {g}": stock_server(g) for g in GENERATIONS}
-    managers |= {name: our_server(target, tmp_path_factory.mktemp(name)) for name, target in OURS.items()}
+    managers |= {name: our_server(tmp_path_factory.mktemp(name), target) for name, target in OURS.items()}
+    managers["all"] = our_server(tmp_path_factory.mktemp("all"), *OURS.values())
     with ExitStack() as running:
         with ThreadPoolExecutor() as threads:
             started = {name: threads.submit(running.enter_context, made) for name, made in managers.items()}
@@ -145,8 +147,8 @@ def stock(servers: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def ours(servers: dict[str, Any]) -> dict[str, str]:
-    """URLs of our servers by environment, each a process as ``errata serve`` runs it."""
-    return {name: servers[name] for name in OURS}
+    """URLs of our servers by environment, each a process as ``errata serve`` runs it, and of the one of ``all``."""
+    return {name: servers[name] for name in (*OURS, "all")}
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +157,7 @@ def records(ours: dict[str, str], stock: dict[str, dict[str, str]]) -> Records:
 
     def of(generation: str) -> Records:
         urls = {("stock", s): stock[REFERENCE][world] for s, world in WORLD_OF.items() if world != "terminal"}
-        urls |= {(d, s): through(d, ours[world], world) for s, world in WORLD_OF.items() for d in DOORS}
+        urls |= {(d, s): through(d, ours, world) for s, world in WORLD_OF.items() for d in DOORS}
         driven = drive(generation, [(s, url) for (_, s), url in urls.items()])
         return {(generation, door, s): driven[s, url] for (door, s), url in urls.items()}
 

@@ -23,7 +23,7 @@ def validate(generation: str, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_running_server_passes_all_criteria(ours: dict[str, str], generation: str, door: str) -> None:
-    url = through(door, ours["terminal"], "terminal")
+    url = through(door, ours, "terminal")
     done = validate(generation, "--json", "--timeout", "30", url)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
