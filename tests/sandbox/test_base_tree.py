@@ -14,9 +14,11 @@ import pytest
 
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.sandbox import base_tree
+from errata_server.sandbox.agent_modes import close_tree
 from errata_server.sandbox.apt_source import AptSource
 from errata_server.sandbox.base_recipe import AGENT_UID, content_digest, prepare, recipe_digest
 from errata_server.sandbox.base_tree import BaseTree, build_base, find_base, needs_build
+from errata_server.sandbox.privileges import check_privileges
 
 
 def plain_tree(root: Path, *, package: str = "bash 5.2") -> Path:
@@ -255,12 +257,40 @@ def assert_no_privileges(root: Path) -> None:
                 assert not status.st_mode & stat.S_IWOTH, inside
 
 
-def test_without_root_one_line_says_what_to_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_without_root_and_user_namespaces_one_line_says_what_to_turn_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = tmp_path / "proc/sys/kernel/unprivileged_userns_clone"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("0\n")
+    monkeypatch.setattr(base_tree, "check_privileges", lambda: check_privileges(1000, proc=tmp_path / "proc"))
+    monkeypatch.setattr(base_tree.shutil, "which", lambda tool, path: f"/bin/{tool}")
     with pytest.raises(SandboxUnavailable) as caught:
         build_base()
-    assert "sudo errata base build" in caught.value.message
+    assert "sysctl -w kernel.unprivileged_userns_clone=1" in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_tree_of_one_owner_is_closed_but_for_the_agents_directories(tmp_path: Path) -> None:
+    for name in ("etc", "home/agent/.config", "workspace", "root"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root").chmod(0o700)
+    modes = {"etc/hosts": 0o644, "etc/shadow": 0o640, "home/agent/.profile": 0o600, "root/x": 0o600}
+    for name, mode in modes.items():
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "etc/link").symlink_to("/nowhere")
+    close_tree(tmp_path)
+    seen = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (*modes, "etc", "root", "workspace")}
+    assert seen == {
+        "etc/hosts": 0o444,
+        "etc/shadow": 0o040,
+        "home/agent/.profile": 0o600,
+        "root/x": 0,
+        "etc": 0o555,
+        "root": 0,
+        "workspace": 0o755,
+    }
 
 
 def test_a_missing_tool_is_named_by_its_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from errata_server.sandbox import base_tree
 from errata_server.sandbox.base_tree import find_base
 from errata_server.sandbox.namespace import NamespaceBackend
 from errata_server.sandbox.treewalk import remove_tree
@@ -137,3 +138,15 @@ async def test_a_tree_of_root_is_refused_with_the_command_that_copies_it(user_ho
     assert re.search(
         rf"belongs to uid 0, and the rootless sandbox needs one of uid {UID}: run `errata base import /", last
     )
+
+
+def test_a_program_that_makes_a_system_tree_believes_to_be_root(user_home: Path, base_dir: Path) -> None:
+    script = (
+        "id -u; cd $HOME; touch f; chown 5:42 f && stat -c %u:%g f; mknod n c 1 3 && ls; mount -t proc p /proc; echo $$"
+    )
+    program = str(Path(base_tree.__file__).with_name("fake_root.py"))
+    result = as_user(["-I", "-S", program, "/bin/sh", "-c", script], user_home, base_dir=base_dir)
+    assert (result.returncode, result.stderr) == (0, "")
+    first, owner, *names, pid = result.stdout.split()
+    assert (first, owner, pid) == ("0", "0:0", "1") and "f" in names and "n" not in names
+    assert (user_home / "f").stat().st_uid == UID

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from errata_protocol.errors import SandboxUnavailable
 
+from .agent_modes import as_agent
 from .base_recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
 from .base_tree import BaseTree, base_directories, check_name, locked, publish, read_record
 
@@ -113,14 +114,6 @@ def import_base(
         progress(f"{unread} files that only their owner may read are empty here; an agent could not read them either")
     progress(f"base tree {identity} in {time.monotonic() - started:.0f} s")
     return BaseTree(name, directory / identity / _ROOT, identity, tuple(writable))
-
-
-def as_agent(mode: int, uid: int, gid: int) -> int:
-    """Return the mode of a file whose owner is the agent, so that it may do what it may with the original."""
-    if uid == AGENT_UID:
-        return mode
-    bits = mode >> 3 & 7 if gid == AGENT_UID else mode & 7
-    return mode & ~0o700 | bits << 6
 
 
 def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Entry]]:

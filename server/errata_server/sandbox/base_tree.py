@@ -23,6 +23,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ from typing import Any
 from errata_protocol.errors import SandboxUnavailable
 
 from . import as_owner
+from .agent_modes import close_tree
 from .apt_source import AptSource, choose_source, proxy_environment
 from .base_recipe import (
     AGENT_DIRECTORIES,
@@ -44,6 +46,7 @@ from .base_recipe import (
     prepare,
     recipe_digest,
 )
+from .privileges import check_privileges
 from .treewalk import remove_tree
 
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
@@ -124,8 +127,10 @@ def find_base(name: str = "default", named: Mapping[str, Path] | None = None) ->
             ) from error
         return _read(name, directory / name)
     searched = ", ".join(str(directory) for directory in directories)
-    make = "`errata base build` as root" if os.geteuid() == 0 else "`errata base import TREE` with one made elsewhere"
-    raise SandboxUnavailable(f"no base tree {name!r} in {searched}: run {make}, or name one with --base {name}=PATH")
+    raise SandboxUnavailable(
+        f"no base tree {name!r} in {searched}: run `errata base build`, copy one with `errata base import TREE`, or "
+        f"name one with --base {name}=PATH"
+    )
 
 
 def check_owner(base: BaseTree) -> None:
@@ -203,12 +208,13 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
     started = time.monotonic()
     packages = directory / ".packages"  # kept when a build fails, so that the next one does not download again
     packages.mkdir(exist_ok=True)
+    is_root = os.geteuid() == 0
     with publish(name, directory) as work:
         root = work / "root"
         progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
         _bootstrap(root, source, packages, progress)
         progress("trimming and closing the tree")
-        prepare(root)
+        _prepare(root)
         _smoke(root)
         digest = content_digest(root)
         identity = f"{name}-{digest[:16]}"
@@ -223,6 +229,9 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
             "created": int(time.time()),
             "size_bytes": size,
         }
+        if not is_root:
+            close_tree(root)
+            record["owner"] = os.geteuid()
         (work / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(packages)
     seconds = time.monotonic() - started
@@ -271,18 +280,19 @@ def _check_machine() -> None:
     }
     path = "/usr/local/sbin:/usr/sbin:/sbin:" + os.environ.get("PATH", "")
     missing = sorted({package for tool, package in tools.items() if shutil.which(tool, path=path) is None})
-    if os.geteuid() != 0:
-        install = f"sudo apt-get install {' '.join(missing)}; " if missing else ""
-        raise SandboxUnavailable(f"building a base tree needs root: {install}run `sudo errata base build`")
     if missing:
-        raise SandboxUnavailable(f"a tool is missing: run `apt-get install {' '.join(missing)}`, then this again")
+        sudo = "" if os.geteuid() == 0 else "sudo "
+        raise SandboxUnavailable(f"a tool is missing: run `{sudo}apt-get install {' '.join(missing)}`, then this again")
+    check_privileges()
 
 
 def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress) -> None:
     # Own namespaces: what debootstrap mounts and starts vanishes with it, even when it or we are killed, so that
     # removing an unfinished tree can never reach through a mount into the host.
     command = ["setpriv", "--pdeathsig", "KILL", "--"]
-    command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "debootstrap"]
+    if os.geteuid() == 0:
+        command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--"]
+    command += [*_fake_root(), "debootstrap"]
     command += ["--variant=minbase", "--merged-usr", "--force-check-gpg", f"--cache-dir={packages}"]
     command += [f"--components={','.join(source.components)}", f"--include={','.join(PACKAGES)}"]
     if source.keyring is not None:
@@ -295,6 +305,8 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
         "DEBIAN_FRONTEND": "noninteractive",
         **proxy_environment(),
     }
+    if os.geteuid() != 0:
+        environment["container"] = "lxc"  # then debootstrap binds the host's device nodes, as it would have to here
     tail: deque[str] = deque(maxlen=200)
     counts: dict[str, int] = {}
     process = subprocess.Popen(
@@ -326,6 +338,27 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
         raise SandboxUnavailable(_explain("; ".join(complaints[-3:]), source))
 
 
+def _fake_root() -> list[str]:
+    """Return what goes before a command that wants to be root: nothing where it is."""
+    if os.geteuid() == 0:
+        return []
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_root.py"))]
+
+
+def _prepare(root: Path) -> None:
+    if os.geteuid() == 0:
+        return prepare(root)
+    # It gives files to the agent, whom this user cannot name.
+    program = "import sys, pathlib; sys.path[:] = sys.argv[2:]; from errata_server.sandbox.base_recipe import prepare; "
+    program += "prepare(pathlib.Path(sys.argv[1]))"
+    command = [*_fake_root(), sys.executable, "-c", program, str(root), *sys.path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if result.returncode != 0:
+        last = result.stderr.strip().rpartition("\n")[2]
+        raise SandboxUnavailable(f"the new tree could not be made a base tree ({last}): report this")
+    return None
+
+
 def _explain(complaint: str, source: AptSource) -> str:
     said = f"debootstrap could not make {source.suite} from {source.mirror} ({complaint})"
     if "No such script" in complaint:
@@ -339,9 +372,9 @@ def _explain(complaint: str, source: AptSource) -> str:
 
 def _smoke(root: Path) -> None:
     """Run the tools once as the agent: a tree that does not work is never published."""
-    enter = f'mount --bind /dev "$0/dev" && exec chroot --userspec={AGENT_UID}:{AGENT_UID} "$0" /bin/bash -c "$1"'
+    enter = f'mount --rbind /dev "$0/dev" && exec chroot --userspec={AGENT_UID}:{AGENT_UID} "$0" /bin/bash -c "$1"'
     command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
-    command += ["/bin/sh", "-c", enter, str(root), _SMOKE]
+    command = [*_fake_root(), *command, "/bin/sh", "-c", enter, str(root), _SMOKE]
     environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/agent", "LC_ALL": "C.UTF-8"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     if result.returncode != 0:
