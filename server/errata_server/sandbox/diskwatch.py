@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import as_owner
 from .base import LimitHit, Limits
 from .treewalk import Usage, usage
 
@@ -170,7 +171,8 @@ class DiskWatch:
         return min(max(soon, _SOONEST_S), _LATEST_S)
 
     def _count(self) -> Usage:
-        named = usage(self._upper, max_entries=self._most_entries, max_bytes=self._most_bytes)
+        most_entries, most_bytes = self._most_entries, self._most_bytes
+        named = as_owner.call(usage, self._upper, max_entries=most_entries, max_bytes=most_bytes)
         held = held_bytes(self._init, self._began_ns)
         return Usage(named.entries, named.size_bytes + held, named.whiteouts)
 
