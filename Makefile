@@ -4,9 +4,8 @@ PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 UPSTREAM := ../shared/upstream_suite/run.sh
 # These look into private attributes of OpenEnv's class. tests/server/test_doors.py and test_http_doors.py hold our server
-# to the same: a failed MCP transport leaves nothing behind, idle sessions end, and their timers end with the server.
-UPSTREAM_PRIVATE := TestMCPSessionResourceLeaks::test_create_session_cleans_up_on_mcp_transport_failure \
-	TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
+# to the same: idle sessions end, and their timers end with the server.
+UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
 	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
 BENCHES := $(sort $(wildcard bench/*.py))
 

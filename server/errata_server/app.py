@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, WebSocket
+from openenv.core.env_server.exceptions import EnvironmentFactoryError, SessionCapacityError
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import (
@@ -31,7 +32,7 @@ from openenv.core.env_server.types import (
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
-from errata_protocol.errors import ErrataError, SessionUnknown
+from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionUnknown
 
 from . import http_routes, routing, stateless
 from .auth import guard
@@ -196,8 +197,18 @@ class HTTPEnvServer(_UpstreamServer):
         )
 
     async def _create_session(self) -> tuple[str, Environment[Any, Any, Any]]:
-        """Open one of our sessions for upstream's ``/harness`` route, which drives its environment itself."""
-        session = await self.sessions.open()
+        """Open one of our sessions for upstream's ``/harness`` route, which drives its environment itself.
+
+        Raises what upstream's own method raises: the route tells its client by these types.
+        """
+        try:
+            session = await self.sessions.open()
+        except CapacityReached as error:
+            raise SessionCapacityError(self.sessions.active, self.max_concurrent_envs) from error
+        except EnvironmentFailed as error:
+            if "factory_name" in error.details:
+                raise EnvironmentFactoryError(error.details["factory_name"]) from error
+            raise error.__cause__ or error from None
         self.sessions.attach(session, self)
         assert session.host is not None
         return session.sid, session.host.env

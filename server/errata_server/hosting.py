@@ -386,7 +386,9 @@ class _McpKeeper:
         except Exception as error:
             if self._ready.done():
                 raise
-            self._ready.set_exception(EnvironmentFailed(f"the MCP session could not be opened: {error}"))
+            failed = EnvironmentFailed(f"the MCP session could not be opened: {error}")
+            failed.__cause__ = error
+            self._ready.set_exception(failed)
 
     async def close(self) -> None:
         if self._task.get_loop() is not asyncio.get_running_loop():
