@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,7 +14,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from errata_server.app import create_fastapi_app
+from errata_server.journal import MemoryJournal
+from errata_server.runtime import Runtime
+from errata_server.sandbox.fake import FakeBackend
 from errata_server.settings import Settings
+from errata_server.simulation import SeededIds, SimulatedClock, SimulatedThreads
 
 from .environments import CountAction, CountEnvironment, CountObservation
 
@@ -45,10 +51,26 @@ def connect(client: TestClient, path: str = "/ws", *, told: bool = True) -> Iter
 Connect = Callable[..., AbstractContextManager[Socket]]
 
 
+def simulated(settings: Settings | None = None) -> Runtime:
+    """Return a runtime on fakes: no thread, file or clock of the machine; ids from a seed."""
+    return Runtime(
+        settings or Settings(),
+        journal=MemoryJournal(),
+        sandboxes=FakeBackend(),
+        ids=SeededIds(random.Random(7)),
+        clock=SimulatedClock(itertools.count().__next__),
+        threads=SimulatedThreads(),
+    )
+
+
 @pytest.fixture
 def app() -> FastAPI:
     return create_fastapi_app(
-        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, settings=Settings(journal_wait_s=0.3)
+        CountEnvironment,
+        CountAction,
+        CountObservation,
+        max_concurrent_envs=8,
+        runtime=simulated(Settings(journal_wait_s=0.3)),
     )
 
 

@@ -25,7 +25,7 @@ from errata_server.compose import compose
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
 
-from .conftest import connect
+from .conftest import connect, simulated
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
 
@@ -162,7 +162,7 @@ def test_a_tool_that_raises_is_an_error_response_and_a_delivery(tools: TestClien
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_held() -> None:
-    with TestClient(tool_app(settings=Settings(max_frame=1000))) as client:
+    with TestClient(tool_app(runtime=simulated(Settings(max_frame=1000)))) as client:
         assert client.post("/mcp", content=b" " * 1001).json()["error"]["code"] == -32700
 
 
@@ -283,7 +283,7 @@ def test_what_belongs_to_another_principal_is_not_found_just_like_what_never_was
         CountAction,
         CountObservation,
         max_concurrent_envs=4,
-        settings=Settings(token="alice-token,bob-token"),  # type: ignore[arg-type]
+        runtime=simulated(Settings(token="alice-token,bob-token")),  # type: ignore[arg-type]
     )
     with TestClient(app) as client:
         sid = client.post("/mcp", json=rpc("openenv/session/create"), headers=bearer("alice-token")).json()
@@ -380,7 +380,9 @@ def test_a_page_of_another_origin_opens_no_socket_on_this_machine(headers: dict[
 
 def test_an_origin_can_be_allowed() -> None:
     settings = Settings(allowed_origins="https://lab.example, https://other.example")  # type: ignore[arg-type]
-    client = TestClient(create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=settings))
+    client = TestClient(
+        create_fastapi_app(CountEnvironment, CountAction, CountObservation, runtime=simulated(settings))
+    )
     assert client.get("/health", headers=page("https://lab.example")).status_code == 200
     assert client.get("/health", headers=page("https://lab.example.evil")).status_code == 403
 

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 from errata_server.app import create_fastapi_app
 from errata_server.settings import Settings
 
-from .conftest import connect
+from .conftest import connect, simulated
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
 
@@ -203,7 +203,9 @@ def test_an_idle_session_without_socket_ends_after_upstreams_session_timeout() -
 
 def test_a_detached_session_is_hibernated_and_wakes_where_it_stood() -> None:
     settings = Settings(detach_ttl_s=0)
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, settings=settings)
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, runtime=simulated(settings)
+    )
     with TestClient(app) as client:
         created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
         path = f"/ws?session_id={created['result']['session_id']}"
@@ -223,7 +225,9 @@ def test_deleting_an_episode_forgets_it(client: TestClient, eid: str) -> None:
 
 def test_a_token_guards_every_door() -> None:
     settings = Settings(token=SecretStr("s3cret"))
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=settings, max_concurrent_envs=4)
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, runtime=simulated(settings), max_concurrent_envs=4
+    )
     good = {"Authorization": "Bearer s3cret"}
     with TestClient(app) as client:
         assert client.get("/health").status_code == 200
@@ -239,7 +243,7 @@ def test_a_token_guards_every_door() -> None:
 
 def test_a_name_rebound_to_this_machine_cannot_use_a_local_server() -> None:
     settings = Settings(allowed_hosts=("localhost", "::1"))
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=settings)
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, runtime=simulated(settings))
     with TestClient(app) as client:
         for host, status in (("localhost:8000", 200), ("[::1]:8000", 200), ("evil.example:8000", 403), ("", 403)):
             assert client.get("/episodes", headers={"Host": host}).status_code == status

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from errata_server.app import create_fastapi_app
 from errata_server.settings import Settings
 
-from .conftest import connect
+from .conftest import connect, simulated
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
 
@@ -135,7 +135,9 @@ def test_a_binary_frame_is_read_as_text_or_refused(client: TestClient) -> None:
 
 
 def test_a_frame_over_the_limit_is_refused_and_the_session_lives() -> None:
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=Settings(max_frame=1000))
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, runtime=simulated(Settings(max_frame=1000))
+    )
     with TestClient(app) as client, connect(client) as socket:
         socket.ask("reset", {})
         assert socket.ask("step", {"do": "x" * 2000})["data"]["code"] == "FRAME_TOO_LARGE"
@@ -182,7 +184,9 @@ def test_a_broken_machine_rolls_the_session_back_to_its_last_commit(client: Test
 
 
 def test_a_step_past_the_deadline_is_infrastructure_and_rolls_back() -> None:
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=Settings(step_timeout_s=0.2))
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, runtime=simulated(Settings(step_timeout_s=0.2))
+    )
     with TestClient(app) as client, connect(client) as socket:
         socket.ask("reset", {})
         socket.ask("step", {"n": 5})
