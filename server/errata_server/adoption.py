@@ -28,7 +28,7 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute, Mount
 
 from errata_protocol.environment import EnvironmentSpec
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import InvalidRequest
 
 from . import http_routes
 from .app import HTTPEnvServer
@@ -182,7 +182,7 @@ def adopt(
         told = _swap(site, server)
         for each in {app, site.app}:
             each.state._state.update(told._state)
-            each.exception_handlers.setdefault(ErrataError, http_routes.answer_error)
+            http_routes.answer_errors(each)
         _take_over_pages(site, server)
     guard(app, settings or runtime.settings, insecure=insecure)
     if any(site.router is app.router and not site.prefix for site in found):

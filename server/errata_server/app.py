@@ -32,7 +32,7 @@ from openenv.core.env_server.types import (
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
-from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionUnknown
+from errata_protocol.errors import CapacityReached, EnvironmentFailed, SessionUnknown
 
 from . import http_routes, routing, stateless
 from .auth import guard
@@ -169,7 +169,7 @@ class HTTPEnvServer(_UpstreamServer):
 
         app.state.errata = self
         self.told = told
-        app.add_exception_handler(ErrataError, http_routes.answer_error)
+        http_routes.answer_errors(app)
         guard(app, self.runtime.settings, insecure=self._insecure)
 
     # -- what upstream's class tells and does about sessions ------------------------------------------------------

@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException, Request, Response, status
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import InvalidRequest
 
 from . import http_routes
 from .auth import guard
@@ -108,7 +108,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
         )
     for name, served in apps.items():
         root.mount(f"/{name}", served, name=f"environment:{name}")
-    root.add_exception_handler(ErrataError, http_routes.answer_error)
+    http_routes.answer_errors(root)
     guard(root, runtime.settings, insecure=insecure)
     return root
 

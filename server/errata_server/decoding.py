@@ -9,7 +9,7 @@ from typing import Any
 from openenv.core.env_server.serialization import deserialize_action
 from openenv.core.env_server.types import Action
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 
@@ -33,9 +33,14 @@ def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:
         action = deserialize_action(data, action_cls)
     except (ValidationError, ErrataError):
         raise
-    except Exception as error:
-        raise InvalidRequest(f"the action could not be read: {error}") from error
-    return Request("step", to_json(data), action=action)
+    except (Exception, SystemExit) as error:  # asyncio would let the latter end the event loop
+        raise InvalidRequest(f"the action could not be read: {str(error)[:1000]}") from error
+    try:
+        return Request("step", to_json(data), action=action)
+    except PydanticSerializationError as error:  # sockets refuse such a frame before
+        raise InvalidRequest(
+            "a string of the action holds half of a surrogate pair, which has no UTF-8 form"
+        ) from error
 
 
 class Decoder:

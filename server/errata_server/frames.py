@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ MAX_DEPTH = 256
 """Nesting of a frame; far above any action, far below what makes a decoder or a validator give up."""
 
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_MAYBE_INFINITE = re.compile(r"[eE]\+?0*[1-9]\d\d|\d{100}")
 
 
 class Refused(CallerError):
@@ -32,12 +34,13 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
         max_frame: Limit to name where it was too long.
 
     Raises:
-        Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, deep nesting.
+        Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, numbers
+            beyond a double, deep nesting.
         InvalidRequest: It is no object, or holds half of a surrogate pair.
     """
     if "oversize" in message:
         raise Refused(
-            f"a frame of {message['oversize']} characters is over the limit of {max_frame}: send less in one action",
+            f"a frame of {message['oversize']} bytes is over the limit of {max_frame}: send less in one action",
             "FRAME_TOO_LARGE",
         )
     text = message.get("text")
@@ -52,6 +55,11 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
         raise Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
         raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
+    if _MAYBE_INFINITE.search(text):
+        try:
+            json.loads(text, parse_float=_finite)
+        except ValueError as error:
+            raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
     if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
         raise Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
     if not isinstance(frame, dict):
@@ -86,6 +94,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:40]} is beyond what a double holds")
+    return number
 
 
 def _refuse_surrogates(frame: dict[str, Any]) -> None:

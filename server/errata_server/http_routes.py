@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import ForkRequest
 
 from . import metrics
+from .bad_input import answer_invalid, answer_unreadable, error_json, told
 from .delivery import wire_digest
+from .frames import parse_object
 from .mcp import McpDoor, read_rpc
 from .replay import Replay
 from .runtime import Runtime
 
 MAX_PAGE = 500
+MAX_FORK_BODY = 64 * 1024
 
 
 def principal(scope_owner: Any) -> str | None:
@@ -70,7 +74,7 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
     async def list_episodes(
         request: Request,
         limit: int = Query(default=50, ge=1, le=MAX_PAGE),
-        cursor: str | None = Query(default=None, pattern=r"^\d{1,18}$"),
+        cursor: str | None = Query(default=None, pattern="^[0-9]{1,18}$"),
         environment: str | None = None,
         error_kind: str | None = None,
     ) -> Response:
@@ -99,8 +103,8 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
     @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
     async def get_state(request: Request, eid: str, t: str) -> Response:
         async def answer() -> Response:
-            if not t.isdecimal() or len(t) > 18:
-                raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t!r}")
+            if not (t.isascii() and t.isdecimal()) or len(t) > 18:
+                raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
             row = await replay.delivery(eid, int(t), principal(request))
             headers = {
                 "ETag": f'"{wire_digest(row.digest)}"',
@@ -118,10 +122,10 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
     async def post_fork(request: Request, eid: str) -> Response:
         async def answer() -> Response:
             try:
-                asked = ForkRequest.model_validate_json(await request.body())
+                asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
             except ValidationError as error:
                 raise InvalidRequest(
-                    'a fork request is {"t": 5, "request_id": "..."}', errors=json.loads(error.json(include_url=False))
+                    'a fork request is {"t": 5, "request_id": "..."}', errors=told(error.errors(include_url=False))
                 ) from error
             return _json((await replay.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
@@ -139,23 +143,22 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
 
     @app.post("/mcp")
     async def post_mcp(request: Request) -> Response:
-        body = await _body(request, max_body)
-        rpc = read_rpc({"bytes": body} if body is not None else {"oversize": f"more than {max_body}"}, max_body)
+        rpc = read_rpc(await _message(request, max_body), max_body)
         if isinstance(rpc, dict):
             return _json(rpc)
         answer = await door.over_http(rpc, rpc.model_dump_json().encode(), principal(request))
         return Response(answer, media_type="application/json") if isinstance(answer, bytes) else _json(answer)
 
 
-async def _body(request: Request, limit: int) -> bytes | None:
-    """Return the body, None when it is longer than ``limit``: what is over it is never held in memory."""
+async def _message(request: Request, limit: int) -> dict[str, Any]:
+    """Return the body as `parse_object` takes it: what is over ``limit`` is never held in memory."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            return None
+            return {"oversize": f"more than {limit}"}
         parts.append(part)
-    return b"".join(parts)
+    return {"bytes": b"".join(parts)}
 
 
 async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:
@@ -163,6 +166,15 @@ async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:
         return await answer()
     except ErrataError as error:
         return _error(error)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Let ``app`` answer what its routes let through with a code, unless its author said how."""
+    app.exception_handlers.setdefault(ErrataError, answer_error)
+    if app.exception_handlers.get(RequestValidationError) in (None, request_validation_exception_handler):
+        app.exception_handlers[RequestValidationError] = answer_invalid
+    if app.exception_handlers.get(HTTPException) in (None, http_exception_handler):
+        app.exception_handlers[HTTPException] = answer_unreadable
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
@@ -177,4 +189,4 @@ def _error(error: ErrataError) -> Response:
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(data, status_code=status, headers=headers)
+    return Response(error_json(data), status, headers, "application/json")

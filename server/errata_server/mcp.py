@@ -32,7 +32,7 @@ def parse_rpc(data: dict[str, Any]) -> JsonRpcRequest | dict[str, Any]:
     try:
         return JsonRpcRequest(**data)
     except (ValidationError, TypeError) as error:
-        return rpc_failed(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}")
+        return rpc_failed(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}"[:2000])
 
 
 def read_rpc(message: dict[str, Any], max_frame: int) -> JsonRpcRequest | dict[str, Any]:

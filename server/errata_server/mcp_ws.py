@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from openenv.core.env_server.mcp_types import JsonRpcErrorCode
-from pydantic_core import to_json
 from starlette.websockets import WebSocket
 
 from errata_protocol.errors import ErrataError
 
+from .bad_input import error_json
 from .mcp import McpDoor, read_rpc, rpc_failed
 from .session import Reply, Session
 from .sessions import Sessions
@@ -36,17 +36,17 @@ class McpSocket(SocketDoor):
     async def _answer(self, session: Session, message: dict[str, Any]) -> bytes:
         rpc = read_rpc(message, self._sessions.runtime.settings.max_frame)
         if isinstance(rpc, dict):
-            return to_json(rpc)
+            return error_json(rpc)
         try:
             answer = await self._mcp.on_session(session, rpc, rpc.model_dump_json().encode(), self)
-            return answer.payload if isinstance(answer, Reply) else to_json(answer)
+            return answer.payload if isinstance(answer, Reply) else error_json(answer)
         except Exception as error:  # a defect of ours must not cost the client its session
             log.exception("request failed")
-            return to_json(rpc_failed(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
+            return error_json(rpc_failed(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
 
     def _refusal(self, error: Exception) -> bytes:
         if isinstance(error, ErrataError):
             data = {"code": error.code, **error.details}
-            return to_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
+            return error_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
         log.error("session could not be opened", exc_info=error)
-        return to_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, str(error)))
+        return error_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, str(error)))

@@ -5,7 +5,6 @@ Whatever a client sends, it gets an error frame with a code, and its session liv
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
+from .bad_input import error_json, told
 from .decoding import reset_request, step_request
 from .frames import parse_object
 from .mcp import McpDoor, parse_rpc
@@ -81,10 +81,10 @@ class PlainSocket(SocketDoor):
 
     def _refusal(self, error: Exception) -> bytes:
         if isinstance(error, ErrataError):
-            told = error.to_wire()
+            wire = error.to_wire()
             if "factory_name" in error.details:
-                told["code"] = "FACTORY_ERROR"
-            return _error_frame(told)
+                wire["code"] = "FACTORY_ERROR"
+            return _error_frame(wire)
         log.error("session could not be opened", exc_info=error)
         return _error_frame({"message": str(error), "code": "SESSION_ERROR"})
 
@@ -94,7 +94,7 @@ class PlainSocket(SocketDoor):
             return await self._dispatch(session, frame)
         except ValidationError as error:
             return _error_frame(
-                {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": json.loads(_errors_json(error))}
+                {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": told(_errors_of(error))}
             )
         except ErrataError as error:
             return _error_frame(error.to_wire())
@@ -120,10 +120,10 @@ class PlainSocket(SocketDoor):
                 position = SessionPosition(
                     session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t
                 )
-                told = self._capabilities().model_copy(
+                answer = self._capabilities().model_copy(
                     update={"session": position, "recovery": Recovery(session.row.recovery)}
                 )
-                return to_json({"type": "capabilities", "data": told.model_dump(mode="json")})
+                return to_json({"type": "capabilities", "data": answer.model_dump(mode="json")})
             case "close":
                 WSCloseMessage(**frame)
                 session.closing = session.closing or not self._attached_by_id  # upstream: an attached socket detaches
@@ -132,7 +132,7 @@ class PlainSocket(SocketDoor):
                 return await self._mcp_frame(session, WSMCPMessage(**frame).data)
             case other:
                 shown = other if isinstance(other, str) else type(other).__name__
-                return _error_frame({"message": f"Unknown message type: {shown}", "code": "UNKNOWN_TYPE"})
+                return _error_frame({"message": f"Unknown message type: {shown[:100]}", "code": "UNKNOWN_TYPE"})
 
     async def _state_at(self, session: Session, frame: dict[str, Any], replay: Replay) -> bytes:
         extra = set(frame) - {"type", "data"}
@@ -152,11 +152,11 @@ class PlainSocket(SocketDoor):
     async def _mcp_frame(self, session: Session, data: dict[str, Any]) -> bytes:
         rpc = parse_rpc(data)
         if isinstance(rpc, dict):
-            return to_json({"type": "mcp", "data": rpc})
+            return error_json({"type": "mcp", "data": rpc})
         answer = await self._mcp.on_session(session, rpc, to_json(data), self)
         if isinstance(answer, Reply):
             return self._delivered("mcp", answer)
-        return to_json({"type": "mcp", "data": answer})
+        return error_json({"type": "mcp", "data": answer})
 
     def _delivered(self, kind: str, reply: Reply) -> bytes:
         head: dict[str, Any] = {"type": kind}
@@ -165,9 +165,9 @@ class PlainSocket(SocketDoor):
         return splice(head, reply.payload)
 
 
-def _errors_json(error: ValidationError) -> bytes:
-    return to_json(error.errors(include_context=False, include_url=True), serialize_unknown=True, inf_nan_mode="null")
+def _errors_of(error: ValidationError) -> list[Any]:
+    return error.errors(include_context=False, include_url=True)
 
 
 def _error_frame(data: dict[str, Any]) -> bytes:
-    return to_json({"type": "error", "data": data}, serialize_unknown=True, inf_nan_mode="null")
+    return error_json({"type": "error", "data": data})

@@ -15,7 +15,8 @@ from .sessions import Sessions
 log = logging.getLogger("errata.ws")
 
 MAX_PIPELINED = 64
-"""Frames read ahead of the one that runs; beyond it the socket is not read, and TCP slows the sender down."""
+"""Frames read ahead of the one that runs. Beyond it, or beyond as many bytes as the largest frame may have, the socket
+is not read, and TCP slows the sender down."""
 
 
 class SocketDoor(ABC):
@@ -31,8 +32,10 @@ class SocketDoor(ABC):
         self._websocket = websocket
         self._sessions = sessions
         self._principal = principal
-        self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[dict[str, Any], int] | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_PIPELINED)
+        self._ahead = 0  # bytes in the inbox
+        self._taken = asyncio.Event()
 
     async def serve(self) -> None:
         """Accept, open or attach a session, answer until the client leaves."""
@@ -78,17 +81,28 @@ class SocketDoor(ABC):
         limit = self._sessions.runtime.settings.max_frame
         try:
             while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
-                size = len(message.get("bytes") or message.get("text") or "")
+                size = _size(message)
+                if size > limit:
+                    message, size = {"oversize": size}, 0
                 await self._room.acquire()
-                self._inbox.put_nowait(message if size <= limit else {"oversize": size})
+                while self._ahead and self._ahead + size > limit:
+                    self._taken.clear()
+                    await self._taken.wait()
+                self._ahead += size
+                self._inbox.put_nowait((message, size))
             if session.given_out:
                 await self._sessions.detach(session, self)
         finally:
             self._inbox.put_nowait(None)
 
     async def _next(self) -> dict[str, Any] | None:
-        message = await self._inbox.get()
+        found = await self._inbox.get()
+        if found is None:
+            return None
+        message, size = found
         self._room.release()
+        self._ahead -= size
+        self._taken.set()
         return message
 
     async def _send(self, frame: bytes) -> None:
@@ -110,3 +124,11 @@ class SocketDoor(ABC):
             await self._websocket.close()
         except (RuntimeError, WebSocketDisconnect):
             pass  # the peer closed first
+
+
+def _size(message: dict[str, Any]) -> int:
+    """Return how many bytes a frame took on the wire."""
+    text = message.get("text")
+    if text is None:
+        return len(message.get("bytes") or b"")
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -6,7 +6,8 @@ Upstream calls the factory on the event loop and the rest on any thread; here an
 
 from __future__ import annotations
 
-from fastapi import Body, FastAPI, HTTPException, status
+from fastapi import Body, FastAPI
+from fastapi.exceptions import RequestValidationError
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import (
     Action,
@@ -54,7 +55,7 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
         try:
             action = step_request(request.action, action_cls).action
         except ValidationError as error:
-            raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, error.errors(include_context=False)) from error
+            raise RequestValidationError(error.errors(include_context=False)) from error
         assert action is not None
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True, exclude={"action"})

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gradio
-from fastapi import Body, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect, status
+from fastapi import Body, FastAPI, Request, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from openenv.core.env_server import web_interface as upstream
 from openenv.core.env_server.gradio_theme import OPENENV_GRADIO_CSS, OPENENV_GRADIO_THEME
@@ -292,9 +293,7 @@ def _add_routes(app: FastAPI, manager: SessionWebManager) -> None:
                 return await manager.step_environment(await manager.action_of_message(request["message"]))
             return await manager.step_environment(request.get("action", {}))
         except ValidationError as error:
-            raise HTTPException(
-                status.HTTP_422_UNPROCESSABLE_CONTENT, json.loads(error.json(include_context=False))
-            ) from error
+            raise RequestValidationError(error.errors(include_context=False)) from error
 
     @app.get("/web/state")
     async def web_state() -> dict[str, Any]:

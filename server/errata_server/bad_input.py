@@ -1,0 +1,80 @@
+"""What a caller is told about input that cannot be read: always JSON, with a code, and of bounded length.
+
+A validation error quotes what it was given, once for each thing that is wrong with it: unbounded, a frame of 16 MiB
+would come back many times, and what has no UTF-8 or JSON form would make the answer fail in place of the request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+MAX_ERRORS = 20
+"""Errors told of one request."""
+
+MAX_QUOTED = 500
+"""Bytes of JSON up to which a value is quoted whole."""
+
+
+def told(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return pydantic's errors with long, infinite or unencodable values cut or escaped."""
+    quoted: dict[int, Any] = {}
+
+    def quote(value: Any) -> Any:
+        if id(value) not in quoted:  # one input is often wrong in several ways
+            quoted[id(value)] = _quoted(value)
+        return quoted[id(value)]
+
+    return [{key: quote(value) for key, value in error.items()} for error in itertools.islice(errors, MAX_ERRORS)]
+
+
+def error_json(data: Any) -> bytes:
+    """Return JSON for ``data``, whatever an exception's text or a client's input put into it."""
+    try:
+        return to_json(data, serialize_unknown=True, inf_nan_mode="null")
+    except Exception:  # half of a surrogate pair
+        return to_json(_encodable(data), serialize_unknown=True, inf_nan_mode="null")
+
+
+async def answer_invalid(_: Request, error: Exception) -> Response:
+    """Answer a request whose body or query FastAPI could not validate: upstream's ``detail``, and our code."""
+    assert isinstance(error, RequestValidationError)
+    detail = told(error.errors())
+    message = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in detail[:3])
+    body = {"code": "VALIDATION_ERROR", "message": message, "detail": detail}
+    return Response(error_json(body), 422, media_type="application/json")
+
+
+async def answer_unreadable(request: Request, error: Exception) -> Response:
+    """Answer a body that FastAPI could not even decode as FastAPI does, with our code beside its ``detail``."""
+    assert isinstance(error, HTTPException)
+    if error.status_code != 400 or error.__cause__ is None:
+        return await http_exception_handler(request, error)
+    body = {"code": "INVALID_JSON", "message": f"Invalid JSON: {error.__cause__}"[:MAX_QUOTED], "detail": error.detail}
+    return Response(error_json(body), 400, media_type="application/json")
+
+
+def _quoted(value: Any) -> Any:
+    try:
+        text = to_json(value, inf_nan_mode="strings", serialize_unknown=True)
+        if len(text) <= MAX_QUOTED:
+            return json.loads(text)
+    except Exception:  # half of a surrogate pair, or nesting that pydantic does not follow
+        text = ascii(type(value).__name__).encode() if isinstance(value, dict | list) else ascii(value).encode()
+    return text[:MAX_QUOTED].decode(errors="ignore") + ("..." if len(text) > MAX_QUOTED else "")
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
