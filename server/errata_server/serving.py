@@ -91,13 +91,13 @@ def build(
         )
     if is_loopback(bind.host) and not settings.allowed_hosts:
         settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
-    os.environ.update(settings.in_environment())  # for an application that was made by our own create_app
     if len(targets) > 1 and (deterministic or volatile or detect):
         raise InvalidRequest(
             "--deterministic, --volatile and --detect are of one environment: serve it alone, or make its application "
             "with errata_server.create_app"
         )
-    found = load_all(targets, mode=mode, stated=stated)
+    with _in_environment(settings):
+        found = load_all(targets, mode=mode, stated=stated)
     given = {id(runtime): runtime for servable in found if (runtime := servable.runtime) is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(targets)} were made with different data directories: give all the same")
@@ -121,6 +121,21 @@ def build(
         return Served(app, runtime, specs)
     replayable = all("state_at" in app.state.errata.told().extensions for app in apps.values())
     return Served(compose(apps, runtime, replayable=replayable, insecure=bind.insecure), runtime, specs)
+
+
+@contextlib.contextmanager
+def _in_environment(settings: Settings) -> Iterator[None]:
+    """Let an application that is made by importing it, with our own create_app, read these settings."""
+    before = dict(os.environ)
+    os.environ.update(settings.in_environment())
+    try:
+        yield
+    finally:
+        for name in settings.in_environment():
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 async def prepare(served: Served) -> None:

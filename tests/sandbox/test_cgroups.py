@@ -39,7 +39,10 @@ class Hierarchy(PosixPath):
         if self.name == "cgroup.subtree_control":
             if (self.parent / "cgroup.procs").read_text().strip():
                 raise OSError(errno.EBUSY, "Device or resource busy", str(self))
-            data = data.replace("+", "")
+            wanted = data.replace("+", "").split()
+            if not set(wanted) <= set((self.parent / "cgroup.controllers").read_text().split()):
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+            data = " ".join(dict.fromkeys([*self.read_text().split(), *wanted]))
         elif self.name == "cgroup.procs":
             for other in (self.parent, *self.parent.parents):
                 procs = other / "cgroup.procs"

@@ -206,9 +206,9 @@ def test_an_installed_openenv_package_is_found_as_autoenv_would(name: str, elsew
 
 
 def test_both_kinds_of_installed_environments_are_listed(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from errata_server.cli import environments
+    from errata_server.cli import list_environments
 
-    environments(as_json=True)
+    list_environments(as_json=True)
     listed = json.loads(capsys.readouterr().out)
     assert listed["welcome_env"] == "welcome_env.server.app:app"
     assert listed["terminal"] == "terminal_env:SPEC"
