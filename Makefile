@@ -10,7 +10,7 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
+.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,11 @@ demo: base ## a scripted agent makes fourteen kinds of mistakes; state(t) and a 
 	@.cache/venv/bin/errata demo
 
 test: base ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser"
+
+test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
+	@scripts/chromium.sh
+	@timeout 300 $(PYTEST) -m browser -rs tests/browser
 
 test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
 	@scripts/interop.sh
@@ -41,12 +45,12 @@ test-chaos: base ## servers killed at random moments
 	@$(PYTEST) -m chaos
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-interop test-upstream test-chaos bench test-cleanroom ## everything
+test-full: check test test-browser test-interop test-upstream test-chaos bench test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \

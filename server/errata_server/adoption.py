@@ -335,9 +335,10 @@ def _take_over_pages(site: Site, server: HTTPEnvServer) -> None:
     reset = pages.get(("/web/reset", "POST"))
     if reset is None:
         return
-    from .web import redirect_to_pages, take_over  # the application has imported gradio already
+    from .web import redirect_to_pages, start_when_asked, take_over  # the application has imported gradio already
 
     take_over(_closed_over(reset.endpoint, "web_manager"), server)  # type: ignore[attr-defined]
+    start_when_asked(site.router.routes, server.runtime)
     scratch = FastAPI(openapi_url=None)
     redirect_to_pages(scratch)
     for route in list(scratch.router.routes):

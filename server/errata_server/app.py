@@ -374,6 +374,7 @@ def create_app(
         detect=detect,
     )
     if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
+        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it asks other hosts, and waits for their answers
         from .web import add_web_interface  # imports gradio's user interface, seconds of every start
 
         add_web_interface(

@@ -73,6 +73,8 @@ class Runtime:
         self.clock = clock or Clock()
         self.data_dir = settings.data_dir.expanduser().resolve() if settings.data_dir is not None else None
         self.enders: list[Callable[[str], Awaitable[bool]]] = []
+        self.farewells: list[Callable[[], None]] = []
+        """Called when the server process stops, before it waits for its connections to end."""
         self.journal: Journal
         self._given_journal = journal
         self._given_sandboxes = sandboxes

@@ -91,6 +91,7 @@ def build(
         )
     if is_loopback(bind.host) and not settings.allowed_hosts:
         settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # of pages that the loaded application makes
     if len(targets) > 1 and (deterministic or volatile or detect):
         raise InvalidRequest(
             "--deterministic, --volatile and --detect are of one environment: serve it alone, or make its application "
@@ -207,6 +208,11 @@ class _Announced(uvicorn.Server):
         self._runtime.announce(self._url)
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
         print(f"errata: serving {self._names} at {self._url} (journal: {kept})", file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for farewell in self._runtime.farewells:
+            farewell()
+        await super().shutdown(sockets)
 
 
 def _listen(bind: Bind) -> socket.socket:

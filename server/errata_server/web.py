@@ -12,7 +12,7 @@ import datetime
 import inspect
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gradio
@@ -28,7 +28,8 @@ from openenv.core.env_server.serialization import deserialize_action_with_prepro
 from openenv.core.env_server.types import Action
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errata_protocol.errors import SessionLost
 
@@ -36,6 +37,7 @@ from .app import HTTPEnvServer
 from .auth import principal_of
 from .decoding import reset_request
 from .hosting import EnvHost
+from .runtime import Runtime
 from .session import Reply, Room, Session
 from .session import Request as Delivery
 from .turnstile import Turnstile
@@ -241,8 +243,7 @@ def add_web_interface(
             sample.close()
     inner = FastAPI()
     gradio.mount_gradio_app(inner, blocks, path="/web", theme=OPENENV_GRADIO_THEME, css=OPENENV_GRADIO_CSS)
-    pages = inner.router.routes[-1].app  # type: ignore[attr-defined]
-    app.mount("/web", _StartedWhenAsked(pages))
+    app.mount("/web", _Pages(inner.router.routes[-1].app, server.runtime))  # type: ignore[attr-defined]
 
 
 def take_over(manager: upstream.WebInterfaceManager, server: HTTPEnvServer) -> None:
@@ -255,6 +256,13 @@ def take_over(manager: upstream.WebInterfaceManager, server: HTTPEnvServer) -> N
     assert isinstance(manager, SessionWebManager)
     manager._bind(server, shown)
     manager.env = shown  # type: ignore[assignment]
+
+
+def start_when_asked(routes: Iterable[BaseRoute], runtime: Runtime) -> None:
+    """Let the pages that upstream mounted start at their first request, and ask no other host for anything."""
+    for route in routes:
+        if isinstance(route, Mount) and isinstance(route.app, gradio.routes.App):
+            route.app = _Pages(route.app, runtime)
 
 
 def redirect_to_pages(app: FastAPI) -> None:
@@ -316,17 +324,38 @@ def _as_json(action: Action, given: dict[str, Any]) -> bytes:
         return to_json(given)
 
 
-class _StartedWhenAsked:
-    """Gradio's pages, started at their first request: nothing runs the lifespan of a mounted application."""
+class _Pages:
+    """Gradio's pages, started at their first request: nothing runs the lifespan of a mounted application.
 
-    def __init__(self, pages: Any) -> None:
+    They ask no other host for anything. What upstream's theme would fetch are two fonts, which then are the system's
+    own; the icon, which a browser without another word asks the root of the host for, is theirs.
+    """
+
+    def __init__(self, pages: Any, runtime: Runtime) -> None:
         self._pages: ASGIApp = pages
-        self._blocks = pages.get_blocks()
-        self._started = False
+        runtime.farewells.append(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
+        self._blocks = blocks = pages.get_blocks()
+        config: Any = blocks.config
+        config["stylesheets"] = [sheet for sheet in config["stylesheets"] if "://" not in str(sheet)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._started and scope["type"] in ("http", "websocket"):
-            self._started = True
+        if not self._blocks.is_running and scope["type"] in ("http", "websocket"):
             self._blocks.run_startup_events()
             await self._blocks.run_extra_startup_events()
+        if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) == "/":
+            readable = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
+            scope, send = {**scope, "headers": readable}, _with_icon(send)
         await self._pages(scope, receive, send)
+
+
+def _with_icon(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [(name, value) for name, value in message["headers"] if name.lower() != b"content-length"]
+            message = {**message, "headers": headers}
+        elif b"<head>" in message.get("body", b""):
+            body = message["body"].replace(b"<head>", b'<head><link rel="icon" href="favicon.ico" />', 1)
+            message = {**message, "body": body}
+        await send(message)
+
+    return sent

@@ -1,0 +1,230 @@
+"""Debian's Chromium without a screen, spoken to in its own protocol; a page notes whatever goes wrong in it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import connect
+
+PROGRAM = shutil.which("chromium")
+
+_LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # it cannot make one as root
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--window-size=1400,1000",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # whatever asks for the internet fails and is noted
+    "--remote-debugging-port=0",
+)
+
+_UNTIL = """new Promise((resolve) => {
+    const look = () => {
+        const found = (%s);
+        if (found) resolve(found); else requestAnimationFrame(look);
+    };
+    look();
+})"""
+
+_MIDDLE = """((element) => {
+    if (!element) return null;
+    element.scrollIntoView({block: 'center'});
+    const {x, y, width, height} = element.getBoundingClientRect();
+    const middle = [x + width / 2, y + height / 2];
+    const still = window.looked && looked.element === element && String(looked.middle) === String(middle);
+    window.looked = {element, middle, frames: still ? looked.frames + 1 : 0};
+    return looked.frames >= 5 && element.contains(document.elementFromPoint(...middle)) ? middle : null;
+})(%s)"""
+"""An element's middle, once it has stood still for some frames and nothing covers it any more."""
+
+
+class Page:
+    """One tab with a profile of its own.
+
+    Attributes:
+        troubles: Console errors, exceptions, requests that failed or were answered by an error, in order.
+        hosts: Every host that was asked for something.
+    """
+
+    def __init__(self, browser: Chromium, session: str) -> None:
+        self._browser = browser
+        self._session = session
+        self._asked: dict[str, str] = {}
+        self._open: set[str] = set()
+        self._quiet = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self.troubles: list[str] = []
+        self.hosts: set[str] = set()
+
+    async def open(self, url: str) -> str:
+        """Go there; return where it led."""
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            await self.call(f"{domain}.enable")
+        self._loaded.clear()
+        answer = await self.call("Page.navigate", url=url)
+        assert "errorText" not in answer, f"{url}: {answer['errorText']}"
+        await self._loaded.wait()
+        return str(await self.evaluate("location.href"))
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return await self._browser.call(method, parameters, self._session)
+
+    async def evaluate(self, expression: str) -> Any:
+        answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def until(self, expression: str, timeout_s: float = 30.0) -> Any:
+        """Wait until an expression about the document holds, and return it; it is looked at before each frame."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.evaluate(_UNTIL % expression)
+        except TimeoutError:
+            shown = await self.evaluate("document.body.innerText")
+            raise AssertionError(f"never so: {expression}\nthe page: {shown}\ntroubles: {self.troubles}") from None
+
+    async def click(self, element: str) -> None:
+        """Press the mouse on an element, given as an expression, once nothing is under way and the page stands still.
+
+        Gradio drops a click while the one before is being answered, and lays an overlay over what it loads.
+        """
+        await self.quiet()
+        x, y = await self.until(_MIDDLE % element)
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    async def quiet(self, timeout_s: float = 30.0) -> None:
+        """Wait until no request is under way."""
+        async with asyncio.timeout(timeout_s):
+            await self._quiet.wait()
+
+    async def fill(self, element: str, text: str) -> None:
+        """Type a text over what stands in a field."""
+        await self.until(f"{element} && ({element}.focus(), {element}.select(), true)")
+        await self.call("Input.insertText", text=text)
+
+    def note(self, method: str, event: dict[str, Any]) -> None:
+        if method in ("Network.loadingFinished", "Network.loadingFailed"):
+            self._open.discard(event["requestId"])
+        match method:
+            case "Page.loadEventFired":
+                self._loaded.set()
+            case "Network.requestWillBeSent":
+                url = self._asked[event["requestId"]] = event["request"]["url"]
+                if host := urlsplit(url).hostname:
+                    self.hosts.add(host)
+                if "/heartbeat/" not in url:  # open as long as the page is
+                    self._open.add(event["requestId"])
+            case "Network.responseReceived" if event["response"]["status"] >= 400:
+                self.troubles.append(f"{event['response']['status']} {event['response']['url']}")
+            case "Network.loadingFailed" if not event.get("canceled"):
+                self.troubles.append(f"{event['errorText']} {self._asked.get(event['requestId'])}")
+            case "Network.webSocketFrameError":
+                self.troubles.append(f"web socket: {event['errorMessage']}")
+            case "Runtime.exceptionThrown":
+                self.troubles.append(json.dumps(event["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if event["type"] in ("error", "assert"):
+                self.troubles.append(json.dumps([each.get("value", each.get("description")) for each in event["args"]]))
+            case "Log.entryAdded" if event["entry"]["level"] == "error":
+                self.troubles.append(f"{event['entry']['text']} {event['entry'].get('url')}")
+        if self._open:
+            self._quiet.clear()
+        else:
+            self._quiet.set()
+
+
+class Chromium:
+    """A browser process, ended with its context."""
+
+    def __init__(self) -> None:
+        assert PROGRAM is not None
+        self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            [PROGRAM, *_OPTIONS, f"--user-data-dir={self._profile.name}", "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pages: dict[str, Page] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._socket = await connect(await asyncio.to_thread(self._address), max_size=None)
+        except BaseException:
+            self._end()
+            raise
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._socket.close()
+        await self._reading
+        self._end()
+
+    def _address(self) -> str:
+        assert self._process.stderr is not None
+        said = []
+        for line in self._process.stderr:
+            if found := _LISTENING.search(line):
+                return found[1]
+            said.append(line)
+        raise AssertionError(f"{PROGRAM} ended: {''.join(said)}")
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        self._profile.cleanup()
+
+    async def page(self) -> Page:
+        """Open a tab that shares nothing with another."""
+        context = (await self.call("Target.createBrowserContext"))["browserContextId"]
+        target = await self.call("Target.createTarget", {"url": "about:blank", "browserContextId": context})
+        attached = await self.call("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
+        session: str = attached["sessionId"]
+        page = self._pages[session] = Page(self, session)
+        return page
+
+    async def call(
+        self, method: str, parameters: dict[str, Any] | None = None, session: str | None = None
+    ) -> dict[str, Any]:
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        frame = {"id": number, "method": method, "params": parameters or {}}
+        await self._socket.send(json.dumps(frame if session is None else {**frame, "sessionId": session}))
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    async def _read(self) -> None:
+        async for text in self._socket:
+            frame = json.loads(text)
+            if "id" not in frame:
+                page = self._pages.get(frame.get("sessionId", ""))
+                if page is not None:
+                    page.note(frame["method"], frame["params"])
+            elif (answer := self._answers.get(frame["id"])) is not None and not answer.done():
+                if "error" in frame:
+                    answer.set_exception(AssertionError(frame["error"]))
+                else:
+                    answer.set_result(frame["result"])
