@@ -106,10 +106,10 @@ class PlainSocket(SocketDoor):
         match frame.get("type", ""):
             case "reset":
                 request = reset_request(WSResetMessage(**frame).data)
-                return self._delivered("observation", await self._sessions.admit(session, request, self))
+                return self._delivered("observation", await self._sessions.run(session, request, self))
             case "step":
                 request = step_request(WSStepMessage(**frame).data, self._action_cls)
-                return self._delivered("observation", await self._sessions.admit(session, request, self))
+                return self._delivered("observation", await self._sessions.run(session, request, self))
             case "state" if "data" in frame and self._replay is not None:
                 return await self._state_at(session, frame, self._replay)
             case "state":

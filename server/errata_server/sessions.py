@@ -80,7 +80,7 @@ class Sessions:
         self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
         self._detached: dict[str, Session] = {}  # in the order of their detaching
-        self._running: set[asyncio.Task[Any]] = set()
+        self._owned: set[asyncio.Task[Any]] = set()
         runtime.enders.append(self._end)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self._detached))
 
@@ -210,7 +210,7 @@ class Sessions:
         session.attached = None
         if session.closing or not session.given_out:
             await asyncio.shield(
-                self._own(self.close(session))
+                self.own(self.close(session))
             )  # to its end, also where the socket's task is cancelled
             return
         self.keep_idle(session)
@@ -236,7 +236,7 @@ class Sessions:
 
     def _after_idle(self, session: Session, since: object, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
         if session.detached_at is since:
-            self._own(end(session, since))
+            self.own(end(session, since))
 
     async def hibernate(self, session: Session, since: object | None = None) -> None:
         """Close the environment of a detached session; its row and layers stay, and the next request wakes it.
@@ -306,8 +306,11 @@ class Sessions:
         Args:
             grace_s: How long to wait for requests that run. What is not committed then did not happen.
         """
-        if self._running:
-            await asyncio.wait(set(self._running), timeout=grace_s)
+        busy = {asyncio.ensure_future(_turn_of(session)) for session in self._live.values() if session.turn.busy}
+        if busy:
+            _, running = await asyncio.wait(busy, timeout=grace_s)
+            for turn in running:
+                turn.cancel()
         closing = {asyncio.ensure_future(self._shut(session)) for session in list(self._live.values())}
         if closing:
             _, hanging = await asyncio.wait(closing, timeout=grace_s)
@@ -347,7 +350,26 @@ class Sessions:
             ErrataError: Typed for the wire; the session's state is then as its last commit left it, or, for an
                 environment without snapshots, as the environment left it.
         """
-        return await asyncio.shield(self._own(self._admit(session, request, socket)))
+        return await asyncio.shield(self.own(self.run(session, request, socket)))
+
+    async def run(self, session: Session, request: Request, socket: object | None = None) -> Reply:
+        """As `admit`, for callers that do not go away: they run in a task that `own` made."""
+        outcome, started = "ok", asyncio.get_running_loop().time()
+        try:
+            return await self._deliver(session, request, socket)
+        except BaseException as error:
+            outcome = error.code if isinstance(error, ErrataError) else type(error).__name__
+            raise
+        finally:
+            seconds = asyncio.get_running_loop().time() - started
+            self.runtime.metrics.request(self.environment, request.kind, outcome, seconds)
+
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` in a task that goes on when whoever waits for it (shielded) is gone."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._owned.add(task)
+        task.add_done_callback(self._owned.discard)
+        return task
 
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
@@ -359,17 +381,6 @@ class Sessions:
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
             return await self._on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
-
-    async def _admit(self, session: Session, request: Request, socket: object | None) -> Reply:
-        outcome, started = "ok", asyncio.get_running_loop().time()
-        try:
-            return await self._deliver(session, request, socket)
-        except BaseException as error:
-            outcome = error.code if isinstance(error, ErrataError) else type(error).__name__
-            raise
-        finally:
-            seconds = asyncio.get_running_loop().time() - started
-            self.runtime.metrics.request(self.environment, request.kind, outcome, seconds)
 
     async def _deliver(self, session: Session, request: Request, socket: object | None) -> Reply:
         async with session.turn:
@@ -497,8 +508,7 @@ class Sessions:
         session = self._live.get(sid)
         return session.host if session is not None else None
 
-    def _own(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._running.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self._running.discard)  # type: ignore[arg-type]
-        return task  # type: ignore[return-value]
+
+async def _turn_of(session: Session) -> None:
+    async with session.turn:
+        pass

@@ -47,6 +47,15 @@ class SocketDoor(ABC):
             return
         reader = asyncio.create_task(self._read(session))
         try:
+            # One task for all requests, not one each: what runs is not cancelled with this socket's task.
+            await asyncio.shield(self._sessions.own(self._answer_all(session)))
+        finally:
+            reader.cancel()
+            await self._sessions.detach(session, self)
+            await self._close()
+
+    async def _answer_all(self, session: Session) -> None:
+        try:
             while (message := await self._next()) is not None and session.attached is self:
                 reply = await self._answer(session, message)
                 if reply is None:
@@ -54,10 +63,6 @@ class SocketDoor(ABC):
                 await self._send(reply)
         except WebSocketDisconnect:
             pass
-        finally:
-            reader.cancel()
-            await self._sessions.detach(session, self)
-            await self._close()
 
     async def _session(self) -> Session:
         """Return the session this socket speaks for, attached to it."""
@@ -67,7 +72,7 @@ class SocketDoor(ABC):
 
     @abstractmethod
     async def _answer(self, session: Session, message: dict[str, Any]) -> bytes | None:
-        """Return the frame that answers ``message``, None to hang up."""
+        """Return the frame that answers ``message``, None to hang up. In a task that the sessions own."""
 
     @abstractmethod
     def _refusal(self, error: Exception) -> bytes:
