@@ -50,7 +50,7 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
         except UnicodeDecodeError as error:
             raise Refused(f"Invalid JSON: a binary frame that is not UTF-8: {error}", "INVALID_JSON") from error
     try:
-        frame = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        frame = _DECODER.decode(text)
     except RecursionError as error:
         raise Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
@@ -101,6 +101,9 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"the number {text[:40]} is beyond what a double holds")
     return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)  # json.loads makes one a call
 
 
 def _refuse_surrogates(frame: dict[str, Any]) -> None:

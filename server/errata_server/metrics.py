@@ -35,6 +35,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._request_of: dict[tuple[str, str, str], Histogram] = {}  # labels() looks each one up anew, under a lock
 
     def watch(self, environment: str, active: Callable[[], int], detached: Callable[[], int]) -> None:
         """Ask these functions for an environment's gauges whenever they are read."""
@@ -55,7 +56,11 @@ class Metrics:
 
     def request(self, environment: str, kind: str, outcome: str, seconds: float) -> None:
         """Count a mutating request: how it ended, and after how long."""
-        self._requests.labels(environment, kind, outcome).observe(seconds)
+        labels = (environment, kind, outcome)
+        histogram = self._request_of.get(labels)
+        if histogram is None:
+            histogram = self._request_of[labels] = self._requests.labels(*labels)
+        histogram.observe(seconds)
 
     def text(self) -> bytes:
         """Return all figures as a scrape of ``/metrics`` reads them."""
