@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -74,12 +75,50 @@ def semantic_digest(payload: bytes, volatile_fields: Collection[str] = ()) -> st
         ``sha256:<hex>`` of the RFC 8785 form without the volatile fields; None where no such form exists, and then
         payload bytes are compared.
     """
+    form = _usual_form(payload, volatile_fields)
+    if form is None:
+        try:
+            data = json.loads(payload)
+        except (ValueError, RecursionError):
+            return None
+        form = canonical(without_fields(data, volatile_fields))
+    return None if form is None else digest(form)
+
+
+def _usual_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | None:
+    """Return the RFC 8785 form by the standard library's C code; None where it might be another or there is none.
+
+    It is the same where numbers are written without an exponent, and where code points and UTF-16 units sort alike.
+    """
     try:
-        data = json.loads(payload)
+        text = payload.decode()
+        if "\\ud" in text or "\\uD" in text or not (text.isascii() or _ASTRAL.search(text) is None):
+            return None
+        return _ENCODER.encode(without_fields(_DECODER.decode(text), volatile_fields)).encode()
     except (ValueError, RecursionError):
         return None
-    form = canonical(without_fields(data, volatile_fields))
-    return None if form is None else digest(form)
+
+
+def _usual_int(text: str) -> int:
+    if len(text) > 15:
+        raise ValueError("RFC 8785 ends at 2^53")
+    return int(text)
+
+
+def _usual_float(text: str) -> int | float:
+    value = float(text)
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)  # 1.0 is written 1, and so is -0.0 without its sign
+    if 1e-4 <= abs(value) < 2**53:
+        return value
+    raise ValueError("ECMAScript may write this number in another way than Python")
+
+
+_ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+_DECODER = json.JSONDecoder(parse_int=_usual_int, parse_float=_usual_float)
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+)
 
 
 def without_fields(data: Any, names: Collection[str]) -> Any:

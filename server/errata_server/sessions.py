@@ -209,9 +209,7 @@ class Sessions:
             return
         session.attached = None
         if session.closing or not session.given_out:
-            await asyncio.shield(
-                self.own(self.close(session))
-            )  # to its end, also where the socket's task is cancelled
+            await asyncio.shield(self.own(self.close(session)))  # to its end, also where the socket's task is cancelled
             return
         self.keep_idle(session)
 

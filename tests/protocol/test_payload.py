@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,31 @@ def test_the_semantic_digest_ignores_key_order_and_volatile_fields_wherever_they
 @pytest.mark.parametrize("payload", [b'{"a":9007199254740993}', b'{"a":"\\ud800"}', b"not json"])
 def test_where_no_canonical_form_exists_there_is_no_semantic_digest(payload: bytes) -> None:
     assert semantic_digest(payload) is None
+
+
+numbers_at_the_edge = st.sampled_from(
+    [-0.0, 1.0, 1e15, 2.0**53, 2.0**53 - 1, 2**53 - 1, 10**15, -(10**15), 1e16, 1e21, 1e-4, 9.99e-5, 1e-7, 5e-324, 0.1]
+)
+awkward = st.sampled_from(["\U0001f600", "\ue000", "\x00", "\x7f", "\u2028", "1234567890123456", "\\ud83d", '"', "/"])
+
+
+@given(
+    st.recursive(
+        json_values | numbers_at_the_edge | awkward,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts | awkward, inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_the_digest_of_any_payload_is_that_of_its_form_by_rfc8785(data: Any) -> None:
+    payload = encode_payload({"observation": data})
+    form = rfc8785.dumps(json.loads(payload))
+    assert semantic_digest(payload) == digest(form)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_number_is_digested_as_rfc8785_writes_it(number: float) -> None:
+    payload = encode_payload({"n": number})
+    assert semantic_digest(payload) == digest(rfc8785.dumps({"n": number}))
 
 
 def test_the_canonical_form_is_rfc_8785() -> None:
