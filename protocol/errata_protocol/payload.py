@@ -116,6 +116,7 @@ def _usual_float(text: str) -> int | float:
 
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 _DECODER = json.JSONDecoder(parse_int=_usual_int, parse_float=_usual_float)
+_HEAD = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one a call
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
 )
@@ -183,4 +184,4 @@ def splice(head: Mapping[str, Any], payload: bytes) -> bytes:
         head: Keys before ``data``, in order; must not hold ``data`` and must not be empty.
         payload: UTF-8 JSON text.
     """
-    return json.dumps(head, separators=(",", ":")).encode("ascii")[:-1] + b',"data":' + payload + b"}"
+    return _HEAD.encode(head).encode("ascii")[:-1] + b',"data":' + payload + b"}"
