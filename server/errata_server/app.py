@@ -36,6 +36,7 @@ from errata_protocol.errors import CapacityReached, EnvironmentFailed, SessionUn
 
 from . import http_routes, routing, stateless
 from .auth import guard
+from .bad_input import BodyLimit
 from .compose import mount_by_name
 from .declared import Declared
 from .decoding import Decoder
@@ -170,6 +171,7 @@ class HTTPEnvServer(_UpstreamServer):
         app.state.errata = self
         self.told = told
         http_routes.answer_errors(app)
+        app.add_middleware(BodyLimit, max_body=self.runtime.settings.max_frame)
         guard(app, self.runtime.settings, insecure=self._insecure)
 
     # -- what upstream's class tells and does about sessions ------------------------------------------------------

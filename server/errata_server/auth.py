@@ -10,11 +10,12 @@ import hashlib
 import hmac
 import ipaddress
 import json
-from urllib.parse import urlsplit
+import re
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .log import hide_ids
 from .settings import Settings
 
 Refusal = tuple[int, str, str]
@@ -28,6 +29,8 @@ def principal_of(token: str) -> str:
     return hashlib.sha256(b"errata-principal:" + token.encode()).hexdigest()
 
 
+_OF_PROXIES = frozenset({"x-forwarded-for", "forwarded"})
+
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """What a server that only this machine can reach may be called."""
 
@@ -35,7 +38,8 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 def is_loopback(host: str) -> bool:
     """Return whether a bind or peer address is loopback."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:
         return host in ("localhost", "testclient", "testserver")  # starlette's TestClient names its ends so
 
@@ -48,6 +52,7 @@ def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None
         settings: See `Guard`.
         insecure: See `Guard`.
     """
+    hide_ids()
     if not any(middleware.cls is Guard for middleware in app.user_middleware):
         app.add_middleware(Guard, settings=settings, insecure=insecure)
 
@@ -63,7 +68,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, settings: Settings, insecure: bool = False) -> None:
         self._app = app
-        self._principals = {token: principal_of(token) for token in settings.tokens}
+        self._principals = {token.encode(): principal_of(token) for token in settings.tokens}
         self._insecure = insecure or settings.insecure
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
@@ -72,19 +77,21 @@ class Guard:
         if scope["type"] in ("http", "websocket"):
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
-            refusal = self._foreign_page(headers, local=is_loopback(peer)) or self._stranger(peer)
+            refusal = self._foreign_page(scope["type"], headers, is_loopback(peer)) or self._stranger(peer, headers)
             principal: str | None = None
             if refusal is None and self._principals:
                 principal = self._principal(headers)
                 if principal is None and scope["path"] not in OPEN_PATHS:
                     refusal = _NO_TOKEN if "authorization" not in headers else _WRONG_TOKEN
+                elif principal not in (None, next(iter(self._principals.values()))) and _PAGES.search(scope["path"]):
+                    refusal = _NOT_YOUR_PAGES
             if refusal is not None:
                 await _refuse(scope, receive, send, *refusal)
                 return
             scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
-    def _foreign_page(self, headers: dict[str, str], *, local: bool) -> Refusal | None:
+    def _foreign_page(self, kind: str, headers: dict[str, str], local: bool) -> Refusal | None:
         """Refuse a page of another origin, also one whose name was rebound to this address."""
         host = headers.get("host", "")
         name = _name_of(host)
@@ -92,9 +99,15 @@ class Guard:
             message = f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS"
             return 403, "FORBIDDEN", message
         origin = headers.get("origin")
-        if origin is None or origin.lower() in self._origins:
+        if origin is not None and origin.lower() in self._origins:
             return None
-        if origin.partition("://")[2] != host:
+        if origin is None:
+            embedded = headers.get("sec-fetch-mode") != "navigate" and not self._origins
+            if embedded and headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # an image, a script
+                return 403, "FORBIDDEN", "a page of another site may not use this server"
+            if kind == "websocket" or self._insecure or not host:
+                return None  # a browser sends a host with everything, and an origin with every handshake
+        elif not host or origin.partition("://")[2].lower() != host.lower():
             message = f"a page of {origin[:100]} may not use this server: set ERRATA_ALLOWED_ORIGINS to let it"
             return 403, "FORBIDDEN", message
         if local and not self._principals and not self._hosts and not is_loopback(name):
@@ -102,22 +115,27 @@ class Guard:
             return 403, "FORBIDDEN", message
         return None
 
-    def _stranger(self, peer: str) -> Refusal | None:
-        if self._principals or self._insecure or not peer or is_loopback(peer):
+    def _stranger(self, peer: str, headers: dict[str, str]) -> Refusal | None:
+        if self._principals or self._insecure:
+            return None
+        if headers.keys() & _OF_PROXIES:  # whoever sends it may write any address into it
+            message = (
+                "this request came through a proxy, so other machines may reach this server, and it has no token: "
+                "set ERRATA_TOKEN, or ERRATA_INSECURE=1"
+            )
+            return 403, "FORBIDDEN", message
+        if not peer or is_loopback(peer):
             return None
         message = "this server has no token and answers loopback only: set ERRATA_TOKEN, or ERRATA_INSECURE=1"
         return 403, "FORBIDDEN", message
 
     def _principal(self, headers: dict[str, str]) -> str | None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("latin-1")  # as it was sent
         if scheme.lower() != "bearer":
             return None
         # Every token is compared, in constant time: which one it was shows in nothing but the answer.
-        found = [
-            principal
-            for token, principal in self._principals.items()
-            if hmac.compare_digest(given.strip().encode(), token.encode())
-        ]
+        found = [principal for known, principal in self._principals.items() if hmac.compare_digest(given, known)]
         return found[0] if found else None
 
 
@@ -129,12 +147,16 @@ _NO_TOKEN: Refusal = (
 _WRONG_TOKEN: Refusal = (401, "UNAUTHORIZED", "the token is not this server's, or not sent as `Bearer TOKEN`")
 
 
+_NOT_YOUR_PAGES: Refusal = (403, "FORBIDDEN", "the web interface is one session, which belongs to the first token")
+
+_PAGES = re.compile(r"/(web|ws/ui)(/|$)")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
+
+
 def _name_of(host: str) -> str:
-    """Return the name in a Host header without its port; empty where there is none to be read."""
-    try:
-        return urlsplit("//" + host).hostname or ""
-    except ValueError:
-        return ""
+    """Return the name in a Host header without its port; empty where it is no plain ``name[:port]``."""
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else ""
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:

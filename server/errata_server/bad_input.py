@@ -16,6 +16,7 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_ERRORS = 20
 """Errors told of one request."""
@@ -56,10 +57,47 @@ async def answer_invalid(_: Request, error: Exception) -> Response:
 async def answer_unreadable(request: Request, error: Exception) -> Response:
     """Answer a body that FastAPI could not even decode as FastAPI does, with our code beside its ``detail``."""
     assert isinstance(error, HTTPException)
-    if error.status_code != 400 or error.__cause__ is None:
+    if error.status_code == 413:
+        body = {"code": "FRAME_TOO_LARGE", "message": error.detail, "detail": error.detail}
+    elif error.status_code == 400 and error.__cause__ is not None:
+        cause = f"Invalid JSON: {error.__cause__}"[:MAX_QUOTED]
+        body = {"code": "INVALID_JSON", "message": cause, "detail": error.detail}
+    else:
         return await http_exception_handler(request, error)
-    body = {"code": "INVALID_JSON", "message": f"Invalid JSON: {error.__cause__}"[:MAX_QUOTED], "detail": error.detail}
-    return Response(error_json(body), 400, media_type="application/json")
+    return Response(error_json(body), error.status_code, media_type="application/json")
+
+
+class BodyTooLong(HTTPException):
+    """A body is longer than a frame may be; raised to whoever reads it."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"a body is over the limit of {limit} bytes: see ERRATA_MAX_FRAME")
+
+
+class BodyLimit:
+    """ASGI middleware that ends a request whose body is longer than a frame may be: upstream's routes read it whole.
+
+    Args:
+        app: What it guards.
+        max_body: Bytes.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body: int) -> None:
+        self._app = app
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body:
+                raise BodyTooLong(self._max_body)
+            return message
+
+        await self._app(scope, counted if scope["type"] == "http" else receive, send)
 
 
 def _quoted(value: Any) -> Any:

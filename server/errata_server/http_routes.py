@@ -15,7 +15,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import ForkRequest
 
 from . import metrics
-from .bad_input import answer_invalid, answer_unreadable, error_json, told
+from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
 from .delivery import wire_digest
 from .frames import parse_object
 from .mcp import McpDoor, read_rpc
@@ -153,11 +153,14 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
 async def _message(request: Request, limit: int) -> dict[str, Any]:
     """Return the body as `parse_object` takes it: what is over ``limit`` is never held in memory."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            return {"oversize": f"more than {limit}"}
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                return {"oversize": f"more than {limit}"}
+            parts.append(part)
+    except BodyTooLong:
+        return {"oversize": f"more than {limit}"}
     return {"bytes": b"".join(parts)}
 
 

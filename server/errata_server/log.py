@@ -4,8 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
+
+from .ids import name_of
+
+_WEB_SERVERS = ("uvicorn.access", "uvicorn.error", "uvicorn.asgi", "websockets.server")
+
+_IDS = re.compile(
+    r"(?P<before>[?&][\w.-]{1,40}=|/episodes/)(?P<id>[^#/&?\s\"'][^/&?\s\"']*)"
+    r"|\bep_[\w-]{20,}"
+    r"|\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
+)
+_BEARER = re.compile(r"(bearer\s+)[^\s'\"]+", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """Return ``text`` with ``#`` and its hash in place of every id that a request line or message may quote.
+
+    Values of a query and what follows ``/episodes/`` count as ids whatever they look like; what follows ``Bearer`` is
+    left out.
+    """
+    return _BEARER.sub(r"\1...", _IDS.sub(_named, text))
+
+
+def _named(found: re.Match[str]) -> str:
+    return f"{found['before'] or ''}#{name_of(found['id'] or found[0])}"
 
 
 class JsonLines(logging.Formatter):
@@ -19,17 +44,44 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
 
 
-class _NoIds(logging.Filter):
-    """Drops the lines of the web server that quote requests: paths and frames hold ids, which are capabilities."""
+class NoIds(logging.Filter):
+    """Redacts records, and drops the web server's debugging lines: they quote headers and frames, cut anywhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.startswith(("uvicorn", "websockets")):
-            return record.levelno > logging.DEBUG and "WebSocket /" not in record.getMessage()
+        if record.levelno <= logging.DEBUG and record.name.startswith(("uvicorn", "websockets")):
+            return False
+        if isinstance(record.args, tuple) and record.args and record.name == "uvicorn.access":
+            record.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in record.args)  # its formatter's
+        elif not hasattr(record, "color_message"):  # uvicorn's own lines at its start
+            try:
+                record.msg, record.args = redact(record.getMessage()), None
+            except Exception:  # a format that does not fit: the handler reports it
+                record.args = None
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = redact(record.exc_text or _PLAIN.formatException(record.exc_info))
         return True
+
+
+_PLAIN = logging.Formatter()
+
+
+class _NoSockets(logging.Filter):
+    """Drops uvicorn's line for each WebSocket: a server of thousands of sessions has its own metrics."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "WebSocket %s" not in str(record.msg)
+
+
+def hide_ids() -> None:
+    """Let the loggers of the web server name ids by their hashes, whoever configures them, before or later."""
+    for name in _WEB_SERVERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(there, NoIds) for there in logger.filters):
+            logger.addFilter(NoIds())
 
 
 def configure(*, as_json: bool, level: str = "info") -> None:
@@ -38,7 +90,7 @@ def configure(*, as_json: bool, level: str = "info") -> None:
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
-    handler.addFilter(_NoIds())
+    handler.addFilter(NoIds())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -46,5 +98,6 @@ def configure(*, as_json: bool, level: str = "info") -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    logging.getLogger("uvicorn.error").filters.insert(0, _NoSockets())
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -217,9 +217,11 @@ class Runtime:
     def trouble(self) -> str | None:
         """Say why a commit could not be made durable now; None when all is well."""
         failing = self.journal.failing
+        if failing is not None and self.data_dir is not None:  # the log names the path; callers need not know it
+            failing = failing.replace(str(self.data_dir), "the data directory")
         if failing is not None or self._disk is None:
             return failing
-        place = self.data_dir or "the disk"
+        place = "the data directory" if self.data_dir is not None else "the disk"
         try:
             free, total = self._disk.free()
         except OSError as error:

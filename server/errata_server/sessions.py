@@ -153,17 +153,18 @@ class Sessions:
         """
         await self.runtime.start()
         session = self._live.get(sid)
-        if session is None:
-            session = await self._find_dormant(sid)
-        if session.row.principal != principal or not session.given_out or session.closed:
+        if session is None or session.row.principal != principal:  # a foreign one costs what an unknown one does
+            session = await self._find_dormant(sid, principal)
+        if not session.given_out or session.closed:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         if session.lost is not None:
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
         return session
 
-    async def _find_dormant(self, sid: str) -> Session:
+    async def _find_dormant(self, sid: str, principal: str | None) -> Session:
         row = await self.runtime.read(self.runtime.journal.session, sid)
-        if row is None or row.environment != self.environment or row.status == "closed":
+        mine = row is not None and row.environment == self.environment and row.principal == principal
+        if row is None or not mine or row.status == "closed" or not row.given_out:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         last = await self.runtime.read(self.runtime.journal.last_delivery, sid)
         existing = self._live.get(sid)

@@ -205,7 +205,7 @@ class SqliteJournal(SqliteReads):
                     deleted = self._db.changes()
                     self._db.execute("DELETE FROM episodes WHERE eid = ?", (eid,))
             except _RETRYABLE as error:
-                raise JournalUnavailable(f"cannot delete from the journal {self._path}: {error}") from error
+                raise JournalUnavailable(f"cannot delete from the journal: {error}") from error
         return deleted
 
     # -- checkpoints: off the writer, because copying the WAL back can take longer than many commits --------------
