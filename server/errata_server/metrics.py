@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
+_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 
 
@@ -16,7 +18,7 @@ class Metrics:
     """What one runtime counts. A registry of its own: two servers in one process do not mix."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = _Registry()
         one = ("environment",)
         self._opened = Counter("errata_sessions_opened_total", "Sessions opened.", one, registry=self._registry)
         self._ended = Counter(
@@ -36,6 +38,33 @@ class Metrics:
             registry=self._registry,
         )
         self._request_of: dict[tuple[str, str, str], Histogram] = {}  # labels() looks each one up anew, under a lock
+        self._refused = Counter(
+            "errata_sessions_refused_total", "Sessions refused for want of room.", one, registry=self._registry
+        )
+        self._evicted = Counter(
+            "errata_sessions_evicted_total",
+            "Detached sessions whose instance was taken for another's, by what became of them.",
+            (*one, "how"),
+            registry=self._registry,
+        )
+        self._reexecuted = Counter(
+            "errata_reexecutions_total",
+            "Sessions brought back by running their requests again, by outcome.",
+            (*one, "outcome"),
+            registry=self._registry,
+        )
+        self._commit = Histogram(
+            "errata_journal_commit_seconds",
+            "Time that one transaction took to be durable; failed attempts too.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._group = Histogram(
+            "errata_journal_group_commits",
+            "Commits that shared a transaction.",
+            buckets=_GROUPS,
+            registry=self._registry,
+        )
 
     def watch(self, environment: str, active: Callable[[], int], detached: Callable[[], int]) -> None:
         """Ask these functions for an environment's gauges whenever they are read."""
@@ -46,13 +75,34 @@ class Metrics:
         """Add a gauge that asks ``value`` whenever it is read."""
         Gauge(name, text, registry=self._registry).set_function(value)
 
+    def counter(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a counter that somebody else keeps: ``value`` is asked whenever it is read."""
+        self._registry.register(_KeptElsewhere(name, text, value))
+
     def opened(self, environment: str) -> None:
         """Count a session that was opened."""
         self._opened.labels(environment).inc()
 
     def ended(self, environment: str, how: str) -> None:
-        """Count a session that is over: ``closed``, ``lost`` or ``expired``."""
+        """Count a session that is over: ``closed`` or ``lost``."""
         self._ended.labels(environment, how).inc()
+
+    def refused(self, environment: str) -> None:
+        """Count a session that was refused for want of room."""
+        self._refused.labels(environment).inc()
+
+    def evicted(self, environment: str, how: str) -> None:
+        """Count a detached session that made room: ``hibernated`` or ``lost``."""
+        self._evicted.labels(environment, how).inc()
+
+    def reexecuted(self, environment: str, outcome: str) -> None:
+        """Count a session whose requests were run again: ``ok``, ``differs`` or ``failed``."""
+        self._reexecuted.labels(environment, outcome).inc()
+
+    def written(self, commits: int, seconds: float) -> None:
+        """Count one transaction of the journal; from any thread."""
+        self._group.observe(commits)
+        self._commit.observe(seconds)
 
     def request(self, environment: str, kind: str, outcome: str, seconds: float) -> None:
         """Count a mutating request: how it ended, and after how long."""
@@ -65,3 +115,20 @@ class Metrics:
     def text(self) -> bytes:
         """Return all figures as a scrape of ``/metrics`` reads them."""
         return generate_latest(self._registry)
+
+
+class _Registry(CollectorRegistry):
+    """Leaves out the time at which each series began: it doubles the text, and the library's switch is global."""
+
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
+class _KeptElsewhere:
+    def __init__(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self._name, self._text, self._value = name, text, value
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._text, value=self._value())

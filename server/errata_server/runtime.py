@@ -88,6 +88,27 @@ class Runtime:
         self._starting = Turnstile()
         self._start_guard = threading.Lock()
         self._open()
+        self._show()
+
+    def _show(self) -> None:
+        gauge, threads = self.metrics.gauge, self.threads
+        gauge("errata_ready", "1 while this server can be given new work.", lambda: not self.unready())
+        gauge(
+            "errata_journal_failing",
+            "1 while commits cannot be made durable.",
+            lambda: self.journal.failing is not None,
+        )
+        gauge("errata_threads_pinned", "Threads tied to environments.", lambda: threads.counts.pinned)
+        gauge("errata_threads_free", "Threads of the shared pool.", lambda: threads.counts.free)
+        gauge("errata_calls_hanging", "Calls given up that have not returned.", lambda: threads.counts.written_off)
+        self.metrics.counter(
+            "errata_calls_given_up_total", "Calls given up since the start.", lambda: threads.counts.written_off_total
+        )
+        gauge(
+            "errata_sandbox_commands",
+            "Sandboxed commands that run, are being started or cleaned up.",
+            lambda: self._sandboxes.running if self._sandboxes is not None else 0,
+        )
 
     def _open(self) -> None:
         self._started = False
@@ -95,6 +116,7 @@ class Runtime:
             self._lock_fd = _lock(self.data_dir)
         try:
             self.journal = self._given_journal or self._open_journal()
+            self.journal.watch(self.metrics.written)
             if self._disk is None and self.data_dir is not None:
                 self._disk = DirectoryDisk(self.data_dir)
         except BaseException:

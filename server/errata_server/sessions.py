@@ -253,6 +253,7 @@ class Sessions:
 
     async def _evict(self, session: Session) -> None:
         """Take a detached session's instance away for another's: it sleeps, or is lost if it cannot wake again."""
+        self.runtime.metrics.evicted(self.environment, "hibernated" if session.recoverable else "lost")
         if session.recoverable:
             await self.hibernate(session)
             return
@@ -357,7 +358,7 @@ class Sessions:
         try:
             return await self._deliver(session, request, socket)
         except BaseException as error:
-            outcome = error.code if isinstance(error, ErrataError) else type(error).__name__
+            outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # one of few: it is a label
             raise
         finally:
             seconds = asyncio.get_running_loop().time() - started
@@ -479,6 +480,7 @@ class Sessions:
                 None,
             )
             if detached is None:
+                self.runtime.metrics.refused(self.environment)
                 raise CapacityReached(
                     f"Server at capacity: {room.used}/{room.capacity} sessions active",
                     active_sessions=room.used,

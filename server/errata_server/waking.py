@@ -98,9 +98,12 @@ class Waker:
                 if host.recovery is Recovery.NONE:
                     host.recovery = Recovery.REEXECUTE  # what its client was told holds, whatever is declared now
                 session.host = host  # tools find the thread of their instance through its session
+                outcome = "failed"
                 try:
                     await self._reexecution.run(host, last.eid, last.t)
+                    outcome = "ok"
                 except NotRepeatable as error:
+                    outcome = "differs"
                     await self._lose(session, str(error))
                     raise SessionLost(
                         str(session.lost),
@@ -109,6 +112,7 @@ class Waker:
                         **{"differs": error.differs} if error.differs else {},
                     ) from error
                 finally:
+                    self._runtime.metrics.reexecuted(session.row.environment, outcome)
                     session.host = None
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)

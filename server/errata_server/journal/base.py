@@ -10,6 +10,7 @@ No primitive here is bound to one event loop: a commit is answered on the loop i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -179,6 +180,9 @@ class Journal(ABC):
     @abstractmethod
     def failing(self) -> str | None:
         """Why commits cannot be made durable right now; None while all is well."""
+
+    def watch(self, written: Callable[[int, float], None]) -> None:  # noqa: B027 - not every store has a writer
+        """Call ``written(commits, seconds)`` after each transaction, on whatever thread wrote it."""
 
     @abstractmethod
     async def commit(self, *records: Record) -> None:

@@ -79,6 +79,9 @@ class LogJournal(Tables):
     def failing(self) -> str | None:
         return self._writer.failing
 
+    def watch(self, written: Callable[[int, float], None]) -> None:
+        self._writer.written = written
+
     async def commit(self, *records: Record) -> None:
         await self._writer.commit(records)
 

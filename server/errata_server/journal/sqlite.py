@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -131,6 +131,9 @@ class SqliteJournal(SqliteReads):
     @property
     def failing(self) -> str | None:
         return self._writer.failing
+
+    def watch(self, written: Callable[[int, float], None]) -> None:
+        self._writer.written = written
 
     async def commit(self, *records: Record) -> None:
         await self._writer.commit(records)

@@ -228,6 +228,11 @@ class Backend(ABC):
                 how to get it. There is no unsandboxed fallback.
         """
 
+    @property
+    def running(self) -> int:
+        """Commands that run now; 0 where nothing outlives a call."""
+        return 0
+
     @abstractmethod
     async def open(self, *, base: str = "default", limits: Limits | None = None) -> Sandbox:
         """Return a new sandbox on a base tree. Costs O(1); nothing is on disk before the first command."""

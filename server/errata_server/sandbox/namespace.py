@@ -106,6 +106,10 @@ class NamespaceBackend(Backend):
         self.counting = ThreadPoolExecutor(2, "errata-count")
         self._orphans = 0
 
+    @property
+    def running(self) -> int:
+        return self.runners.taken
+
     async def start(self) -> BackendInfo:
         if self._info is None:
             check_privileges()

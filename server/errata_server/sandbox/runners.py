@@ -106,6 +106,11 @@ class Runners:
         with self._lock:
             return self._alive | ({self._process.pid} if self._process else set())
 
+    @property
+    def taken(self) -> int:
+        """Runners that are not waiting to be taken: each has a command, or is being made or cleaned up."""
+        return max(0, len(self._alive) - len(self._ready))
+
     def start(self) -> None:
         """Start the launcher if none runs. Blocks some 50 ms."""
         with self._starting:
