@@ -6,6 +6,7 @@ one anonymous principal, and session ids and eids are the capabilities.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -110,7 +111,7 @@ class Guard:
         elif not host or origin.partition("://")[2].lower() != host.lower():
             message = f"a page of {origin[:100]} may not use this server: set ERRATA_ALLOWED_ORIGINS to let it"
             return 403, "FORBIDDEN", message
-        if local and not self._principals and not self._hosts and not is_loopback(name):
+        if local and not self._principals and not self._hosts and _may_be_rebound(name):
             message = f"a page may call this server localhost, not {name[:100]!r}: set ERRATA_ALLOWED_HOSTS to let it"
             return 403, "FORBIDDEN", message
         return None
@@ -130,9 +131,14 @@ class Guard:
         return 403, "FORBIDDEN", message
 
     def _principal(self, headers: dict[str, str]) -> str | None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1")  # as it was sent
-        if scheme.lower() != "bearer":
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        given = sent.strip().encode("latin-1")  # as it was sent
+        if scheme.lower() == "basic":  # a browser asks its user for a name and a password; the password is the token
+            try:
+                given = base64.b64decode(given, validate=True).partition(b":")[2]
+            except ValueError:
+                return None
+        elif scheme.lower() != "bearer":
             return None
         # Every token is compared, in constant time: which one it was shows in nothing but the answer.
         found = [principal for known, principal in self._principals.items() if hmac.compare_digest(given, known)]
@@ -159,6 +165,15 @@ def _name_of(host: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
+def _may_be_rebound(name: str) -> bool:
+    """Return whether a name server of anybody's could answer this address for a name: not for one word or a number."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." in name.strip(".")
+    return False
+
+
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
     body = json.dumps({"code": code, "message": message}).encode()
     prefix = "http"
@@ -171,5 +186,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+        if scope["type"] == "http" and _PAGES.search(scope["path"]):
+            headers.append((b"www-authenticate", b'Basic realm="Errata: any name, the token as password"'))
     await send({"type": f"{prefix}.response.start", "status": status, "headers": headers})
     await send({"type": f"{prefix}.response.body", "body": body})

@@ -386,6 +386,20 @@ def test_an_origin_can_be_allowed() -> None:
     assert client.get("/health", headers=page("https://lab.example.evil")).status_code == 403
 
 
+def test_a_browser_reaches_the_pages_with_the_token_as_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    runtime = simulated(Settings(token="secret-word"))  # type: ignore[arg-type]
+    client = TestClient(create_app(CountEnvironment, CountAction, CountObservation, env_name="count", runtime=runtime))
+    for path in ("/web/", "/count/web/"):
+        asked = client.get(path)
+        assert asked.status_code == 401
+        assert any(value.startswith("Basic ") for value in asked.headers.get_list("www-authenticate"))
+        assert client.get(path, auth=("anybody", "secret-word")).status_code == 200
+        assert client.get(path, auth=("secret-word", "wrong")).status_code == 401
+    assert "Basic" not in str(client.get("/schema").headers.get_list("www-authenticate"))
+    assert client.get("/schema", headers={"authorization": "Basic !"}).status_code == 401
+
+
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
