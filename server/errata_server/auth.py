@@ -170,7 +170,7 @@ def _may_be_rebound(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return "." in name.strip(".")
+        return not name or "." in name.strip(".")  # none could be read of a host that is no name
     return False
 
 
