@@ -24,6 +24,7 @@ from .compose import compose, mount_by_name
 from .loading import Stated, load_all
 from .runtime import Runtime
 from .settings import Settings
+from .wire import BoundedHttp, BoundedSocket
 
 log = logging.getLogger("errata.server")
 
@@ -165,7 +166,8 @@ def run(served: Served, bind: Bind) -> None:
         host=bind.host,
         port=port,
         loop="uvloop" if sys.platform == "linux" else "asyncio",
-        ws="websockets-sansio",
+        http=BoundedHttp,
+        ws=BoundedSocket,
         ws_max_size=MAX_WIRE_FRAME,
         ws_per_message_deflate=False,
         access_log=False,

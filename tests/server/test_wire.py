@@ -1,0 +1,97 @@
+"""Peers that are slow or never read, on the protocols that ``errata serve`` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from errata_server import wire
+from errata_server.app import create_fastapi_app
+
+from .conftest import simulated
+from .environments import CountAction, CountEnvironment, CountObservation
+
+PING = b"\x89\xfd\0\0\0\0" + b"x" * 125
+STEP = b"\x81\x8f\0\0\0\0" + b'{"type":"stat"}'
+ENOUGH = 64 * 2**20
+"""Bytes after which a server that would read for ever is found out; socket buffers hold far less."""
+
+
+def make_app() -> FastAPI:
+    return create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, runtime=simulated()
+    )
+
+
+@pytest.fixture
+async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    """Where a server answers that gives 0.3 s for a request's headers."""
+    monkeypatch.setattr(wire, "HEADERS_S", 0.3)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        make_app(), http=wire.BoundedHttp, ws=wire.BoundedSocket, log_level="warning", lifespan="off",
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server._serve([listening]))
+    yield listening.getsockname()[:2]
+    server.should_exit = True
+    await running
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nX-Slow: ", b"POST /mcp HTTP/1.1\r\nHos"]
+)
+async def test_a_request_that_never_comes_is_hung_up_on(address: tuple[str, int], start: bytes) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(start)
+    assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
+
+
+async def test_a_second_request_that_never_comes_is_hung_up_on(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readuntil(b"}"), 30)).startswith(b"HTTP/1.1 200")
+    writer.write(b"GET /health HTTP/1.1\r\nX-")
+    assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
+
+
+async def _websocket(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address, limit=1024)
+    key = base64.b64encode(b"0" * 16).decode()
+    writer.write(
+        f"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+    )
+    assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    return reader, writer
+
+
+async def test_a_socket_outlives_the_time_for_its_headers(address: tuple[str, int]) -> None:
+    reader, writer = await _websocket(address)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(1), 1.0)
+    writer.write(STEP)
+    assert (await asyncio.wait_for(reader.read(1), 30)) == b"\x81"
+    writer.close()
+
+
+@pytest.mark.parametrize("frames", [PING * 1000, STEP * 1000, (STEP + PING * 50) * 100], ids=["pings", "steps", "both"])
+async def test_who_never_reads_is_not_read_either(address: tuple[str, int], frames: bytes) -> None:
+    _, writer = await _websocket(address)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < ENOUGH:
+            writer.write(frames)
+            await asyncio.wait_for(writer.drain(), 2.0)
+            sent += len(frames)
+    assert sent < ENOUGH
+    writer.transport.abort()
