@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
@@ -17,24 +16,20 @@ from typing import Any, TypeVar
 
 from openenv.core.env_server.types import ConcurrencyConfig
 
-from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
-    EnvironmentFailed,
     ErrataError,
-    ServiceError,
     SessionLost,
     SessionUnknown,
-    StepTimeout,
 )
 
+from .admission import Admission
 from .declared import Declared
 from .decoding import Decoder
-from .delivery import Admitted, error_row, wire_digest
 from .execution import Execution
-from .hosting import EnvHost, EnvironmentFactory, ThreadLost
-from .journal.base import EpisodeRow, Record, SessionChange, SessionRow
-from .recovery import Reexecution, drawn
+from .hosting import EnvHost, EnvironmentFactory
+from .journal.base import SessionChange, SessionRow
+from .recovery import Reexecution
 from .runtime import Runtime
 from .session import Reply, Request, Room, Session
 from .waking import Waker
@@ -71,13 +66,13 @@ class Sessions:
         self.runtime = runtime
         self.environment = environment
         declared = declared or Declared()
-        self._execution = Execution(runtime, declared)
-        reexecution = Reexecution(runtime, self._execution, decoder) if decoder is not None else None
+        execution = Execution(runtime, declared)
+        reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
         self._waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
+        self._admission = Admission(runtime, self._waker, execution, environment, agent_text_version, self._make_room)
         self.recovery = self._waker.recovery_of(factory)
         self._session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
-        self._agent_text_version = agent_text_version
         self._live: dict[str, Session] = {}
         self._detached: dict[str, Session] = {}  # in the order of their detaching
         self._owned: set[asyncio.Task[Any]] = set()
@@ -356,7 +351,7 @@ class Sessions:
         """As `admit`, for callers that do not go away: they run in a task that `own` made."""
         outcome, started = "ok", asyncio.get_running_loop().time()
         try:
-            return await self._deliver(session, request, socket)
+            return await self._admission.deliver(session, request, socket)
         except BaseException as error:
             outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # one of few: it is a label
             raise
@@ -374,98 +369,13 @@ class Sessions:
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
         async with session.turn:
-            return await self._on_host(session, EnvHost.state)
+            return await self._admission.on_host(session, EnvHost.state)
 
     async def look(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
         """Read something from the session's environment, after all earlier requests; it is no delivery."""
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
-            return await self._on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
-
-    async def _deliver(self, session: Session, request: Request, socket: object | None) -> Reply:
-        async with session.turn:
-            if socket is not None and session.attached is not socket:
-                raise SessionUnknown("another socket speaks for this session now: attach again")
-            await self.runtime.wait_for_journal()
-            host = await self._awake(session)  # a lost session is told before an id is drawn
-            created = session.last_used = self.runtime.clock.time()
-            received_sha = hashlib.sha256(request.data).digest()
-            new_episode = request.kind == "reset" or session.eid is None or session.t is None
-            eid = self.runtime.ids.episode() if new_episode or session.eid is None else session.eid
-            t = 0 if request.kind == "reset" else (session.t or 0) + 1
-            request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
-            admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created, received_sha)
-            records: list[Record] = [] if session.committed else [session.row]
-            try:
-                executed = await self._on_host(session, lambda host: self._execution.run(host, admitted, request))
-                if new_episode:
-                    records.append(await self._episode_row(session, eid, request))
-            except ServiceError as error:
-                await self._after_failure(session, admitted, error)
-                raise
-            # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
-            try:
-                await self.runtime.journal.commit(*records, executed.row)
-            except BaseException:
-                await self._waker.drop(session, "a delivery could not be journaled")
-                raise
-            session.committed = True
-            session.eid, session.t = eid, t
-            return Reply(eid, t, executed.row.payload, wire_digest(executed.row.digest))
-
-    async def _episode_row(self, session: Session, eid: str, request: Request) -> EpisodeRow:
-        try:
-            assert session.host is not None
-            alias = (await session.host.state()).get("episode_id")
-        except Exception:  # upstream does not read the state here, so whatever is wrong with it is no reason to fail
-            alias = request.reset.get("episode_id")
-        return EpisodeRow(
-            eid=eid,
-            sid=session.sid,
-            environment=self.environment,
-            created=self.runtime.clock.time(),
-            episode_id=str(alias).encode("utf-8", "backslashreplace").decode() if alias is not None else None,
-            principal=session.row.principal,
-            agent_text_version=self._agent_text_version,
-        )
-
-    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError) -> None:
-        """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
-        host = session.host
-        if host is not None and isinstance(error, StepTimeout):
-            if host.gone or host.recovery is Recovery.SNAPSHOT:  # else nothing has run: no thread was free in time
-                await self._waker.drop(session, "a call passed the step deadline")
-        elif host is not None and type(error) is not EnvironmentFailed and host.recovery is not Recovery.NONE:
-            # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
-            await self._waker.drop(session, "")
-        if session.committed and session.eid is not None:
-            # A reset that failed began no episode; it may have changed the instance that the current one goes on with.
-            await self.runtime.journal.commit(error_row(replace(admitted, eid=session.eid), error))
-
-    async def _awake(self, session: Session) -> EnvHost:
-        """Return the session's environment, restored from its last commit if it sleeps."""
-        if session.host is not None and session.host.gone:
-            await self._waker.drop(session, "a call hangs on the thread that its environment lived on")
-        if session.lost is not None:
-            raise SessionLost(session.lost, eid=session.eid, t=session.t)
-        if session.closed:
-            raise SessionUnknown("this session was closed: open another")
-        if session.host is not None:
-            return session.host
-        await self._make_room(session.room)
-        session.opening = True
-        try:
-            session.host = await self._waker.wake(session)
-        finally:
-            session.opening = False
-        return session.host
-
-    async def _on_host(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
-        """Run ``call`` on the session's environment; once more where its thread was given up before anything ran."""
-        try:
-            return await call(await self._awake(session))
-        except ThreadLost:
-            return await call(await self._awake(session))
+            return await self._admission.on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
 
     # -- room -------------------------------------------------------------------------------------------------------
 

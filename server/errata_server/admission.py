@@ -1,0 +1,141 @@
+"""A session's requests: one at a time, each to its commit, and back to the last commit where one failed half-way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from errata_protocol.environment import Recovery
+from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost, SessionUnknown, StepTimeout
+
+from .delivery import Admitted, error_row, wire_digest
+from .execution import Execution
+from .hosting import EnvHost, ThreadLost
+from .journal.base import EpisodeRow, Record
+from .recovery import drawn
+from .runtime import Runtime
+from .session import Reply, Request, Room, Session
+from .waking import Waker
+
+T = TypeVar("T")
+
+
+class Admission:
+    """Runs requests on the sessions of one environment.
+
+    Args:
+        runtime: Journal, ids and clock.
+        waker: Gets a session its instance, and gives it up.
+        execution: Runs a request on an instance.
+        environment: Name under which episodes are journaled.
+        agent_text_version: Journaled with each episode.
+        make_room: Returns when a place is free, or raises CapacityReached.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        waker: Waker,
+        execution: Execution,
+        environment: str,
+        agent_text_version: str | None,
+        make_room: Callable[[Room], Awaitable[None]],
+    ) -> None:
+        self._runtime = runtime
+        self._waker = waker
+        self._execution = execution
+        self._environment = environment
+        self._agent_text_version = agent_text_version
+        self._make_room = make_room
+
+    async def deliver(self, session: Session, request: Request, socket: object | None) -> Reply:
+        """Run a mutating request after all earlier ones, commit it, and return its reply.
+
+        Raises:
+            ErrataError: See `Sessions.admit`.
+        """
+        async with session.turn:
+            if socket is not None and session.attached is not socket:
+                raise SessionUnknown("another socket speaks for this session now: attach again")
+            await self._runtime.wait_for_journal()
+            host = await self._awake(session)  # a lost session is told before an id is drawn
+            created = session.last_used = self._runtime.clock.time()
+            received_sha = hashlib.sha256(request.data).digest()
+            new_episode = request.kind == "reset" or session.eid is None or session.t is None
+            eid = self._runtime.ids.episode() if new_episode or session.eid is None else session.eid
+            t = 0 if request.kind == "reset" else (session.t or 0) + 1
+            request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
+            admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created, received_sha)
+            records: list[Record] = [] if session.committed else [session.row]
+            try:
+                executed = await self.on_host(session, lambda host: self._execution.run(host, admitted, request))
+                if new_episode:
+                    records.append(await self._episode_row(session, eid, request))
+            except ServiceError as error:
+                await self._after_failure(session, admitted, error)
+                raise
+            # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
+            try:
+                await self._runtime.journal.commit(*records, executed.row)
+            except BaseException:
+                await self._waker.drop(session, "a delivery could not be journaled")
+                raise
+            session.committed = True
+            session.eid, session.t = eid, t
+            return Reply(eid, t, executed.row.payload, wire_digest(executed.row.digest))
+
+    async def _episode_row(self, session: Session, eid: str, request: Request) -> EpisodeRow:
+        try:
+            assert session.host is not None
+            alias = (await session.host.state()).get("episode_id")
+        except Exception:  # upstream does not read the state here, so whatever is wrong with it is no reason to fail
+            alias = request.reset.get("episode_id")
+        return EpisodeRow(
+            eid=eid,
+            sid=session.sid,
+            environment=self._environment,
+            created=self._runtime.clock.time(),
+            episode_id=str(alias).encode("utf-8", "backslashreplace").decode() if alias is not None else None,
+            principal=session.row.principal,
+            agent_text_version=self._agent_text_version,
+        )
+
+    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError) -> None:
+        """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
+        host = session.host
+        if host is not None and isinstance(error, StepTimeout):
+            if host.gone or host.recovery is Recovery.SNAPSHOT:  # else nothing has run: no thread was free in time
+                await self._waker.drop(session, "a call passed the step deadline")
+        elif host is not None and type(error) is not EnvironmentFailed and host.recovery is not Recovery.NONE:
+            # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
+            await self._waker.drop(session, "")
+        if session.committed and session.eid is not None:
+            # A reset that failed began no episode; it may have changed the instance that the current one goes on with.
+            await self._runtime.journal.commit(error_row(replace(admitted, eid=session.eid), error))
+
+    async def _awake(self, session: Session) -> EnvHost:
+        """Return the session's environment, restored from its last commit if it sleeps."""
+        if session.host is not None and session.host.gone:
+            await self._waker.drop(session, "a call hangs on the thread that its environment lived on")
+        if session.lost is not None:
+            raise SessionLost(session.lost, eid=session.eid, t=session.t)
+        if session.closed:
+            raise SessionUnknown("this session was closed: open another")
+        if session.host is not None:
+            return session.host
+        await self._make_room(session.room)
+        session.opening = True
+        try:
+            session.host = await self._waker.wake(session)
+        finally:
+            session.opening = False
+        return session.host
+
+    async def on_host(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
+        """Run ``call`` on the session's environment; once more where its thread was given up before anything ran."""
+        try:
+            return await call(await self._awake(session))
+        except ThreadLost:
+            return await call(await self._awake(session))
