@@ -224,6 +224,24 @@ def test_an_environment_is_served_at_the_root_and_under_its_name(prefix: str) ->
         assert client.get(f"{prefix}/count/splits").status_code == 501
 
 
+@pytest.mark.parametrize("made", [create_app, create_fastapi_app, "web"])
+@pytest.mark.parametrize("prefix", ["", "/count", "/elsewhere"])
+def test_every_way_to_make_an_app_answers_capabilities_at_the_root_and_mounted(
+    made: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if made == "web":
+        monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+        made = create_app
+    app = made(CountEnvironment, CountAction, CountObservation, env_name="count", runtime=simulated())
+    outer = FastAPI()
+    outer.mount("/elsewhere", app)
+    client = TestClient(outer if prefix == "/elsewhere" else app)
+    with connect(client, f"{prefix}/ws", told=False) as socket:
+        told = socket.ask("capabilities")
+    assert told["type"] == "capabilities" and told["data"]["environment"] == "count"
+    assert client.get(f"{prefix}/capabilities").json()["environment"] == "count"
+
+
 def test_an_app_mounted_by_somebody_else_works_without_its_lifespan() -> None:
     inner = create_fastapi_app(CountEnvironment, CountAction, CountObservation, env_name="count", max_concurrent_envs=2)
     outer = FastAPI()
