@@ -40,7 +40,7 @@ class Worker(Protocol):
 
     @property
     def busy_since(self) -> float | None:
-        """When the call that runs now began, on the monotonic clock."""
+        """When the call that runs now began, on the server's monotonic clock."""
 
     def submit(self, call: Call) -> None:
         """Run ``call`` after all that was submitted before.

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 
+from .clock import Clock
 from .handover import Call, ThreadGone
 from .threads import Ledger, Threads
 
@@ -42,10 +43,11 @@ class OsThreads(Threads):
     Args:
         cap: As `Threads`.
         max_written_off: As `Threads`.
+        clock: As `Threads`.
     """
 
-    def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
-        super().__init__(cap, max_written_off)
+    def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
+        super().__init__(cap, max_written_off, clock)
         self._pool = _FreePool(cap, self.ledger)
 
     def _start(self, name: str) -> _PinnedThread:
@@ -107,7 +109,7 @@ class _Thread(ABC):
         if not call.begin(self):
             return True
         with self._lock:
-            self._current, self.busy_since = call, time.monotonic()
+            self._current, self.busy_since = call, self._ledger.clock.monotonic()
         call.perform()
         with self._lock:
             self._current = self.busy_since = None
@@ -303,7 +305,7 @@ class _FreePool:
                     self._needed.clear()
 
     def _look(self, spare: bool, stalled: bool) -> None:
-        now = time.monotonic()
+        now = self.ledger.clock.monotonic()
         patience_s = TICK_S if spare else min(BUSY_S, max(TICK_S, 2 * SWITCH_S * len(self._active)))
         blocked = sum(1 for thread in self._active if thread.blocked(now, patience_s))
         if spare or stalled:

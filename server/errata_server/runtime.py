@@ -79,7 +79,7 @@ class Runtime:
         self._given_journal = journal
         self._given_sandboxes = sandboxes
         self._disk = disk
-        self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off)
+        self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
         self.lifespans = 0
         self._lock_fd: int | None = None

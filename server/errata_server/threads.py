@@ -17,7 +17,6 @@ import heapq
 import itertools
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from errata_protocol.errors import CapacityReached
 
+from .clock import Clock
 from .handover import Call, CallAbandoned, ThreadGone, Worker
 
 P = ParamSpec("P")
@@ -55,9 +55,14 @@ class ThreadCounts:
 
 
 class Ledger:
-    """Calls that were given up, for as long as they hang."""
+    """Calls that were given up, for as long as they hang.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Says for how long.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self._hanging: dict[object, float] = {}
         self._lock = threading.Lock()
         self.total = 0
@@ -70,14 +75,14 @@ class Ledger:
     def write_off(self, what: object) -> None:
         """Count ``what`` (a worker or a task) until it returns."""
         with self._lock:
-            self._hanging[what] = time.monotonic()
+            self._hanging[what] = self.clock.monotonic()
             self.total += 1
 
     def returned(self, what: object) -> None:
         """Stop counting ``what``, if it was written off."""
         with self._lock:
             since = self._hanging.pop(what, None)
-        if since is not None and (later_s := time.monotonic() - since) > 1.0:
+        if since is not None and (later_s := self.clock.monotonic() - since) > 1.0:
             log.info("a call that was given up has returned, %.1f s later", later_s)
 
 
@@ -115,11 +120,12 @@ class Threads(ABC):
     Args:
         cap: Pinned threads, and as many free ones. Written-off ones come on top, up to once more.
         max_written_off: More than these hanging at a time are `trouble`.
+        clock: Says how long a call runs.
     """
 
-    def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
+    def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
         self.cap = cap
-        self.ledger = Ledger()
+        self.ledger = Ledger(clock or Clock())
         self._max_written_off = max_written_off
         self._lock = threading.Lock()
         self._pinned: set[Worker] = set()
@@ -232,7 +238,7 @@ class Threads(ABC):
     def _least_loaded(self) -> Worker:
         passed_over: list[tuple[int, int, Worker]] = []
         found: Worker | None = None
-        now = time.monotonic()
+        now = self.ledger.clock.monotonic()
         while self._by_load and found is None:
             entry = heapq.heappop(self._by_load)
             load, _, worker = entry

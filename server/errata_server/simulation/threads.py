@@ -8,6 +8,8 @@ from collections import deque
 from errata_server.handover import Call, ThreadGone
 from errata_server.threads import Ledger, Threads
 
+from .clock import SimulatedClock
+
 
 class SimulatedThreads(Threads):
     """Runs every call on the event loop that waits for it: no thread, no clock, the same order each time.
@@ -23,7 +25,7 @@ class SimulatedThreads(Threads):
     """
 
     def __init__(self, cap: int = 1024, max_written_off: int = 32) -> None:
-        super().__init__(cap, max_written_off)
+        super().__init__(cap, max_written_off, SimulatedClock())
         self.started: list[str] = []
         self._passing = 0
         self._hanging = 0
