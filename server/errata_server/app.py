@@ -8,7 +8,6 @@ Upstream's functions are captured at import, so that a process which replaces th
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -397,7 +396,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: HTTPEnvServer = app.state.errata
     runtime = server.runtime
     await runtime.start(reopen=True)
-    asyncio.get_running_loop().set_default_executor(runtime.threads.executor)
     runtime.lifespans += 1
     yield
     await server.sessions.close_all()

@@ -17,6 +17,7 @@ import heapq
 import itertools
 import logging
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,6 +133,7 @@ class Threads(ABC):
         self._by_load: list[tuple[int, int, Worker]] = []  # a heap; entries whose load is not the worker's are stale
         self._order = itertools.count()
         self._single: dict[object, Worker] = {}
+        self._lent_to: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._names = itertools.count(1)
 
     @abstractmethod
@@ -158,6 +160,13 @@ class Threads(ABC):
         Nobody waits for it at exit. It can be an event loop's default: environments of OpenEnv run steps there.
         """
         return _FreeExecutor(self)
+
+    def lend_to_loop(self) -> None:
+        """Make `executor` the default of the event loop that runs, once: asyncio's own would be waited for at exit."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._lent_to:
+            self._lent_to.add(loop)
+            loop.set_default_executor(self.executor)
 
     def pinned(self) -> Place:
         """Return a place on a thread of its own, or, beyond the cap, on the least loaded one.

@@ -54,6 +54,7 @@ class Waker:
         Raises:
             EnvironmentFailed: The factory failed.
         """
+        self._runtime.threads.lend_to_loop()  # here, because not every application has a lifespan, nor a loop for long
         context = SessionContext(
             sandboxes=lambda: self._runtime.sandboxes,
             seed=session.row.seed,

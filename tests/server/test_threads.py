@@ -415,6 +415,13 @@ async def test_an_environment_that_exits_does_not_end_the_server(factory: Any) -
         assert await step(sessions, session) == 1
 
 
+async def test_the_loops_default_executor_is_the_pool_also_without_a_lifespan() -> None:
+    async with sessions_of(CountEnvironment) as (sessions, _):
+        await sessions.open()
+        name = await asyncio.to_thread(lambda: threading.current_thread().name)
+        assert name == "errata-free"
+
+
 async def test_a_cancelled_call_of_the_executor_is_counted_while_it_hangs() -> None:
     threads = OsThreads()
     gate, begun = threading.Event(), threading.Event()
