@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,6 +31,9 @@ log = logging.getLogger("errata.server")
 
 SHUTDOWN_S = 30
 """How long a request that runs may take to commit after SIGTERM."""
+
+END_S = 5
+"""How long what was cancelled at the very end may clean up."""
 
 GARBAGE_OBJECTS = 50_000
 """Containers made and not freed between two looks for cycles: some 10 MiB, and what 1,000 requests under way hold."""
@@ -175,8 +179,31 @@ def run(served: Served, bind: Bind) -> None:
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Announced(config, served, url)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(server, served, listening))
+    _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
+
+
+def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """As asyncio.Runner, which would wait for ever for a step that ignores that it is cancelled."""
+    loop = make_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(main)
+    finally:
+        try:
+            loop.run_until_complete(_end_tasks())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+async def _end_tasks() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    left.add(asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens()))
+    _, hanging = await asyncio.wait(left, timeout=END_S)
+    if hanging:
+        log.warning("%d calls ignore that they are cancelled and end with this process", len(hanging))
 
 
 async def _serve(server: uvicorn.Server, served: Served, listening: socket.socket) -> None:

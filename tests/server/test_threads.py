@@ -106,7 +106,7 @@ class FreeEnvironment(CountEnvironment):
 class StubbornEnvironment(CountEnvironment):
     """Async; its step ignores that it is cancelled."""
 
-    let_go: asyncio.Event
+    let_go = asyncio.Event()
 
     async def step_async(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
         if action.do == "exit":
@@ -443,6 +443,13 @@ async def test_a_server_full_of_hanging_steps_stops_at_once(tmp_path: Path) -> N
             for _ in range(16):
                 group.create_task(_hang(server.url))
         assert server.stop(timeout_s=20) == 0
+
+
+async def test_a_step_that_ignores_its_cancellation_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
+    with ServerProcess("tests.server.test_threads:StubbornEnvironment", tmp_path, "--step-timeout", "1") as server:
+        await _hang(server.url)
+        assert server.stop(timeout_s=20) == 0
+    assert any("ignore that they are cancelled" in line for line in server.log)
 
 
 async def _hang(url: str) -> None:
