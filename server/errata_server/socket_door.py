@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from .inbox import Inbox
 from .session import Session
 from .sessions import Sessions
 
@@ -32,10 +33,7 @@ class SocketDoor(ABC):
         self._websocket = websocket
         self._sessions = sessions
         self._principal = principal
-        self._inbox: asyncio.Queue[tuple[dict[str, Any], int] | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MAX_PIPELINED)
-        self._ahead = 0  # bytes in the inbox
-        self._taken = asyncio.Event()
+        self._inbox = Inbox[dict[str, Any]](MAX_PIPELINED, sessions.runtime.settings.max_frame)
 
     async def serve(self) -> None:
         """Accept, open or attach a session, answer until the client leaves."""
@@ -56,7 +54,7 @@ class SocketDoor(ABC):
 
     async def _answer_all(self, session: Session) -> None:
         try:
-            while (message := await self._next()) is not None and session.attached is self:
+            while (message := await self._inbox.take()) is not None and session.attached is self:
                 reply = await self._answer(session, message)
                 if reply is None:
                     break
@@ -89,26 +87,11 @@ class SocketDoor(ABC):
                 size = _size(message)
                 if size > limit:
                     message, size = {"oversize": size}, 0
-                await self._room.acquire()
-                while self._ahead and self._ahead + size > limit:
-                    self._taken.clear()
-                    await self._taken.wait()
-                self._ahead += size
-                self._inbox.put_nowait((message, size))
+                await self._inbox.put(message, size)
             if session.given_out:
                 await self._sessions.detach(session, self)
         finally:
-            self._inbox.put_nowait(None)
-
-    async def _next(self) -> dict[str, Any] | None:
-        found = await self._inbox.get()
-        if found is None:
-            return None
-        message, size = found
-        self._room.release()
-        self._ahead -= size
-        self._taken.set()
-        return message
+            self._inbox.end()
 
     async def _send(self, frame: bytes) -> None:
         if self._websocket.application_state is WebSocketState.CONNECTED:

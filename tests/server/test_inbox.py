@@ -1,0 +1,61 @@
+"""What a socket's reader reads ahead of the request that runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from errata_server.inbox import Inbox
+
+
+async def test_items_come_out_in_order_and_none_is_the_end() -> None:
+    inbox = Inbox[int](2, 100)
+
+    async def fill() -> None:
+        for number in range(100):
+            await inbox.put(number, 1)
+        inbox.end()
+
+    filling = asyncio.create_task(fill())
+    taken = []
+    while (item := await inbox.take()) is not None:
+        taken.append(item)
+    await filling
+    assert taken == list(range(100))
+
+
+async def test_who_puts_waits_for_room_and_the_end_does_not() -> None:
+    inbox = Inbox[int](2, 100)
+    await inbox.put(1, 1)
+    await inbox.put(2, 1)
+    third = asyncio.create_task(inbox.put(3, 1))
+    await asyncio.sleep(0)
+    assert not third.done()
+    assert await inbox.take() == 1
+    await third
+    inbox.end()
+    assert [await inbox.take() for _ in range(3)] == [2, 3, None]
+
+
+async def test_large_items_are_not_read_ahead_together_and_one_alone_passes() -> None:
+    inbox = Inbox[int](10, 100)
+    await inbox.put(1, 1000)
+    second = asyncio.create_task(inbox.put(2, 1))
+    await asyncio.sleep(0)
+    assert not second.done()
+    assert await inbox.take() == 1
+    await second
+    await inbox.put(3, 99)
+    assert [await inbox.take() for _ in range(2)] == [2, 3]
+
+
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    inbox = Inbox[int](1, 100)
+    taking = asyncio.create_task(inbox.take())
+    await asyncio.sleep(0)
+    taking.cancel()
+    await inbox.put(1, 1)  # before the cancelled task ran
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await inbox.take() == 1
