@@ -16,6 +16,7 @@ PACKAGES = (
     "errata_protocol.detect",
     "errata_protocol.errors",
     "errata_protocol.markers",
+    "errata_protocol.mux",
     "errata_server",
     "errata_server.journal",
     "errata_server.sandbox.base",

@@ -10,6 +10,17 @@
     │   ├── SessionUnknown          no such session, or not yours                 SESSION_ERROR
     │   ├── Conflict                same id, other content                        CONFLICT
     │   ├── NotSupported            the peer or environment cannot do this        NOT_SUPPORTED
+    │   ├── Unparsable              a frame that is no JSON                       INVALID_JSON
+    │   ├── FrameTooLarge           a frame over a limit                          FRAME_TOO_LARGE
+    │   ├── UnknownType             a message type that is not known              UNKNOWN_TYPE
+    │   ├── OutOfOrder              a request id beyond the next one              OUT_OF_ORDER
+    │   ├── PreconditionFailed      the session does not stand where ``if`` says  PRECONDITION_FAILED
+    │   ├── NotAttached             this socket does not speak for the session    NOT_ATTACHED
+    │   ├── Cancelled               taken back before it started                  CANCELLED
+    │   ├── SessionClosed           ended by its owner                            SESSION_CLOSED
+    │   ├── SessionExpired          ended by its age                              SESSION_EXPIRED
+    │   ├── InvalidEnvelope         a mux envelope that names no request          INVALID_ENVELOPE
+    │   ├── LocalProtocolError      this side used its state machine wrongly      PROTOCOL_MISUSED
     │   └── Unauthorized            no or wrong credentials                       UNAUTHORIZED
     └── ServiceError                the machine or the environment's code failed: never a reward
         ├── EnvironmentFailed       reset/step raised                             EXECUTION_ERROR
@@ -20,6 +31,8 @@
         ├── SessionLost             the session cannot be continued               SESSION_LOST
         ├── CapacityReached         no room for another session                   CAPACITY_REACHED
         ├── Overloaded              too much in flight                            OVERLOADED
+        ├── ReplyExpired            executed; its reply is kept no longer         REPLY_EXPIRED
+        ├── RemoteProtocolError     the peer broke the protocol: drop the socket  PROTOCOL_ERROR
         └── StepTimeout             the step deadline passed (infrastructure)     TIMEOUT
 
 A failing *command* is none of these: it is an observation with a marker. Each class has a stable ``code``; `CODES`
@@ -86,6 +99,11 @@ CODES: dict[str, CodeInfo] = {
     "SANDBOX_FAILED": CodeInfo("service", True, True, True, 500),
     "TIMEOUT": CodeInfo("service", False, True, True, 504),
     "ENV_OUTPUT_INVALID": CodeInfo("service", False, True, True, 500),
+    # mux only
+    "INVALID_ENVELOPE": CodeInfo("caller", False, False, True, 400),
+    "REPLY_EXPIRED": CodeInfo("service", False, True, True, 410),
+    "PROTOCOL_MISUSED": CodeInfo("caller", False, False, True, 400),
+    "PROTOCOL_ERROR": CodeInfo("service", True, False, True, 502),
 }
 
 
@@ -194,6 +212,72 @@ class NotSupported(CallerError):
     code = "NOT_SUPPORTED"
 
 
+class Unparsable(CallerError):
+    """A frame that is no JSON at all; nothing of it had an effect."""
+
+    code = "INVALID_JSON"
+
+
+class FrameTooLarge(CallerError):
+    """A frame over a limit; nothing of it was read."""
+
+    code = "FRAME_TOO_LARGE"
+
+
+class UnknownType(CallerError):
+    """A message type that the receiver does not know."""
+
+    code = "UNKNOWN_TYPE"
+
+
+class OutOfOrder(CallerError):
+    """A request id beyond the one that comes next; nothing was done."""
+
+    code = "OUT_OF_ORDER"
+
+
+class PreconditionFailed(CallerError):
+    """The session did not stand where the request's ``if`` says; it had no effect."""
+
+    code = "PRECONDITION_FAILED"
+
+
+class NotAttached(CallerError):
+    """This socket does not speak for the session, whatever the session is."""
+
+    code = "NOT_ATTACHED"
+
+
+class Cancelled(CallerError):
+    """The request was taken back before it started."""
+
+    code = "CANCELLED"
+
+
+class SessionClosed(CallerError):
+    """The session was ended by its owner."""
+
+    code = "SESSION_CLOSED"
+
+
+class SessionExpired(CallerError):
+    """The session was ended by its age."""
+
+    code = "SESSION_EXPIRED"
+
+
+class InvalidEnvelope(CallerError):
+    """An element of a mux frame that cannot be admitted as any request; it consumes no id."""
+
+    code = "INVALID_ENVELOPE"
+
+
+class LocalProtocolError(CallerError):
+    """This side asked its own state machine for something that its state does not allow."""
+
+    code = "PROTOCOL_MISUSED"
+
+
 class Unauthorized(CallerError):
     """Credentials are missing or wrong."""
 
@@ -246,6 +330,18 @@ class Overloaded(ServiceError):
     """Too many requests are in flight."""
 
     code = "OVERLOADED"
+
+
+class ReplyExpired(ServiceError):
+    """The request was executed once, and its reply is kept no longer."""
+
+    code = "REPLY_EXPIRED"
+
+
+class RemoteProtocolError(ServiceError):
+    """The peer sent what the protocol does not allow: drop the socket, connect again and resume."""
+
+    code = "PROTOCOL_ERROR"
 
 
 class StepTimeout(ServiceError):

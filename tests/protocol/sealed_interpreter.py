@@ -21,6 +21,7 @@ import json  # noqa: E402, F401
 import uuid  # noqa: E402, F401
 from pathlib import Path  # noqa: E402, F401
 
+import msgspec  # noqa: E402
 import pydantic  # noqa: E402
 import rfc8785  # noqa: E402
 
@@ -32,6 +33,8 @@ class Warm(pydantic.BaseModel):
 
 
 Warm.model_validate_json(Warm(values={}).model_dump_json())
+Warm.model_json_schema()
+msgspec.json.decode(msgspec.json.encode([1, "a"]))
 rfc8785.dumps({"b": 1, "a": 1.5})  # loads the codec it sorts keys by
 
 attempts: list[str] = []

@@ -18,6 +18,7 @@ from errata_protocol import (
     canonical, default_agent_text, digest, encode_payload, error_from_wire, semantic_digest, splice,
 )
 from errata_protocol.detect import detect
+from errata_protocol.mux import ClientProtocol, Find, Reply, Run, ServerProtocol, Stored, schemas
 from errata_protocol.replay import EpisodePage, ForkReply, ForkRequest, observation_of
 
 TRACEBACK = """Traceback (most recent call last):
@@ -71,6 +72,22 @@ Snapshot(b"{}", (SnapshotRef("layer", "l-1"),))
 StateAt("e", 0, "reset", b"{}", digest(b"{}"))
 ForkRequest(t=0, request_id="r")
 EpisodePage(episodes=[]).model_dump_json()
+
+client, server = ClientProtocol(), ServerProtocol()
+connection = server.connect()
+client.connected(0.0)
+session = client.open("sid-of-some-random-bits", "key-of-some-random-bits")
+client.request(session, "step", b'{"a":1}')
+effects = [effect for frame in client.data_to_send() for effect in server.receive(connection, frame, 0.0)]
+for effect in effects:
+    if isinstance(effect, Find):
+        effects += server.found(effect, Stored(), 0.0)
+    elif isinstance(effect, Run):
+        effects += server.completed(effect, Reply("observation", b"{}", "e-1", 0), 0.0)
+assert len([event for frame in connection.data_to_send() for event in client.receive(frame, 0.0)]) == 2
+server.disconnect(connection, 1.0)
+client.disconnected(1.0)
+assert len(list(schemas())) > 30
 '''
 
 

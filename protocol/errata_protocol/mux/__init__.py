@@ -1,1 +1,77 @@
-"""Room of the multiplexed protocol (PROTOCOL D): its envelope and state machines live here. Empty until they do."""
+"""The multiplexed protocol (PROTOCOL D) without sockets: envelopes, messages, and the state machines of both sides."""
+
+from .client import ClientProtocol
+from .client_session import ClientConfig, ClientRead, ClientRequest, ClientSession
+from .effects import (
+    Effect,
+    Find,
+    Forget,
+    ForkRequest,
+    Hibernate,
+    Read,
+    Recall,
+    RecallPushes,
+    Record,
+    Recorded,
+    Reply,
+    Run,
+    Stored,
+    Write,
+)
+from .events import (
+    Answered,
+    ClientEvent,
+    Failed,
+    GoneAway,
+    Opened,
+    Pushed,
+    Refused,
+    Replied,
+    SessionEnded,
+    TakenOver,
+)
+from .messages import CLIENT_MESSAGES, SERVER_MESSAGES, injected_fork, schemas
+from .server import ServerProtocol
+from .server_requests import hash_key
+from .server_session import ServerConfig, ServerConnection, ServerSession
+
+__all__ = [
+    "CLIENT_MESSAGES",
+    "SERVER_MESSAGES",
+    "Answered",
+    "ClientConfig",
+    "ClientEvent",
+    "ClientProtocol",
+    "ClientRead",
+    "ClientRequest",
+    "ClientSession",
+    "Effect",
+    "Failed",
+    "Find",
+    "Forget",
+    "ForkRequest",
+    "GoneAway",
+    "Hibernate",
+    "Opened",
+    "Pushed",
+    "Read",
+    "Recall",
+    "RecallPushes",
+    "Record",
+    "Recorded",
+    "Refused",
+    "Replied",
+    "Reply",
+    "Run",
+    "ServerConfig",
+    "ServerConnection",
+    "ServerProtocol",
+    "ServerSession",
+    "SessionEnded",
+    "Stored",
+    "TakenOver",
+    "Write",
+    "hash_key",
+    "injected_fork",
+    "schemas",
+]

@@ -1,0 +1,208 @@
+"""Large messages as parts between other sessions' messages (PROTOCOL D9).
+
+`Outbox` orders what leaves: messages of one session in order, those of different sessions past each other. A message
+over `PART_BYTES` leaves as parts, one a frame and session in turn, so a 16 MiB payload delays its own session only.
+
+Decisions: a piece is text of the envelope, cut between code points every `PIECE_BYTES`, so that with the escapes a JSON
+string needs it stays near `PART_BYTES`. A lost socket loses the pieces it carried, and the message is sent anew. Parts
+of one message arrive in order, and one that does not is the peer's fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from ..errors import InvalidEnvelope
+from .envelope import join_frame
+
+PART_BYTES = 256 * 1024
+"""Envelopes over this travel as parts; frames of several envelopes stay below it."""
+PIECE_BYTES = PART_BYTES // 2
+
+
+class _Parted:
+    """A message that leaves in pieces."""
+
+    __slots__ = ("head", "message", "next", "of")
+
+    def __init__(self, message: bytes, head: dict[str, object]) -> None:
+        self.message = message
+        self.head = head
+        self.next = 1
+        self.of = -(-len(message) // PIECE_BYTES)
+
+    def take(self) -> bytes:
+        start, end = _cut(self.message, self.next - 1), _cut(self.message, self.next)
+        text = self.message[start:end].decode()
+        part = {**self.head, "type": "part", "data": {"n": self.next, "of": self.of, "text": text}}
+        self.next += 1
+        return msgspec.json.encode(part)
+
+    @property
+    def empty(self) -> bool:
+        return self.next > self.of
+
+
+def _cut(message: bytes, n: int) -> int:
+    """Return where piece n begins, counted from 0: never inside a code point."""
+    place = n * PIECE_BYTES
+    if place >= len(message):
+        return len(message)
+    while message[place] & 0xC0 == 0x80:
+        place -= 1
+    return place
+
+
+class _Lane:
+    """A session that has a large message under way, and what it sends behind it."""
+
+    __slots__ = ("behind", "messages")
+
+    def __init__(self, behind: int) -> None:
+        self.behind = behind  # small messages, of all sessions, that were there first
+        self.messages: deque[bytes | _Parted] = deque()
+
+
+class Outbox:
+    """What one socket has to send.
+
+    Args:
+        max_elements: Envelopes in one frame.
+    """
+
+    __slots__ = ("_lanes", "_put", "_small", "_taken", "buffered", "max_elements")
+
+    def __init__(self, max_elements: int) -> None:
+        self.max_elements = max_elements
+        self.buffered = 0
+        """Bytes that were put and not taken."""
+        self._small: deque[bytes] = deque()
+        self._put = 0  # small messages, ever
+        self._taken = 0
+        self._lanes: dict[str, _Lane] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._small or self._lanes)
+
+    def put(self, sid: str, message: bytes, **address: int) -> None:
+        """Queue an envelope.
+
+        Args:
+            sid: Its session, empty for none: envelopes of one session leave in order.
+            message: The whole envelope.
+            address: ``id``, ``q`` or ``seq``, repeated on parts.
+        """
+        self.buffered += len(message)
+        large = len(message) > PART_BYTES
+        if not large and (not self._lanes or sid not in self._lanes):
+            self._small.append(message)
+            self._put += 1
+            return
+        lane = self._lanes.get(sid)
+        if lane is None:
+            lane = self._lanes[sid] = _Lane(self._put)
+        lane.messages.append(_Parted(message, {"sid": sid or None, **address}) if large else message)
+
+    def take(self, max_bytes: int | None = None) -> list[bytes]:
+        """Return frames to send, at least one if there is anything.
+
+        Args:
+            max_bytes: Stop after about so many; None for all.
+        """
+        frames: list[bytes] = []
+        taken = 0
+        while self and (max_bytes is None or taken < max_bytes):
+            for frame in (self._small_frame(), *self._lane_frames()):
+                if frame:
+                    frames.append(frame)
+                    taken += len(frame)
+        return frames
+
+    def _small_frame(self) -> bytes:
+        small = self._small
+        if not small:
+            return b""
+        if len(small) == 1:
+            message = small.popleft()
+            self._taken += 1
+            self.buffered -= len(message)
+            return message
+        batch = [small.popleft()]
+        size = len(batch[0])
+        while small and len(batch) < self.max_elements and size + len(small[0]) <= PART_BYTES:
+            batch.append(small.popleft())
+            size += len(batch[-1])
+        self._taken += len(batch)
+        self.buffered -= size
+        return join_frame(batch)
+
+    def _lane_frames(self) -> list[bytes]:
+        """Return one frame of each session that has a large message under way and nothing before it."""
+        frames = []
+        for sid, lane in [lane for lane in self._lanes.items() if lane[1].behind <= self._taken]:
+            head = lane.messages[0]
+            if isinstance(head, _Parted):
+                frames.append(head.take())
+                if head.empty:
+                    lane.messages.popleft()
+                    self.buffered -= len(head.message)
+            else:
+                frames.append(head)
+                lane.messages.popleft()
+                self.buffered -= len(head)
+            if not lane.messages:
+                del self._lanes[sid]
+        return frames
+
+
+class Assembly:
+    """Messages of one socket that arrive in parts.
+
+    Args:
+        max_bytes: Text held at a time, over all of them.
+    """
+
+    __slots__ = ("_messages", "held", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held = 0
+        self._messages: dict[tuple[object, ...], tuple[int, list[bytes]]] = {}
+
+    def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> bytes | None:
+        """Take a part.
+
+        Args:
+            address: sid, id, q and seq as the part names them.
+            n: Which part, from 1.
+            of: How many there are.
+            text: Its piece.
+
+        Returns:
+            The whole envelope once its last part came.
+
+        Raises:
+            InvalidEnvelope: It does not follow on the part before, or too much is held; what was held of the message
+                is dropped.
+        """
+        expected, pieces = self._messages.pop(address, (of, []))
+        size = sum(map(len, pieces))
+        self.held -= size
+        try:
+            piece = text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidEnvelope("a part holds half of a surrogate pair: send the message again") from error
+        if of != expected or n != len(pieces) + 1 or n > of:
+            raise InvalidEnvelope(
+                f"part {n} of {of} does not follow part {len(pieces)} of {expected}: send the message again from part 1"
+            )
+        if self.held + size + len(piece) > self.max_bytes:
+            raise InvalidEnvelope(f"parts hold more than {self.max_bytes} bytes: send less at a time")
+        pieces.append(piece)
+        if n == of:
+            return b"".join(pieces)
+        self.held += size + len(piece)
+        self._messages[address] = (of, pieces)
+        return None

@@ -1,0 +1,58 @@
+"""Small readings on the client's side, off the hot path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..errors import CODES, ErrataError, InvalidRequest, RemoteProtocolError, error_from_wire
+from .envelope import MAX_DEPTH, depth
+
+
+def checked_data(data: bytes) -> bytes:
+    """Return ``data`` if the wire can carry it.
+
+    Raises:
+        InvalidRequest: It is not JSON, or nests too deep.
+    """
+    try:
+        data.decode()
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (UnicodeError, msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"data is not JSON: {error}") from error
+    if len(data) >= 2 * MAX_DEPTH and depth(data) >= MAX_DEPTH:
+        raise InvalidRequest(f"data nests {depth(data)} levels, at most {MAX_DEPTH - 1} are sent")
+    return data
+
+
+def fields(data: bytes) -> dict[str, Any]:
+    """Read the ``data`` of a small message of the server.
+
+    Raises:
+        RemoteProtocolError: It is no object.
+    """
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"data cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise RemoteProtocolError("data is no object")
+    return found
+
+
+def number(data: bytes, name: str) -> float:
+    """Return a field, 0 where it is missing."""
+    value = fields(data).get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def error_of(data: bytes) -> ErrataError:
+    """Return the exception for the ``data`` of an error."""
+    return error_from_wire(fields(data))
+
+
+def is_recorded(error: ErrataError) -> bool:
+    """Say whether an error is the reply to its id for ever; of unknown codes, those without ``next_id`` are."""
+    info = CODES.get(error.code)
+    return info.consumes_id if info is not None else "next_id" not in error.details

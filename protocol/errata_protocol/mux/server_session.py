@@ -1,0 +1,368 @@
+"""What the server's machine keeps of a socket and of a session, and how recorded replies leave.
+
+Replies of a session leave strictly in order of id on each attachment. A few are kept at hand; older ones are the
+journal's, and `Recall` asks for them, one range at a time, while newer ones wait behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from ..capabilities import ServerLimits
+from ..errors import ErrataError, ReplyExpired
+from ..payload import canonical
+from .effects import Effect, EndReason, Forget, ForkRequest, Recall, RecallPushes, Recorded, Reply, RequestKind, Write
+from .envelope import Condition, Envelope, write_envelope, write_reply
+from .parts import Assembly, Outbox
+from .state import State
+
+RECALLED_AT_ONCE = 64
+"""Replies in one `Recall`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How a server's machine is set up.
+
+    Args:
+        limits: What is advertised in capabilities.
+        retry_after_s: What OVERLOADED tells.
+        kept_replies: Replies of a session kept in memory; the journal has all.
+        kept_bytes: Likewise in bytes of payload.
+        high_water_bytes: While a socket has so much to send, the shell reads nothing from it.
+        production: No state(t), no fork (PROTOCOL F1).
+    """
+
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    retry_after_s: float = 0.1
+    kept_replies: int = 4
+    kept_bytes: int = 16 * 1024
+    high_water_bytes: int = 4 * 1024 * 1024
+    production: bool = False
+
+
+class ServerConnection:
+    """One mux socket.
+
+    Args:
+        config: Limits.
+        principal: Who opened it; None with auth off.
+        handle: The shell's own object for it.
+    """
+
+    __slots__ = ("armed", "assembly", "config", "handle", "in_flight", "lost", "outbox", "principal", "sessions")
+
+    def __init__(self, config: ServerConfig, principal: str | None, handle: object) -> None:
+        self.config = config
+        self.principal = principal
+        self.handle = handle
+        self.sessions: dict[str, ServerSession] = {}
+        """Sessions that it attached or waits for, by sid."""
+        self.outbox = Outbox(config.limits.max_elements)
+        self.assembly = Assembly(config.limits.max_frame)
+        self.in_flight = 0
+        self.armed = False
+        self.lost = False
+
+    def data_to_send(self, max_bytes: int | None = None) -> list[bytes]:
+        """Return frames for the socket; call again while `has_data`, as fast as the socket takes them.
+
+        Args:
+            max_bytes: Stop after about so many.
+        """
+        frames = self.outbox.take(max_bytes)
+        self.armed = bool(self.outbox)
+        return frames
+
+    @property
+    def has_data(self) -> bool:
+        """There is more to send."""
+        return bool(self.outbox)
+
+    @property
+    def accepts_input(self) -> bool:
+        """Whether the shell may read from the socket: not while what it has to send piles up (PROTOCOL D9)."""
+        return self.outbox.buffered < self.config.high_water_bytes
+
+
+class Pending:
+    """An admitted request without a reply."""
+
+    __slots__ = ("cancelled", "condition", "connection", "data", "deadline", "fork", "id", "kind", "refusal", "sha")
+
+    def __init__(
+        self,
+        id: int,
+        kind: RequestKind,
+        data: bytes,
+        sha: bytes,
+        connection: ServerConnection,
+        condition: Condition | None,
+        deadline: float | None,
+    ) -> None:
+        self.id = id
+        self.kind = kind
+        self.data = data
+        self.sha = sha
+        self.connection = connection
+        self.condition = condition
+        self.deadline = deadline
+        self.cancelled = False
+        self.fork: ForkRequest | None = None
+        self.refusal: ErrataError | None = None
+
+
+class Arrival(Struct, frozen=True):
+    """An open or a resume of one session, as it came."""
+
+    connection: ServerConnection
+    sid: str
+    key: str
+    making: bool
+    group: str | None
+    last: int
+    last_seq: int
+    fence: int | None
+
+
+class Message(Struct, frozen=True):
+    """Any other message to a session, parked."""
+
+    connection: ServerConnection
+    envelope: Envelope
+    data: bytes
+    index: int
+
+
+class Asked(Struct, frozen=True):
+    """Why a reply is recalled: a request was repeated whose reply had been sent already."""
+
+    connection: ServerConnection
+    id: int
+    kind: str
+    data: bytes
+    sha: bytes
+
+
+class Told(Struct, frozen=True):
+    """Why replies are recalled: a session is over, and its owner missed some."""
+
+    connection: ServerConnection
+
+
+class ServerSession:
+    """One session in memory; only `server.ServerProtocol` changes it.
+
+    Args:
+        sid: Session id.
+        key_hash: `hash_key` of its key.
+        principal: Whose it is.
+    """
+
+    __slots__ = (
+        *("acked", "acked_seq", "connection", "detached_at", "done", "eid", "fence", "group", "handle", "kept"),
+        *("kept_bytes", "key_hash", "last_reply_at", "next_id", "origin", "parked", "principal", "queue", "recall"),
+        *("recall_pushes", "recovery", "sent", "seq", "seq_sent", "sid", "state", "t", "timed"),
+    )
+
+    def __init__(self, sid: str, key_hash: bytes, principal: str | None) -> None:
+        self.sid = sid
+        self.key_hash = key_hash
+        self.principal = principal
+        self.group: str | None = None
+        self.recovery = "none"
+        self.handle: Any = None
+        """The shell's own object for it."""
+        self.state = State.ABSENT
+        self.connection: ServerConnection | None = None
+        self.origin: Arrival | None = None  # what is being looked for
+        self.parked: list[Arrival | Message] = []
+        self.fence = 0
+        self.next_id = 1
+        self.done = 0  # last id with a committed reply
+        self.sent = 0  # last id whose reply left on this attachment
+        self.acked = 0
+        self.queue: list[Pending] = []  # the first one runs
+        self.kept: dict[int, Recorded] = {}
+        self.kept_bytes = 0
+        self.recall: Recall | None = None
+        self.eid: str | None = None
+        self.t: int | None = None
+        self.seq = 0
+        self.seq_sent = 0
+        self.acked_seq = 0
+        self.recall_pushes: RecallPushes | None = None
+        self.detached_at = 0.0
+        self.last_reply_at = 0.0
+        self.timed = False  # it stands in the heap of timers
+
+    def keep(self, recorded: Recorded, config: ServerConfig) -> None:
+        """Remember a reply, as far as there is room for it."""
+        size = len(recorded.reply.data) if recorded.reply is not None else 0
+        self.kept[recorded.id] = recorded
+        self.kept_bytes += size
+        while len(self.kept) > config.kept_replies or (self.kept_bytes > config.kept_bytes and self.kept):
+            self._drop(next(iter(self.kept)))  # the oldest: replies are kept in order of id
+
+    def _drop(self, id: int) -> None:
+        dropped = self.kept.pop(id)
+        self.kept_bytes -= len(dropped.reply.data) if dropped.reply is not None else 0
+
+    def acknowledge(self, last: int, last_seq: int) -> Forget | None:
+        """Forget what the client has; return what the journal may forget."""
+        if last <= self.acked and last_seq <= self.acked_seq:
+            return None
+        self.acked, self.acked_seq = max(self.acked, last), max(self.acked_seq, min(last_seq, self.seq))
+        for id in [id for id in self.kept if id <= self.acked]:
+            self._drop(id)
+        return Forget(self, self.acked, self.acked_seq)
+
+    def position(self) -> bytes:
+        """Return the ``data`` of ``opened`` and ``resumed``."""
+        return msgspec.json.encode(
+            {
+                "next_id": self.next_id,
+                "eid": self.eid,
+                "t": self.t,
+                "seq": self.seq,
+                "status": "open",
+                "recovery": self.recovery,
+                "fence": self.fence,
+            }
+        )
+
+
+class Out:
+    """Collects effects and writes messages.
+
+    Attributes:
+        effects: What the shell has to do next.
+    """
+
+    __slots__ = ("effects",)
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+
+    def take(self) -> list[Effect]:
+        """Return the collected effects and begin anew."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def send(self, connection: ServerConnection, sid: str, message: bytes, **address: int) -> None:
+        """Queue an envelope on a socket, unless it is gone."""
+        if connection.lost:
+            return
+        connection.outbox.put(sid, message, **address)
+        if not connection.armed:
+            connection.armed = True
+            self.effects.append(Write(connection))
+
+    def error(
+        self,
+        connection: ServerConnection,
+        error: ErrataError,
+        sid: str | None = None,
+        *,
+        id: int | None = None,
+        q: int | None = None,
+        index: int | None = None,
+    ) -> None:
+        """Queue an error."""
+        address = {k: v for k, v in (("id", id), ("q", q)) if v is not None}
+        head: dict[str, object] = {"sid": sid, **address}
+        if index is not None:
+            head["index"] = index
+        head["type"] = "error"
+        self.send(connection, sid or "", write_envelope(head, msgspec.json.encode(error.to_wire())), **address)
+
+    def reply(self, connection: ServerConnection, session: ServerSession, id: int, reply: Reply) -> None:
+        """Queue a recorded reply."""
+        message = write_reply(session.sid, id, reply.type, reply.eid, reply.t, reply.digest, reply.data)
+        self.send(connection, session.sid, message, id=id)
+
+    def answer(self, connection: ServerConnection, sid: str | None, q: int, reply: Reply) -> None:
+        """Queue the answer to a read."""
+        head: dict[str, object] = {} if sid is None else {"sid": sid}
+        head |= {"q": q, "type": reply.type}
+        if reply.eid is not None:
+            head |= {"eid": reply.eid, "t": reply.t}
+        if reply.kind is not None:
+            head["kind"] = reply.kind
+        if reply.digest:
+            head["digest"] = reply.digest
+        self.send(connection, sid or "", write_envelope(head, reply.data), q=q)
+
+    def flush(self, session: ServerSession) -> None:
+        """Send the replies that are due, as far as they are at hand, and ask for the next ones that are not."""
+        connection = session.connection
+        if connection is None or session.recall is not None:
+            return
+        while session.sent < session.done:
+            recorded = session.kept.get(session.sent + 1)
+            if recorded is None:
+                kept = next(iter(session.kept), session.done + 1)
+                first = session.sent + 1
+                last = min(kept - 1 if kept > first else session.done, first + RECALLED_AT_ONCE - 1)
+                session.recall = Recall(session, first, last, None)
+                self.effects.append(session.recall)
+                return
+            self.recorded(connection, session, recorded)
+            session.sent += 1
+
+    def recorded(self, connection: ServerConnection, session: ServerSession, recorded: Recorded) -> None:
+        """Queue a recorded reply, or that it is kept no longer."""
+        if recorded.reply is not None:
+            self.reply(connection, session, recorded.id, recorded.reply)
+        else:
+            told = ReplyExpired(f"request {recorded.id} was executed, and its reply is kept no longer")
+            self.error(connection, told, session.sid, id=recorded.id)
+
+    def flush_pushes(self, session: ServerSession) -> None:
+        """Ask for pushes that are due."""
+        if session.connection is not None and session.seq_sent < session.seq and session.recall_pushes is None:
+            session.recall_pushes = RecallPushes(session, session.seq_sent + 1, session.seq)
+            self.effects.append(session.recall_pushes)
+
+    def push(self, connection: ServerConnection, session: ServerSession, seq: int, data: bytes) -> None:
+        """Queue a late reward."""
+        message = write_envelope({"sid": session.sid, "seq": seq, "type": "reward"}, data)
+        self.send(connection, session.sid, message, seq=seq)
+
+    def detached(self, connection: ServerConnection, sid: str, reason: EndReason | Literal["taken_over"]) -> None:
+        """Queue the push that ends an attachment."""
+        head = {"sid": sid, "type": "detached"}
+        self.send(connection, sid, write_envelope(head, b'{"reason":"%s"}' % reason.encode()))
+
+
+def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha: bytes, other: bytes | None) -> bool:
+    """Say whether two requests under one id are the same one (PROTOCOL D4).
+
+    Args:
+        kind: Type of the one.
+        sha: sha256 of its ``data`` as received.
+        data: Its ``data``.
+        other_kind: Likewise of the other.
+        other_sha: Likewise.
+        other: Likewise; None where it is not at hand.
+    """
+    if kind != other_kind:
+        return False
+    if sha == other_sha:
+        return True
+    if other is None:
+        return False
+    try:
+        forms = [canonical(msgspec.json.decode(text)) for text in (data, other)]
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return forms[0] is not None and forms[0] == forms[1]
+
+
+def optional(value: Any) -> Any:
+    """Return None for a field that was not sent."""
+    return None if value is UNSET else value

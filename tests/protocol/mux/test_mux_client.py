@@ -1,0 +1,400 @@
+"""The client's machine: what is sent again, what fails, what is told (PROTOCOL D4-D9, D12)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from errata_protocol.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from errata_protocol.mux import (
+    Answered,
+    ClientConfig,
+    ClientProtocol,
+    ClientSession,
+    Failed,
+    GoneAway,
+    Opened,
+    Pushed,
+    Refused,
+    Replied,
+    SessionEnded,
+    TakenOver,
+)
+from errata_protocol.payload import digest
+
+SID, KEY = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "n4Jr6Lm8Po0Qs2Tu4Vw6Xy"
+OTHER = "other0Zq3vK8s0T1u5Wb7Y"
+PAYLOAD = '{"observation":{},"reward":null,"done":false}'
+
+
+class Client:
+    """A machine whose server is the test."""
+
+    def __init__(self, **config: Any) -> None:
+        self.protocol = ClientProtocol(ClientConfig(**{"in_flight_session": 4, "ack_every": 3, **config}))
+        self.now = 0.0
+
+    def sent(self) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = []
+        for frame in self.protocol.data_to_send():
+            text = json.loads(frame)
+            said += text if isinstance(text, list) else [text]
+        return said
+
+    def hear(self, *envelopes: dict[str, Any]) -> list[Any]:
+        return self.protocol.receive(json.dumps(list(envelopes)), self.now)
+
+    def attached(self) -> ClientSession:
+        self.protocol.connected(self.now)
+        session = self.protocol.open(SID, KEY)
+        self.sent()
+        (opened,) = self.hear(position("opened"))
+        assert isinstance(opened, Opened)
+        return session
+
+    def reconnect(self) -> None:
+        self.protocol.disconnected(self.now)
+        self.protocol.connected(self.now)
+
+
+def position(type: str = "resumed", next_id: int = 1, **more: Any) -> dict[str, Any]:
+    told = {"next_id": next_id, "eid": None, "t": None, "seq": 0, "status": "open", "recovery": "none", "fence": 1}
+    return {"sid": SID, "type": type, "data": told | more}
+
+
+def observation(id: int, payload: str = PAYLOAD) -> dict[str, Any]:
+    place = {"eid": "e-1", "t": id - 1}
+    return {"sid": SID, "id": id, "type": "observation", **place, "data": json.loads(payload)}
+
+
+def error(code: str, id: int | None = None, **more: Any) -> dict[str, Any]:
+    address = {} if id is None else {"id": id}
+    return {"sid": SID, **address, "type": "error", "data": {"message": "m", "code": code, **more}}
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def ids(messages: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+    return [(message["type"], message.get("id")) for message in messages]
+
+
+def test_d3_requests_are_pipelined_behind_the_open(client: Client) -> None:
+    session = client.protocol.open(SID, KEY, OTHER)
+    client.protocol.request(session, "reset")
+    client.protocol.request(session, "step", b'{"a":  1.0}', condition=(0, None), deadline_ms=5)
+    assert client.sent() == []
+    client.protocol.connected(0.0)
+    (frame,) = client.protocol.data_to_send()
+    assert b'"if":{"t":0},"deadline_ms":5,"data":{"a":  1.0}}' in frame
+    opened, *rest = json.loads(frame)
+    assert opened == {"sid": SID, "type": "open", "data": {"key": KEY, "fence": 1, "group": OTHER}}
+    assert ids(rest) == [("reset", 1), ("step", 2)]
+
+
+def test_d9_no_more_is_sent_than_the_bounds_allow() -> None:
+    client = Client(in_flight_session=3, in_flight_socket=5)
+    session = client.attached()
+    other = client.protocol.open(OTHER, KEY)
+    client.sent()
+    for _ in range(5):
+        client.protocol.request(session, "step")
+        client.protocol.request(other, "step")
+    sent = client.sent()
+    assert [m["id"] for m in sent if m["sid"] == SID] == [1, 2, 3]
+    assert [m["id"] for m in sent if m["sid"] == OTHER] == [1, 2]
+    client.hear(observation(1))
+    assert [(m["sid"], m["id"]) for m in client.sent()] == [(SID, 4)]
+    client.hear(observation(2))
+    client.hear(observation(3), observation(4))
+    assert {(m["sid"], m["id"]) for m in client.sent() if m["type"] == "step"} >= {(SID, 5), (OTHER, 3)}
+
+
+def test_d4_replies_are_matched_and_repeats_dropped(client: Client) -> None:
+    session = client.attached()
+    request = client.protocol.request(session, "step")
+    (event,) = client.hear(observation(1), observation(1))
+    assert isinstance(event, Replied) and event.request is request and (event.eid, event.t) == ("e-1", 0)
+    assert (session.eid, session.t, session.last) == ("e-1", 0, 1)
+
+
+def test_c1_a_payload_without_its_digest_is_the_servers_fault(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    frame = f'{{"sid":"{SID}","id":1,"type":"observation","digest":"%s","data":{PAYLOAD}}}'
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        client.protocol.receive(frame % digest(b"{}"), 0.0)
+    (event,) = client.protocol.receive(frame % digest(PAYLOAD.encode()), 0.0)
+    assert isinstance(event, Replied) and event.payload == PAYLOAD.encode()
+
+
+def test_d5_go_back_n_waits_for_all_refusals_and_for_retry_after(client: Client) -> None:
+    session = client.attached()
+    for _ in range(4):
+        client.protocol.request(session, "step")
+    assert ids(client.sent()) == [("step", n) for n in (1, 2, 3, 4)]
+    _, refused = client.hear(observation(1), error("OVERLOADED", 2, retry_after=1.5))
+    assert isinstance(refused, Refused) and refused.retry_at == 1.5
+    client.now = 2.0
+    client.protocol.tick(2.0)
+    assert client.sent() == [], "3 and 4 are still on their way to a refusal"
+    client.hear(error("OUT_OF_ORDER", 3, next_id=2))
+    assert client.sent() == []
+    client.hear(error("OUT_OF_ORDER", 4, next_id=2))
+    assert ids(client.sent()) == [("step", n) for n in (2, 3, 4)]
+
+
+def test_d5_refusals_that_never_come_are_not_waited_for_for_ever() -> None:
+    client = Client(drain_s=5.0)
+    session = client.attached()
+    client.protocol.request(session, "step")
+    client.protocol.request(session, "step")
+    client.sent()
+    client.hear(error("JOURNAL_UNAVAILABLE", 1, retry_after=1.0))
+    assert client.protocol.next_timer() == 6.0
+    client.protocol.tick(6.0)
+    assert ids(client.sent()) == [("step", 1), ("step", 2)]
+
+
+def test_d5_a_request_that_can_never_be_admitted_fails_and_the_rest_moves_up(client: Client) -> None:
+    session = client.attached()
+    first = client.protocol.request(session, "fork", b"{}")
+    second = client.protocol.request(session, "step")
+    client.sent()
+    (failed,) = client.hear(error("UNKNOWN_TYPE", 1), error("OUT_OF_ORDER", 2, next_id=1))
+    assert isinstance(failed, Failed) and failed.request is first and not failed.recorded
+    assert ids(client.sent()) == [("step", 1)]
+    (replied,) = client.hear(observation(1))
+    assert replied.request is second
+
+
+def test_d4_a_conflict_fails_one_request_only(client: Client) -> None:
+    session = client.attached()
+    for _ in range(2):
+        client.protocol.request(session, "step")
+    client.sent()
+    (failed, *_) = client.hear(error("CONFLICT", 1, next_id=2))
+    assert isinstance(failed, Failed) and failed.error.code == "CONFLICT" and client.sent() == []
+    events = client.hear(observation(1), observation(2))
+    assert [event.request is None for event in events] == [True, False]
+
+
+def test_d5_a_recorded_error_is_final(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    (failed,) = client.hear(error("EXECUTION_ERROR", 1))
+    assert isinstance(failed, Failed) and failed.recorded and failed.id == 1 and session.last == 1
+    client.protocol.request(session, "step")
+    (unknown,) = client.hear(error("SOMETHING_NEW", 2))
+    assert unknown.recorded and session.last == 2
+
+
+def test_d7_after_a_reconnect_only_what_was_not_accepted_is_sent_again(client: Client) -> None:
+    session = client.attached()
+    for _ in range(4):
+        client.protocol.request(session, "step")
+    client.sent()
+    client.hear(observation(1))
+    client.reconnect()
+    (resume,) = client.sent()
+    assert resume == {
+        "type": "resume", "data": [{"sid": SID, "key": KEY, "last": 1, "last_seq": 0, "fence": 2}],
+    }  # fmt: skip
+    (opened,) = client.hear(position(next_id=4))
+    assert isinstance(opened, Opened) and ids(client.sent()) == [("step", 4)]
+    assert [event.id for event in client.hear(observation(2), observation(3), observation(4))] == [2, 3, 4]
+    assert client.protocol._in_flight == 0
+
+
+def test_d7_many_sessions_resume_in_one_message(client: Client) -> None:
+    for n in range(1500):
+        client.protocol.adopt(f"many-{n:0>20}", KEY, last=n, last_seq=0)
+    client.protocol.connected(0.0)
+    assert [len(message["data"]) for message in client.sent()] == [1000, 500]
+
+
+def test_d7_an_adopted_session_goes_on_where_the_server_stands(client: Client) -> None:
+    client.protocol.connected(0.0)
+    session = client.protocol.adopt(SID, KEY, last=3, last_seq=2)
+    request = client.protocol.request(session, "step")
+    (resume,) = client.sent()
+    assert resume["data"][0]["last"] == 3 and resume["data"][0]["last_seq"] == 2
+    client.hear(position(next_id=6, seq=2))
+    assert ids(client.sent()) == [("step", 6)]
+    events = client.hear(observation(4), observation(5), observation(6))
+    assert [event.request for event in events] == [None, None, request]
+
+
+def test_d7_a_server_that_knows_a_later_attach_is_answered_with_a_higher_fence(client: Client) -> None:
+    client.protocol.connected(0.0)
+    client.protocol.adopt(SID, KEY, last=0, last_seq=0)
+    assert client.sent()[0]["data"][0]["fence"] == 1
+    client.hear(error("NOT_ATTACHED", fence=8))
+    assert client.sent()[0]["data"][0]["fence"] == 9
+
+
+def test_d7_a_gap_in_replies_or_pushes_makes_the_client_resume(client: Client) -> None:
+    session = client.attached()
+    for _ in range(3):
+        client.protocol.request(session, "step")
+    client.sent()
+    assert client.hear(observation(2), observation(3)) == []
+    (resume,) = client.sent()
+    assert resume["type"] == "resume" and resume["data"][0]["last"] == 0
+    client.hear(position(next_id=4))
+    assert [e.id for e in client.hear(observation(1), observation(2), observation(3))] == [1, 2, 3]
+    push = {"sid": SID, "type": "reward", "data": {}}
+    assert client.hear({**push, "seq": 2}) == [] and client.sent()[-1]["type"] == "resume"
+    client.hear(position(next_id=4, seq=2))
+    (pushed,) = client.hear({**push, "seq": 2})
+    assert isinstance(pushed, Pushed) and pushed.seq == 2, "the one before was deleted"
+
+
+def test_d7_a_session_that_was_taken_over_is_not_fought_for(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    client.sent()
+    (taken,) = client.hear({"sid": SID, "type": "detached", "data": {"reason": "taken_over"}})
+    assert isinstance(taken, TakenOver)
+    assert client.hear(error("NOT_ATTACHED", 1)) == [] and client.sent() == []
+    client.reconnect()
+    assert client.sent() == []
+    client.protocol.claim(session)
+    assert ids(client.sent()) == [("resume", None)]
+    client.hear(position(next_id=1))
+    assert ids(client.sent()) == [("step", 1)]
+
+
+@pytest.mark.parametrize("next_id", [2, 1])
+def test_d12_a_lost_session_fails_all_it_has(client: Client, next_id: int) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    client.protocol.request(session, "step")
+    read = client.protocol.read("state", session)
+    client.hear(observation(1))
+    client.reconnect()
+    client.sent()
+    events = client.hear(error("SESSION_LOST") if next_id == 2 else position(next_id=1))
+    failed, answered, ended = events
+    assert isinstance(failed, Failed) and failed.id == 2 and failed.error.code == "SESSION_LOST"
+    assert isinstance(answered, Answered) and answered.read is read and answered.error is not None
+    assert isinstance(ended, SessionEnded) and client.protocol.sessions == {}
+    with pytest.raises(LocalProtocolError, match="over"):
+        client.protocol.request(session, "step")
+
+
+def test_d12_a_closed_session_still_gets_the_replies_it_missed(client: Client) -> None:
+    session = client.attached()
+    for kind in ("step", "close", "step"):
+        client.protocol.request(session, kind)  # type: ignore[arg-type] # kinds by name
+    client.reconnect()
+    client.sent()
+    assert client.hear(error("SESSION_CLOSED", next_id=3)) == []
+    closed = {"sid": SID, "id": 2, "type": "closed", "data": {}}
+    kinds = [type(event) for event in client.hear(observation(1), closed)]
+    assert kinds == [Replied, Replied, Failed, SessionEnded]
+
+
+def test_d5_an_open_that_is_refused_is_tried_again_with_all_behind_it(client: Client) -> None:
+    client.protocol.connected(0.0)
+    session = client.protocol.open(SID, KEY)
+    client.protocol.request(session, "reset")
+    client.sent()
+    (refused,) = client.hear(error("CAPACITY_REACHED", retry_after=2.0), error("NOT_ATTACHED", 1))
+    assert isinstance(refused, Refused) and client.protocol.next_timer() == 2.0
+    client.protocol.tick(2.0)
+    assert ids(client.sent()) == [("open", None), ("reset", 1)]
+    assert client.protocol._in_flight == 1
+
+
+def test_d2_reads_are_repeated_until_they_are_answered(client: Client) -> None:
+    session = client.attached()
+    read = client.protocol.read("state", session, b'{"t":1}')
+    assert client.sent() == [{"sid": SID, "q": 1, "type": "state", "data": {"t": 1}}]
+    refusal = {"sid": SID, "q": 1, "type": "error", "data": {"message": "m", "code": "OVERLOADED", "retry_after": 1.0}}
+    assert client.hear(refusal) == []
+    client.protocol.tick(1.0)
+    assert [m["q"] for m in client.sent()] == [1]
+    client.reconnect()
+    client.sent()
+    client.hear(position())
+    assert [m["q"] for m in client.sent()] == [1]
+    answer = {"sid": SID, "q": 1, "type": "state_at", "eid": "e", "t": 1, "kind": "step", "data": {"a": 1}}
+    (answered,) = client.hear(answer, answer)
+    assert isinstance(answered, Answered) and answered.read is read and json.loads(answered.payload) == {"a": 1}
+
+
+def test_d8_pushes_come_once_and_acknowledged(client: Client) -> None:
+    client.attached()
+    events = client.hear(*({"sid": SID, "seq": seq, "type": "reward", "data": {"n": seq}} for seq in (1, 2, 2, 1, 3)))
+    assert [event.seq for event in events] == [1, 2, 3]
+    (ack,) = client.sent()
+    assert ack == {"sid": SID, "type": "ack", "data": {"last": 0, "last_seq": 3}}
+
+
+def test_d8_goaway_stops_new_requests_until_the_next_socket(client: Client) -> None:
+    session = client.attached()
+    (away,) = client.hear({"type": "goaway", "data": {"retry_after": 2.5}})
+    assert isinstance(away, GoneAway) and away.retry_after_s == 2.5
+    client.protocol.request(session, "step")
+    assert client.sent() == []
+    client.reconnect()
+    client.sent()
+    client.hear(position())
+    assert ids(client.sent()) == [("step", 1)]
+
+
+def test_d10_what_was_not_sent_is_cancelled_here(client: Client) -> None:
+    session = client.attached()
+    requests = [client.protocol.request(session, "step") for _ in range(5)]
+    client.sent()
+    assert client.protocol.cancel(session, requests[4]) and not client.protocol.cancel(session, requests[1])
+    assert client.sent() == [{"sid": SID, "id": 2, "type": "cancel"}]
+
+
+def test_d11_the_child_of_a_fork_is_resumed_when_the_reply_is_here(client: Client) -> None:
+    session = client.attached()
+    client.protocol.fork(session, 3, OTHER, KEY, "e-1")
+    (fork,) = client.sent()
+    assert fork["data"] == {"t": 3, "child": {"sid": OTHER, "key": KEY}, "eid": "e-1"}
+    client.hear({"sid": SID, "id": 1, "type": "forked", "data": {}})
+    (resume,) = client.sent()
+    assert resume["data"][0]["sid"] == OTHER and OTHER in client.protocol.sessions
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"NaN", b"[" * 64 + b"]" * 64, b"[" * 5000 + b"]" * 5000])
+def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(client: Client, data: bytes) -> None:
+    session = client.attached()
+    with pytest.raises(InvalidRequest):
+        client.protocol.request(session, "step", data)
+    assert client.sent() == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        '{"type":"error","sid":null,"data":{"message":"m","code":"INVALID_JSON"}}',
+        f'{{"sid":"{SID}","type":"part","data":{{"n":2,"of":2,"text":""}}}}',
+        f'{{"sid":"{SID}","type":"error","data":[]}}',
+        f'{{"sid":"{SID}","id":1,"type":"error","data":5}}',
+        "{",
+    ],
+)
+def test_a_server_that_breaks_the_protocol_is_told_apart_from_our_own_errors(client: Client, frame: str) -> None:
+    client.attached()
+    with pytest.raises(RemoteProtocolError):
+        client.protocol.receive(frame, 0.0)
+
+
+def test_a_machine_that_is_used_wrongly_says_so(client: Client) -> None:
+    session = client.attached()
+    with pytest.raises(LocalProtocolError, match="in use"):
+        client.protocol.open(SID, KEY)
+    with pytest.raises(LocalProtocolError, match="disconnected"):
+        client.protocol.connected(0.0)
+    with pytest.raises(LocalProtocolError, match="CLAIMED"):
+        client.protocol.claim(session)

@@ -1,0 +1,702 @@
+"""The server's machine, clause by clause (PROTOCOL D2-D13, E1-E4, F1)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from errata_protocol.capabilities import ServerLimits
+from errata_protocol.errors import (
+    CapacityReached,
+    EnvironmentFailed,
+    JournalUnavailable,
+    LocalProtocolError,
+    SessionLost,
+)
+from errata_protocol.mux import (
+    Effect,
+    Find,
+    Forget,
+    Hibernate,
+    Read,
+    Recall,
+    RecallPushes,
+    Record,
+    Recorded,
+    Reply,
+    Run,
+    ServerConfig,
+    ServerConnection,
+    ServerProtocol,
+    Stored,
+    Write,
+    hash_key,
+    injected_fork,
+)
+from errata_protocol.payload import digest
+
+SID, KEY = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "n4Jr6Lm8Po0Qs2Tu4Vw6Xy"
+OTHER = "other0Zq3vK8s0T1u5Wb7Y"
+PAYLOAD = b'{"observation":{},"reward":null,"done":false}'
+
+
+def reply(t: int = 0, payload: bytes = PAYLOAD) -> Reply:
+    return Reply("observation", payload, "e-1", t, digest(payload))
+
+
+class Server:
+    """A machine and what it said and asked; times are given in seconds."""
+
+    def __init__(self, **config: Any) -> None:
+        limits = ServerLimits(in_flight_session=4, in_flight_socket=8, detach_ttl_s=10.0)
+        self.protocol = ServerProtocol(ServerConfig(**{"limits": limits, "kept_replies": 2, **config}))
+        self.socket = self.protocol.connect()
+        self.due: list[Effect] = []
+        self.now = 0.0
+
+    def take(self, effects: list[Effect]) -> list[Effect]:
+        asked = [effect for effect in effects if not isinstance(effect, Write)]
+        self.due += asked
+        return asked
+
+    def say(self, *envelopes: dict[str, Any], socket: ServerConnection | None = None) -> list[Effect]:
+        frame = json.dumps(envelopes[0] if len(envelopes) == 1 else envelopes)
+        return self.take(self.protocol.receive(socket or self.socket, frame, self.now))
+
+    def told(self, socket: ServerConnection | None = None) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = []
+        for frame in (socket or self.socket).data_to_send():
+            text = json.loads(frame)
+            said += text if isinstance(text, list) else [text]
+        return said
+
+    def opened(self, sid: str = SID, stored: Stored | None = None, socket: ServerConnection | None = None) -> None:
+        (find,) = self.say({"sid": sid, "type": "open", "data": {"key": KEY}}, socket=socket)
+        assert isinstance(find, Find) and find.make
+        self.take(self.protocol.found(find, stored or Stored(recovery="snapshot"), self.now))
+        assert [message["type"] for message in self.told(socket)] == ["opened"]
+
+    def run(self, effect: Effect, answer: Reply | None = None) -> list[Effect]:
+        assert isinstance(effect, Run | Record)
+        if answer is None:
+            answer = effect.reply if isinstance(effect, Record) else reply(effect.id - 1)
+        return self.take(self.protocol.completed(effect, answer, self.now))
+
+
+def step(id: int, sid: str = SID, data: Any = None, **more: Any) -> dict[str, Any]:
+    return {"sid": sid, "id": id, "type": "step", "data": {"n": id} if data is None else data, **more}
+
+
+def resume(last: int = 0, last_seq: int = 0, key: str = KEY, sid: str = SID, **more: Any) -> dict[str, Any]:
+    return {"type": "resume", "data": [{"sid": sid, "key": key, "last": last, "last_seq": last_seq, **more}]}
+
+
+def codes(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["data"]["code"] if message["type"] == "error" else message["type"] for message in messages]
+
+
+@pytest.fixture
+def server() -> Server:
+    made = Server()
+    made.opened()
+    return made
+
+
+# -- D1 ---------------------------------------------------------------------------------------------------------
+
+
+def test_d1_an_unparsable_frame_is_one_error_with_sid_null_and_no_effect(server: Server) -> None:
+    assert server.take(server.protocol.receive(server.socket, json.dumps([step(1)])[:-1], 0.0)) == []
+    (error,) = server.told()
+    assert error["sid"] is None and error["data"]["code"] == "INVALID_JSON" and "id" not in error
+
+
+def test_d1_elements_are_admitted_alone_and_a_bad_one_is_told_by_its_index(server: Server) -> None:
+    effects = server.say(step(1), {**step(2), "extra": 1}, {"sid": SID, "type": "step"}, step(2))
+    assert [effect.id for effect in effects if isinstance(effect, Run)] == [1]
+    first, second = server.told()
+    assert (first["index"], first["id"], first["data"]["code"]) == (1, 2, "INVALID_ENVELOPE")
+    assert (second["index"], second["sid"], second["data"]["code"]) == (2, SID, "INVALID_ENVELOPE")
+    assert server.protocol.session(SID).next_id == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        {"sid": SID, "type": "step", "data": {}},
+        {"sid": SID, "q": 1, "type": "step", "data": {}},
+        {"sid": SID, "id": 1, "q": 1, "type": "step", "data": {}},
+        {"sid": SID, "id": 1, "type": "state"},
+        {"id": 1, "type": "step"},
+        {"sid": None, "id": 1, "type": "reset"},
+        {"sid": "short", "id": 1, "type": "step"},
+        {"sid": SID, "type": "cancel"},
+        {"sid": SID, "id": 1, "type": "open", "data": {"key": KEY}},
+        {"type": "open", "data": {"key": KEY}},
+        {"sid": SID, "type": "resume", "data": []},
+        {"sid": SID, "q": 1, "type": "close_group", "data": {"group": KEY}},
+        {"q": 1, "type": "close_group", "data": {}},
+        {"type": "capabilities"},
+        {"sid": SID, "id": 1, "type": "mcp", "data": {"method": "tools/list"}},
+        {"sid": SID, "q": 1, "type": "mcp", "data": {"method": "tools/call"}},
+        {"sid": SID, "id": 1, "type": "mcp", "data": []},
+        {"sid": SID, "q": 1, "type": "state", "data": {"t": -1}},
+        {"sid": SID, "type": "ack", "data": {"last": 5}},
+        {"sid": SID, "id": 1, "type": "part", "data": {"n": 2, "of": 2, "text": ""}},
+    ],
+)
+def test_d2_a_message_needs_its_own_address_and_what_has_not_is_never_admitted(
+    server: Server, envelope: dict[str, Any]
+) -> None:
+    assert server.say(envelope) == []
+    (error,) = server.told()
+    assert error["data"]["code"] == "INVALID_ENVELOPE" and error["index"] == 0
+    assert server.protocol.session(SID).next_id == 1  # type: ignore[union-attr]
+
+
+def test_an_unknown_type_consumes_no_id(server: Server) -> None:
+    assert server.say({"sid": SID, "id": 1, "type": "teleport"}) == []
+    assert codes(server.told()) == ["UNKNOWN_TYPE"]
+    assert isinstance(server.say(step(1))[0], Run)
+
+
+# -- D2, D4, D5 ---------------------------------------------------------------------------------------------------
+
+
+def test_d2_requests_of_a_session_run_one_by_one_in_order_of_id(server: Server) -> None:
+    (first,) = server.say(step(1), step(2), step(3))
+    assert isinstance(first, Run) and (first.id, first.data) == (1, b'{"n": 1}')
+    (second,) = server.run(first)
+    (third,) = server.run(second)
+    assert server.run(third) == []
+    told = server.told()
+    assert [(m["id"], m["t"], m["digest"]) for m in told] == [(n, n - 1, digest(PAYLOAD)) for n in (1, 2, 3)]
+
+
+def test_d2_reads_have_no_order_and_leave_no_id(server: Server) -> None:
+    run, read = server.say(step(1), {"sid": SID, "q": 9, "type": "state", "data": {"t": 3, "eid": "e-1"}})
+    assert isinstance(read, Read) and read.fields == {"t": 3, "eid": "e-1"}
+    server.protocol.answered(read, Reply("state_at", PAYLOAD, "e-1", 3, digest(PAYLOAD), "step"))
+    (told,) = server.told()
+    assert told == {
+        "sid": SID, "q": 9, "type": "state_at", "eid": "e-1", "t": 3, "kind": "step", "digest": digest(PAYLOAD),
+        "data": json.loads(PAYLOAD),
+    }  # fmt: skip
+    assert isinstance(run, Run)
+
+
+def test_d4_the_same_id_and_payload_gets_the_recorded_reply(server: Server) -> None:
+    (run,) = server.say(step(1))
+    assert server.say(step(1)) == [] and server.told() == [], "it runs: its reply will come"
+    server.run(run)
+    (first,) = server.told()
+    assert server.say(step(1)) == []
+    assert server.told() == [first]
+
+
+def test_d4_an_old_reply_comes_from_the_journal(server: Server) -> None:
+    recorded = []
+    for id in (1, 2, 3):
+        (run,) = server.say(step(id))
+        assert isinstance(run, Run)
+        server.run(run)
+        recorded.append(Recorded(id, "step", run.sha, reply(id - 1), run.data))
+    server.told()
+    (recall,) = server.say(step(1))
+    assert isinstance(recall, Recall) and (recall.first, recall.last) == (1, 1)
+    server.protocol.recalled(recall, recorded[:1])
+    assert [m["id"] for m in server.told()] == [1]
+    (gone,) = server.say(step(1))
+    assert isinstance(gone, Recall)
+    server.protocol.recalled(gone, [Recorded(1, "step", recorded[0].sha, None)])
+    assert codes(server.told()) == ["REPLY_EXPIRED"]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_d4_another_payload_or_type_under_one_id_is_a_conflict(server: Server, running: bool) -> None:
+    (run,) = server.say(step(1))
+    assert isinstance(run, Run)
+    if not running:
+        server.run(run)
+        server.told()
+    for other in (step(1, data={"n": 2}), {**step(1), "type": "reset"}):
+        for recall in server.say(other):
+            assert isinstance(recall, Recall)
+            server.protocol.recalled(recall, [Recorded(1, "step", run.sha, reply(), run.data)])
+        (error,) = server.told()
+        assert error["id"] == 1 and error["data"]["code"] == "CONFLICT"
+    assert server.protocol.session(SID).next_id == 2  # type: ignore[union-attr]
+
+
+def test_d4_the_same_payload_in_other_bytes_is_the_same(server: Server) -> None:
+    (run,) = server.say(step(1, data={"a": 1.0, "b": 2}))
+    assert isinstance(run, Run)
+    assert server.say(step(1, data={"b": 2, "a": 1})) == [] and server.told() == []
+    server.run(run)
+    server.told()
+    (recall,) = server.say(step(1, data={"b": 2, "a": 1}))
+    assert isinstance(recall, Recall)
+    server.protocol.recalled(recall, [Recorded(1, "step", run.sha, reply(), run.data)])
+    assert [m["type"] for m in server.told()] == ["observation"]
+
+
+def test_d4_a_gap_is_out_of_order_and_says_where(server: Server) -> None:
+    assert server.say(step(3)) == []
+    (error,) = server.told()
+    assert error["data"]["code"] == "OUT_OF_ORDER" and error["data"]["next_id"] == 1
+
+
+def test_d5_a_refused_request_holds_back_all_later_ones(server: Server) -> None:
+    server.protocol.refuse(JournalUnavailable("the disk is full", retry_after=1.0))
+    assert server.say(step(1), step(2), step(3)) == []
+    assert codes(server.told()) == ["JOURNAL_UNAVAILABLE", "OUT_OF_ORDER", "OUT_OF_ORDER"]
+    server.protocol.refuse(None)
+    assert isinstance(server.say(step(1))[0], Run)
+
+
+def test_d5_a_run_that_had_no_effect_gives_its_id_back(server: Server) -> None:
+    (run,) = server.say(step(1), step(2))
+    assert isinstance(run, Run)
+    server.take(server.protocol.rejected(run, JournalUnavailable("the disk is full")))
+    told = server.told()
+    assert codes(told) == ["JOURNAL_UNAVAILABLE", "OUT_OF_ORDER"] and {m["data"]["next_id"] for m in told} == {1}
+    (again,) = server.say(step(1))
+    assert isinstance(again, Run) and again.id == 1
+
+
+def test_d5_an_error_that_consumes_its_id_cannot_be_given_back(server: Server) -> None:
+    (run,) = server.say(step(1))
+    assert isinstance(run, Run)
+    with pytest.raises(LocalProtocolError, match="consumes id 1"):
+        server.protocol.rejected(run, EnvironmentFailed("it raised"))
+    with pytest.raises(LocalProtocolError):
+        server.protocol.refuse(EnvironmentFailed("it raised"))
+
+
+def test_d5_a_recorded_error_is_a_reply(server: Server) -> None:
+    (run,) = server.say(step(1), step(2))
+    server.run(run, Reply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
+    assert codes(server.told()) == ["EXECUTION_ERROR"]
+    assert server.say(step(1)) == []
+    assert codes(server.told()) == ["EXECUTION_ERROR"]
+
+
+# -- D3, D7, D12, D13 ---------------------------------------------------------------------------------------------
+
+
+def test_d3_open_reset_and_steps_may_be_pipelined() -> None:
+    server = Server()
+    (find,) = server.say(
+        {"sid": SID, "type": "open", "data": {"key": KEY, "group": OTHER}},
+        {"sid": SID, "id": 1, "type": "reset", "data": {}},
+        step(2),
+        {"sid": SID, "q": 1, "type": "state"},
+    )
+    assert isinstance(find, Find) and find.session.group == OTHER
+    assert find.session.key_hash == hash_key(SID, KEY) and KEY not in repr(find.session.key_hash)
+    run, read = server.take(server.protocol.found(find, Stored(recovery="none"), 0.0))
+    assert isinstance(run, Run) and run.kind == "reset" and isinstance(read, Read)
+    (opened,) = server.told()
+    assert opened["data"] == {
+        "next_id": 1, "eid": None, "t": None, "seq": 0, "status": "open", "recovery": "none", "fence": 1,
+    }  # fmt: skip
+    assert server.socket.in_flight == 3
+
+
+def test_d5_what_waits_behind_a_refused_open_is_not_attached() -> None:
+    server = Server()
+    (find,) = server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, step(1), step(2))
+    assert isinstance(find, Find)
+    server.take(server.protocol.refused(find, CapacityReached("full"), 0.0))
+    told = server.told()
+    assert codes(told) == ["CAPACITY_REACHED", "NOT_ATTACHED", "NOT_ATTACHED"]
+    assert told[0]["data"]["retry_after"] > 0 and server.socket.in_flight == 0
+    assert isinstance(server.say({"sid": SID, "type": "open", "data": {"key": KEY}})[0], Find)
+
+
+def test_d3_an_open_of_the_same_session_attaches_it_and_sends_what_was_not_acknowledged(server: Server) -> None:
+    (run,) = server.say(step(1))
+    server.run(run)
+    server.told()
+    other = server.protocol.connect()
+    assert server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, socket=other) == []
+    assert codes(server.told(other)) == ["opened", "observation"]
+    assert codes(server.told()) == ["detached"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_d7_a_wrong_key_and_an_unknown_sid_take_the_same_path(known: bool) -> None:
+    server = Server()
+    if known:
+        server.opened()
+    other = server.protocol.connect()
+    (find,) = server.say(resume(key=OTHER), step(1), socket=other)
+    assert isinstance(find, Find) and not find.make and find.session.key_hash == hash_key(SID, OTHER)
+    server.take(server.protocol.refused(find, SessionLost("whatever the shell says"), 0.0))
+    lost, unattached = server.told(other)
+    assert lost == {
+        "sid": SID, "type": "error",
+        "data": {"message": "no session with this sid and key: open another", "code": "SESSION_LOST"},
+    }  # fmt: skip
+    assert unattached["data"]["code"] == "NOT_ATTACHED"
+    assert server.told() == [], "the owner notices nothing"
+    if known:
+        assert isinstance(server.say(step(1))[0], Run)
+
+
+def test_f2_a_session_of_another_principal_is_an_unknown_one(server: Server) -> None:
+    foreign = server.protocol.connect("someone else")
+    (find,) = server.say(resume(), socket=foreign)
+    assert isinstance(find, Find) and find.session.principal == "someone else"
+    assert server.told() == []
+
+
+def test_d7_resume_fences_the_old_socket(server: Server) -> None:
+    new = server.protocol.connect()
+    assert server.say(resume(), socket=new) == []
+    (detached,) = server.told()
+    assert detached == {"sid": SID, "type": "detached", "data": {"reason": "taken_over"}}
+    assert server.say(step(1)) == [] and codes(server.told()) == ["NOT_ATTACHED"]
+    assert isinstance(server.say(step(1), socket=new)[0], Run)
+
+
+def test_d7_what_was_admitted_answers_on_the_new_socket(server: Server) -> None:
+    (run,) = server.say(step(1), step(2))
+    new = server.protocol.connect()
+    server.say(resume(), socket=new)
+    assert (server.socket.in_flight, new.in_flight) == (0, 2)
+    (second,) = server.run(run)
+    server.run(second)
+    assert [m.get("id") for m in server.told(new)] == [None, 1, 2] and codes(server.told()) == ["detached"]
+    assert new.in_flight == 0
+
+
+def test_d7_a_late_resume_of_a_dead_socket_takes_nothing_over(server: Server) -> None:
+    late, new = server.protocol.connect(), server.protocol.connect()
+    server.say(resume(fence=5), socket=new)
+    server.say(resume(fence=4), socket=late)
+    (refusal,) = server.told(late)
+    assert refusal["data"]["code"] == "NOT_ATTACHED" and refusal["data"]["fence"] == 5
+    assert codes(server.told(new)) == ["resumed"]
+    server.say(resume(fence=6), socket=late)
+    assert codes(server.told(late)) == ["resumed"] and codes(server.told(new)) == ["detached"]
+
+
+def test_d7_missed_replies_follow_in_order_and_newer_ones_wait_for_them(server: Server) -> None:
+    recorded = []
+    for id in (1, 2, 3):
+        (run,) = server.say(step(id))
+        assert isinstance(run, Run)
+        server.run(run)
+        recorded.append(Recorded(id, "step", run.sha, reply(id - 1)))
+    new = server.protocol.connect()
+    (recall,) = server.say(resume(), step(4), socket=new)[:1]
+    (run,) = (effect for effect in server.due if isinstance(effect, Run) and effect.id == 4)
+    assert isinstance(recall, Recall) and (recall.first, recall.last) == (1, 1)
+    server.run(run)
+    assert codes(server.told(new)) == ["resumed"]
+    server.take(server.protocol.recalled(recall, recorded[:1]))
+    missing = [effect for effect in server.due if isinstance(effect, Recall)][1:]
+    told = [m["id"] for m in server.told(new)]
+    for effect in missing:
+        server.take(server.protocol.recalled(effect, recorded[effect.first - 1 : effect.last]))
+    assert told + [m["id"] for m in server.told(new)] == [1, 2, 3, 4]
+
+
+def test_d7_resume_acknowledges_and_the_journal_is_told(server: Server) -> None:
+    for id in (1, 2):
+        (run,) = server.say(step(id))
+        server.run(run)
+    server.told()
+    (forget,) = server.say(resume(last=2))
+    assert isinstance(forget, Forget) and (forget.last, forget.last_seq) == (2, 0)
+    assert codes(server.told()) == ["resumed"] and not server.protocol.session(SID).kept  # type: ignore[union-attr]
+    assert server.say({"sid": SID, "type": "ack", "data": {"last": 2}}) == [], "known already"
+
+
+def test_d12_a_journal_that_lost_acknowledged_requests_is_told_and_nothing_goes_on(server: Server) -> None:
+    new = server.protocol.connect()
+    assert server.say(resume(last=7), socket=new) == []
+    (error,) = server.told(new)
+    assert error["data"]["code"] == "SESSION_LOST" and error["data"]["next_id"] == 1
+    assert server.told() == []
+
+
+def test_d7_resume_after_a_restart_goes_on_where_the_journal_stands() -> None:
+    server = Server()
+    (find,) = server.say(resume(last=5, last_seq=1))
+    assert isinstance(find, Find)
+    effects = server.take(server.protocol.found(find, Stored(8, "e-1", 4, 3, "snapshot"), 0.0))
+    forget, recall, pushes = effects
+    assert isinstance(forget, Forget) and isinstance(recall, Recall) and isinstance(pushes, RecallPushes)
+    assert (recall.first, recall.last, pushes.first, pushes.last) == (6, 7, 2, 3)
+    (resumed,) = server.told()
+    assert resumed["data"] == {
+        "next_id": 8, "eid": "e-1", "t": 4, "seq": 3, "status": "open", "recovery": "snapshot", "fence": 1,
+    }  # fmt: skip
+    server.protocol.pushes_recalled(pushes, [(2, b"{}"), (3, b"{}")])
+    assert [m["seq"] for m in server.told()] == [2, 3]
+
+
+@pytest.mark.parametrize("status", ["closed", "expired", "lost"])
+def test_d12_who_resumes_a_session_that_is_over_is_told_and_gets_what_was_missed(status: Any) -> None:
+    server = Server()
+    (find,) = server.say(resume(last=1), step(3))
+    assert isinstance(find, Find)
+    (recall,) = server.take(server.protocol.found(find, Stored(3, "e-1", 1, 0, "none", status), 0.0))
+    assert isinstance(recall, Recall) and (recall.first, recall.last) == (2, 2)
+    server.protocol.recalled(recall, [Recorded(2, "close", b"", Reply("closed", b"{}"))])
+    assert codes(server.told()) == [f"SESSION_{status.upper()}", "NOT_ATTACHED", "closed"]
+    assert server.protocol.sessions == 0
+
+
+@pytest.mark.parametrize("sid", [SID, OTHER])
+def test_d12_a_socket_that_did_not_open_a_session_is_not_attached_to_it(server: Server, sid: str) -> None:
+    new = server.protocol.connect()
+    envelopes = [step(1, sid), {"sid": sid, "q": 1, "type": "state"}, {"sid": sid, "id": 1, "type": "cancel"}]
+    envelopes += [{"sid": sid, "id": 1, "type": "close"}, {"sid": sid, "type": "ack", "data": {}}]
+    assert server.say(*envelopes, socket=new) == []
+    told = server.told(new)
+    assert codes(told) == ["NOT_ATTACHED"] * 5 and len({m["data"]["message"] for m in told}) == 1
+
+
+def test_d12_a_lost_socket_detaches_and_what_was_admitted_runs_on(server: Server) -> None:
+    (run,) = server.say(step(1), step(2))
+    server.take(server.protocol.disconnect(server.socket, 0.0))
+    (second,) = server.run(run)
+    assert isinstance(second, Run) and second.id == 2
+    server.run(second)
+    assert server.protocol.session(SID).done == 2  # type: ignore[union-attr]
+
+
+def test_d12_hibernation_counts_from_the_last_reply_and_waits_for_what_is_admitted(server: Server) -> None:
+    (run,) = server.say(step(1))
+    server.take(server.protocol.disconnect(server.socket, 1.0))
+    assert server.protocol.next_timer() == 11.0
+    assert server.take(server.protocol.tick(11.0)) == [], "it still runs"
+    server.now = 15.0
+    server.run(run)
+    assert server.take(server.protocol.tick(24.9)) == []
+    (hibernate,) = server.take(server.protocol.tick(25.0))
+    assert isinstance(hibernate, Hibernate)
+    server.socket = server.protocol.connect()
+    assert server.say(resume(last=1), step(2)) == [], "a resume during hibernation waits"
+    (find,) = server.take(server.protocol.slept(hibernate, 26.0))
+    assert isinstance(find, Find) and not find.make
+    effects = server.take(server.protocol.found(find, Stored(2, "e-1", 0, 0, "snapshot"), 26.0))
+    assert [type(effect) for effect in effects] == [Forget, Run] and codes(server.told()) == ["resumed"]
+
+
+def test_e2_a_session_without_recovery_is_never_hibernated() -> None:
+    server = Server()
+    server.opened(stored=Stored(recovery="none"))
+    server.take(server.protocol.disconnect(server.socket, 0.0))
+    assert server.protocol.next_timer() is None and server.take(server.protocol.tick(1e9)) == []
+
+
+def test_d12_a_session_that_ends_for_a_reason_of_the_servers_is_told(server: Server) -> None:
+    (run,) = server.say(step(1), step(2))
+    server.take(server.protocol.ended(SID, "expired", 0.0))
+    told = server.told()
+    assert codes(told) == ["SESSION_EXPIRED", "SESSION_EXPIRED", "detached"]
+    assert told[-1]["data"]["reason"] == "expired" and server.socket.in_flight == 0
+    assert isinstance(run, Run)
+    assert server.run(run) == [], "what still ran comes to nothing"
+
+
+def test_d12_close_group_is_a_read_that_names_group_and_socket(server: Server) -> None:
+    (read,) = server.say({"q": 3, "type": "close_group", "data": {"group": OTHER}})
+    assert isinstance(read, Read) and read.fields == {"group": OTHER} and read.session is None
+    server.protocol.answered(read, Reply("group_closed", b'{"closed":2}'))
+    assert server.told() == [{"q": 3, "type": "group_closed", "data": {"closed": 2}}]
+
+
+def test_d2_close_ends_the_session_behind_what_came_before(server: Server) -> None:
+    (run,) = server.say(step(1), {"sid": SID, "id": 2, "type": "close"}, step(3))
+    (close,) = server.run(run)
+    assert isinstance(close, Run) and close.kind == "close"
+    server.run(close, Reply("closed", b"{}"))
+    assert codes(server.told()) == ["observation", "closed", "SESSION_CLOSED"]
+    assert server.protocol.sessions == 0 and server.socket.in_flight == 0 and not server.socket.sessions
+
+
+# -- D6, D10 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [({"t": 0}, True), ({"t": 0, "eid": "e-1"}, True), ({"t": 1}, False), ({"t": 0, "eid": "e-2"}, False)],
+)
+def test_d6_a_precondition_is_looked_at_when_its_turn_comes(
+    server: Server, condition: dict[str, Any], holds: bool
+) -> None:
+    (run,) = server.say(step(1), step(2, **{"if": condition}))
+    (second,) = server.run(run)
+    assert isinstance(second, Run if holds else Record)
+    server.run(second)
+    assert codes(server.told())[1] == ("observation" if holds else "PRECONDITION_FAILED")
+
+
+def test_d6_a_failed_reset_stops_the_steps_that_relied_on_it(server: Server) -> None:
+    (reset,) = server.say(
+        {"sid": SID, "id": 1, "type": "reset"}, step(2, **{"if": {"t": 0}}), step(3, **{"if": {"t": 1}})
+    )
+    (second,) = server.run(reset, Reply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
+    assert isinstance(second, Record)
+    (third,) = server.run(second)
+    server.run(third)
+    assert codes(server.told()) == ["EXECUTION_ERROR", "PRECONDITION_FAILED", "PRECONDITION_FAILED"]
+
+
+def test_d10_cancel_before_the_start_is_recorded_and_while_running_ignored(server: Server) -> None:
+    (run,) = server.say(step(1), step(2), step(3))
+    cancels = [{"sid": SID, "id": id, "type": "cancel"} for id in (1, 2, 77)]
+    assert server.say(*cancels) == [] and server.told() == []
+    (second,) = server.run(run)
+    assert isinstance(second, Record)
+    (third,) = server.run(second)
+    assert isinstance(third, Run)
+    server.run(third)
+    assert codes(server.told()) == ["observation", "CANCELLED", "observation"]
+    server.say(step(2))
+    assert codes(server.told()) == ["CANCELLED"], "for ever"
+
+
+def test_d10_a_deadline_counts_from_receipt_queue_included(server: Server) -> None:
+    (run,) = server.say(step(1, deadline_ms=500), step(2, deadline_ms=1000), step(3, deadline_ms=3000))
+    assert isinstance(run, Run) and run.deadline == 0.5
+    server.now = 1.0
+    (second,) = server.run(run)
+    assert isinstance(second, Record)
+    (third,) = server.run(second)
+    assert isinstance(third, Run) and third.deadline == 3.0
+    assert codes(server.told()) == ["observation", "TIMEOUT"]
+
+
+# -- D8, D9, D11 --------------------------------------------------------------------------------------------------
+
+
+def test_d8_pushes_leave_in_order_of_seq(server: Server) -> None:
+    assert server.take(server.protocol.pushed(SID, 1, b'{"v":1}')) == []
+    (recall,) = server.take(server.protocol.pushed(SID, 3, b'{"v":3}'))
+    assert isinstance(recall, RecallPushes) and (recall.first, recall.last) == (2, 3)
+    assert server.take(server.protocol.pushed(SID, 4, b'{"v":4}')) == []
+    (rest,) = server.take(server.protocol.pushes_recalled(recall, [(2, b'{"v":2}'), (3, b'{"v":3}')]))
+    assert isinstance(rest, RecallPushes)
+    server.protocol.pushes_recalled(rest, [(4, b'{"v":4}')])
+    assert [(m["seq"], m["type"], m["data"]["v"]) for m in server.told()] == [(n, "reward", n) for n in (1, 2, 3, 4)]
+    assert server.take(server.protocol.pushed(SID, 2, b"{}")) == [] and server.told() == []
+
+
+def test_d8_goaway_is_told_to_everyone_and_nothing_more_is_admitted(server: Server) -> None:
+    server.protocol.go_away(3.0)
+    server.say(step(1))
+    away, refused = server.told()
+    assert away == {"type": "goaway", "data": {"retry_after": 3.0}}
+    assert refused["data"]["code"] == "OVERLOADED" and refused["data"]["retry_after"] == 3.0
+
+
+def test_d9_bounds_per_session_and_socket_are_refused_with_retry_after() -> None:
+    server = Server()
+    for sid in (SID, OTHER, "third0Zq3vK8s0T1u5Wb7Y"):
+        server.opened(sid)
+    server.say(*[step(id) for id in range(1, 7)])
+    told = server.told()
+    assert codes(told) == ["OVERLOADED", "OUT_OF_ORDER"] and told[0]["data"]["retry_after"] > 0
+    server.say(*[step(id, OTHER) for id in range(1, 5)], step(1, "third0Zq3vK8s0T1u5Wb7Y"))
+    assert codes(server.told()) == ["OVERLOADED"] and server.socket.in_flight == 8
+    server.say({"q": 1, "type": "capabilities"})
+    assert codes(server.told()) == ["OVERLOADED"]
+
+
+def test_d9_the_shell_stops_reading_only_while_its_own_buffer_is_full() -> None:
+    server = Server(high_water_bytes=1000)
+    server.opened()
+    (run,) = server.say(step(1))
+    assert server.socket.accepts_input
+    server.run(run, reply(0, b'{"x":"%s"}' % (b"x" * 1000)))
+    assert not server.socket.accepts_input
+    server.told()
+    assert server.socket.accepts_input
+
+
+def test_d11_a_fork_names_its_child_by_the_hash_of_its_key(server: Server) -> None:
+    said = {"t": 2, "child": {"sid": OTHER, "key": KEY}}
+    (run,) = server.say({"sid": SID, "id": 1, "type": "fork", "data": said})
+    assert isinstance(run, Run) and run.fork is not None
+    assert (run.fork.t, run.fork.eid, run.fork.sid, run.fork.key_hash) == (2, None, OTHER, hash_key(OTHER, KEY))
+    assert KEY.encode() not in run.data and OTHER.encode() in run.data
+    server.run(run, Reply("forked", b"{}"))
+    assert server.say({"sid": SID, "id": 1, "type": "fork", "data": said}) == []
+    assert codes(server.told()) == ["forked", "forked"]
+    assert server.say(step(1, OTHER)) == [] and codes(server.told()) == ["NOT_ATTACHED"], "a fork attaches nothing"
+
+
+def test_d11_a_fork_that_cannot_be_read_is_a_recorded_error(server: Server) -> None:
+    (record,) = server.say({"sid": SID, "id": 1, "type": "fork", "data": {"t": 2, "child": {"sid": OTHER, "key": "x"}}})
+    assert isinstance(record, Record) and record.data == b"{}"
+    server.run(record)
+    assert codes(server.told()) == ["VALIDATION_ERROR"] and server.protocol.session(SID).next_id == 2  # type: ignore[union-attr]
+
+
+def test_f1_production_mode_has_no_fork_and_no_state_t() -> None:
+    server = Server(production=True)
+    server.opened()
+    record, live = server.say(
+        {"sid": SID, "id": 1, "type": "fork", "data": {"t": 0, "child": {"sid": OTHER, "key": KEY}}},
+        {"sid": SID, "q": 1, "type": "state", "data": {"t": 0}},
+        {"sid": SID, "q": 2, "type": "state"},
+    )
+    assert isinstance(record, Record) and isinstance(live, Read) and live.q == 2
+    server.run(record)
+    assert codes(server.told()) == ["NOT_SUPPORTED", "NOT_SUPPORTED"]
+
+
+def test_memory_of_replies_is_bounded_by_number_and_bytes() -> None:
+    server = Server(kept_replies=3, kept_bytes=250)
+    server.opened()
+    for id in range(1, 10):
+        (run,) = server.say(step(id))
+        server.run(run, reply(id, b'{"x":"%s"}' % (b"x" * 100)))
+    session = server.protocol.session(SID)
+    assert session is not None and list(session.kept) == [8, 9] and session.kept_bytes <= 250
+
+
+def test_many_sessions_are_resumed_in_one_frame() -> None:
+    server = Server()
+    sids = [f"many-{n:0>20}" for n in range(500)]
+    entries = [{"sid": sid, "key": KEY, "last": 0, "last_seq": 0} for sid in sids]
+    finds = server.say({"type": "resume", "data": entries})
+    assert [find.session.sid for find in finds if isinstance(find, Find)] == sids
+    for find in finds:
+        assert isinstance(find, Find)
+        server.take(server.protocol.found(find, Stored(), 0.0))
+    assert [m["sid"] for m in server.told()] == sids
+
+
+def test_a_disconnect_while_a_session_is_looked_for_leaves_it_detached() -> None:
+    server = Server()
+    (find,) = server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, step(1))
+    assert isinstance(find, Find)
+    server.take(server.protocol.disconnect(server.socket, 0.0))
+    assert server.take(server.protocol.found(find, Stored(recovery="snapshot"), 0.0)) == []
+    assert server.protocol.next_timer() == 10.0 and server.protocol.session(SID).connection is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"injected_state": {"episode_id": "e-1", "t": 3}, "seed": 1}, ("e-1", 3)),
+        ({"injected_state": {"episode_id": "e-1", "t": 3, "more": 1}}, None),
+        ({"injected_state": {"episode_id": "e-1"}}, None),
+        ({"injected_state": {"episode_id": "e-1", "t": True}}, None),
+        ({"injected_state": {"episode_id": "e-1", "t": 3.0}}, None),
+        ({"injected_state": {"episode_id": 5, "t": 3}}, None),
+        ({"injected_state": "e-1"}, None),
+        ({}, None),
+    ],
+)
+def test_d11_an_injected_state_is_a_fork_only_if_it_is_exactly_that(arguments: dict[str, Any], found: Any) -> None:
+    assert injected_fork(arguments) == found
