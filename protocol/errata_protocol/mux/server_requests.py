@@ -156,11 +156,8 @@ class Requests:
         session.last_reply_at = now
         connection = session.connection
         if connection is not None and session.recall is None:
-            if session.sent == id - 1:
-                self.out.reply(connection, session, id, reply)
-                session.sent = id
-            else:
-                self.out.flush(session)
+            self.out.reply(connection, session, id, reply)  # all before it left, or a recall would be under way
+            session.sent = id
         if session.queue and reply.type != "closed":
             self._start(session, session.queue[0], now)
 

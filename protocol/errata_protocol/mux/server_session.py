@@ -300,7 +300,7 @@ class Out:
     def flush(self, session: ServerSession) -> None:
         """Send the replies that are due, as far as they are at hand, and ask for the next ones that are not."""
         connection = session.connection
-        if connection is None or session.recall is not None:
+        if connection is None:
             return
         while session.sent < session.done:
             recorded = session.kept.get(session.sent + 1)
