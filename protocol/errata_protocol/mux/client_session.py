@@ -87,7 +87,20 @@ class ClientSession:
 
     __slots__ = (
         *("accepted", "acked", "acked_seq", "behind", "counted", "eid", "fence", "gap_at", "give_up_at", "group"),
-        *("held_at", "held_until", "key", "last", "last_seq", "next_id", "over", "retry_at", "sent", "sid", "state"),
+        *(
+            "held_at",
+            "held_until",
+            "key",
+            "last",
+            "last_seq",
+            "next_id",
+            "over",
+            "reads",
+            "retry_at",
+            "sent",
+            "sid",
+            "state",
+        ),
         *("t", "unsent"),
     )
 
@@ -112,6 +125,7 @@ class ClientSession:
         self.held_at = 0
         self.give_up_at: float | None = None
         self.behind: set[int] = set()  # sent behind a refused request, and not refused yet
+        self.reads: dict[int, ClientRead] = {}
         self.retry_at: float | None = None
         self.gap_at: int | None = None
         self.over: ErrataError | None = None  # why it is over, while missed replies still come

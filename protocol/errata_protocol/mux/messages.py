@@ -3,6 +3,8 @@
 The hot path (reset, step, and their replies) goes by `envelope.Envelope` and never makes one of these; the ``data`` of
 what a client says to the protocol itself (open, resume, fork, ...) is read with the models here.
 
+It is longer than other modules because a message is a few lines and there are thirty-one of them.
+
 Decisions where PROTOCOL.md is silent:
 
 - What a message says stands in ``data``; ``sid``, ``id`` and ``q`` address it and stand in the envelope. ``resume`` and
