@@ -54,7 +54,7 @@ class Receiving(Sending):
             return
         if envelope.type == "goaway":
             self.leaving = True
-            self._events.append(GoneAway(number(data, "retry_after")))
+            self._events.append(GoneAway(number(fields(data), "retry_after", 0.0)))
             return
         session = self.sessions.get(envelope.sid or "")
         if session is None:
@@ -182,9 +182,9 @@ class Receiving(Sending):
         retry_at = now
         if CODES[code].retryable:
             if code != _BEHIND:
-                retry_at = now + float(error.details.get("retry_after", self.config.retry_after_s))
+                retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
                 self._events.append(Refused(session, error, retry_at))
-            first = min(id, int(error.details.get("next_id", id))) if code == _BEHIND else id
+            first = min(id, int(number(error.details, "next_id", id))) if code == _BEHIND else id
             first = max(first, session.last + 1)
         else:
             first = id
@@ -213,7 +213,7 @@ class Receiving(Sending):
             self._end(session, error)
         elif session.state in (State.OPENING, State.RESUMING):
             if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable:
-                retry_at = now + float(error.details.get("retry_after", self.config.retry_after_s))
+                retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
                 self._act(session, Event.REFUSED)
                 session.retry_at = retry_at
                 self._waiting[session.sid] = session
@@ -262,7 +262,7 @@ class Receiving(Sending):
         if error is not None and (error.code == "NOT_ATTACHED" or error.code in ("OVERLOADED", "JOURNAL_UNAVAILABLE")):
             read.sent = False
             if error.code != "NOT_ATTACHED":
-                read.retry_at = now + float(error.details.get("retry_after", self.config.retry_after_s))
+                read.retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
                 self._late[read.q] = read
             elif read.session is not None and read.session.state is State.ATTACHED:
                 self._act(read.session, Event.NOT_ATTACHED)

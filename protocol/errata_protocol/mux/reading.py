@@ -41,10 +41,16 @@ def fields(data: bytes) -> dict[str, Any]:
     return found
 
 
-def number(data: bytes, name: str) -> float:
-    """Return a field, 0 where it is missing."""
-    value = fields(data).get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
+def number(fields: dict[str, Any], name: str, default: float) -> float:
+    """Return a number among the fields of a message.
+
+    Raises:
+        RemoteProtocolError: It is there and no number.
+    """
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RemoteProtocolError(f"{name} is no number")
+    return value
 
 
 def error_of(data: bytes) -> ErrataError:
