@@ -405,6 +405,22 @@ def test_d7_missed_replies_follow_in_order_and_newer_ones_wait_for_them(server: 
     assert told + [m["id"] for m in server.told(new)] == [1, 2, 3, 4]
 
 
+def test_d7_a_repeat_does_not_overtake_the_replies_that_are_due(server: Server) -> None:
+    recorded = []
+    for id in (1, 2, 3):
+        (run,) = server.say(step(id))
+        assert isinstance(run, Run)
+        server.run(run)
+        recorded.append(Recorded(id, "step", run.sha, reply(id - 1), run.data))
+    new = server.protocol.connect()
+    due, asked = server.say(resume(), step(1), socket=new)
+    assert isinstance(due, Recall) and isinstance(asked, Recall)
+    server.take(server.protocol.recalled(asked, recorded[:1]))
+    assert codes(server.told(new)) == ["resumed"] and new.in_flight == 0
+    server.take(server.protocol.recalled(due, recorded[:1]))
+    assert [m["id"] for m in server.told(new)] == [1, 2, 3]
+
+
 def test_d7_resume_acknowledges_and_the_journal_is_told(server: Server) -> None:
     for id in (1, 2):
         (run,) = server.say(step(id))
