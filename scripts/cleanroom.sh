@@ -21,6 +21,7 @@ command -v debootstrap >/dev/null || { say "run: apt-get install -y debootstrap"
 parent=${CLEANROOM_DIR:-$PWD/.cache}
 mkdir -p "$parent"
 room=$(mktemp -d "$parent/cleanroom.XXXXXX")
+chmod 755 "$room" # its /: rootless tests are an ordinary user in there
 inside=
 # Everything that is mounted or started lives in namespaces that end with $inside (which ignores other signals).
 trap '[ -z "$inside" ] || kill -KILL "$inside" 2>/dev/null; wait; rm -rf --one-file-system "$room"' EXIT
