@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -13,11 +14,14 @@ from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost,
 from .delivery import Admitted, error_row, wire_digest
 from .execution import Execution
 from .hosting import EnvHost, ThreadLost
+from .ids import name_of
 from .journal.base import EpisodeRow, Record
 from .recovery import drawn
 from .runtime import Runtime
 from .session import Reply, Request, Room, Session
 from .waking import Waker
+
+log = logging.getLogger("errata.sessions")
 
 T = TypeVar("T")
 
@@ -68,12 +72,15 @@ class Admission:
             t = 0 if request.kind == "reset" else (session.t or 0) + 1
             request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
             admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created, received_sha)
-            records: list[Record] = [] if session.committed else [session.row]
             try:
                 executed = await self.on_host(session, lambda host: self._execution.run(host, admitted, request))
+                if session.recoverable and host.recovery is Recovery.NONE:  # its first snapshot was none of ours
+                    session.row = replace(session.row, recovery=Recovery.NONE)
+                records: list[Record] = [] if session.committed else [session.row]
                 if new_episode:
                     records.append(await self._episode_row(session, eid, request))
             except ServiceError as error:
+                _log_failure(session, admitted, error)
                 await self._after_failure(session, admitted, error)
                 raise
             # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
@@ -139,3 +146,17 @@ class Admission:
             return await call(await self._awake(session))
         except ThreadLost:
             return await call(await self._awake(session))
+
+
+def _log_failure(session: Session, admitted: Admitted, error: ServiceError) -> None:
+    """Say what failed; the environment's own traceback with it where debug lines are wanted."""
+    cause = error.__cause__ if log.isEnabledFor(logging.DEBUG) else None
+    log.warning(
+        "session %s: %s for t=%d failed: %s: %s",
+        name_of(session.sid),
+        admitted.kind,
+        admitted.t,
+        type(error.__cause__ or error).__name__,
+        error.message,
+        exc_info=cause,
+    )

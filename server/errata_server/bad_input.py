@@ -21,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MAX_ERRORS = 20
 """Errors told of one request."""
 
+_FASTAPI_COULD_NOT_PARSE = "There was an error parsing the body"
+
 MAX_QUOTED = 500
 """Bytes of JSON up to which a value is quoted whole."""
 
@@ -59,7 +61,7 @@ async def answer_unreadable(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 413:
         body = {"code": "FRAME_TOO_LARGE", "message": error.detail, "detail": error.detail}
-    elif error.status_code == 400 and error.__cause__ is not None:
+    elif error.status_code == 400 and error.detail == _FASTAPI_COULD_NOT_PARSE:
         cause = f"Invalid JSON: {error.__cause__}"[:MAX_QUOTED]
         body = {"code": "INVALID_JSON", "message": cause, "detail": error.detail}
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response, status
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, status
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -83,6 +84,18 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     root = FastAPI(title="OpenEnv Environment HTTP API", version="1.0.0", lifespan=lifespan)
     by_name = {name.lower(): served for name, served in apps.items()}
 
+    @root.get("/", include_in_schema=False)
+    async def index() -> dict[str, Any]:
+        return {"environments": {name: f"/{name}" for name in apps}}
+
+    @root.websocket("/ws")
+    async def socket_of_none(websocket: WebSocket) -> None:
+        await websocket.accept()
+        places = ", ".join(f"/{name}/ws" for name in apps)
+        told = {"message": f"this server has several environments: connect to one of {places}", "code": "SESSION_ERROR"}
+        await websocket.send_text(json.dumps({"type": "error", "data": told}))
+        await websocket.close()
+
     @root.get("/health", tags=["Health"])
     async def health() -> dict[str, str]:
         return {"status": "healthy"}
@@ -107,6 +120,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
             f"/{{env_name}}/{rest}", _forward(by_name, rest), methods=[method], tags=["Task API"], name=rest
         )
     for name, served in apps.items():
+        served.state.errata_lists_only = name
         root.mount(f"/{name}", served, name=f"environment:{name}")
     http_routes.answer_errors(root)
     guard(root, runtime.settings, insecure=insecure)

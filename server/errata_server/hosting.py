@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -51,10 +52,42 @@ def recovery_of(factory: EnvironmentFactory | Environment[Any, Any, Any], *, det
     """
     while isinstance(factory, functools.partial):
         factory = factory.func
-    if all(callable(getattr(factory, name, None)) for name in ("snapshot", "restore")):
+    if _has_our_snapshots(factory):
         return Recovery.SNAPSHOT
     declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True
     return Recovery.REEXECUTE if declared else Recovery.NONE
+
+
+def _has_our_snapshots(of: object) -> bool:
+    """Say whether ``snapshot()`` and ``restore(snapshot)`` are those of PROTOCOL E1.
+
+    Environments have had methods of these names for themselves: with other parameters, with another result declared,
+    or, where nothing is declared, with another result the first time.
+    """
+    snapshot, restore = getattr(of, "snapshot", None), getattr(of, "restore", None)
+    cls = of if isinstance(of, type) else type(of)
+    if not callable(snapshot) or not callable(restore) or cls in _OTHERS_SNAPSHOTS:
+        return False
+    given = 1 if isinstance(of, type) else 0  # the instance, where the method is looked up on the class
+    try:
+        needed = [
+            sum(
+                1 for p in inspect.signature(method).parameters.values() if p.default is p.empty and p.kind not in _REST
+            )
+            for method in (snapshot, restore)
+        ]
+        declared = inspect.signature(snapshot).return_annotation
+    except (ValueError, TypeError):  # it cannot be looked into, so it is asked
+        return True
+    if needed[0] > given or needed[1] > given + 1:
+        return False
+    name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
+    return declared is inspect.Signature.empty or name.strip("\"'").rpartition(".")[2] == Snapshot.__name__
+
+
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_OTHERS_SNAPSHOTS: weakref.WeakSet[type] = weakref.WeakSet()
+"""Environment classes whose undeclared ``snapshot()`` turned out to return something of their own."""
 
 
 def _overrides(env: object, method: str) -> bool:
@@ -213,6 +246,16 @@ class EnvHost:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
             name = type(self.env).__name__
+            if inspect.signature(self.env.snapshot).return_annotation is inspect.Signature.empty:  # type: ignore[attr-defined]
+                _OTHERS_SNAPSHOTS.add(type(self.env))
+                self.recovery = Recovery.NONE
+                self._context.log.warning(
+                    "snapshot() of %s returns a %s of its own, not errata_protocol.Snapshot: its sessions cannot be "
+                    "continued or forked",
+                    name,
+                    type(snapshot).__name__,
+                )
+                return None
             raise EnvironmentOutputInvalid(f"snapshot() of {name} returned a {type(snapshot).__name__}, not a Snapshot")
         return snapshot
 

@@ -79,8 +79,9 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
         error_kind: str | None = None,
     ) -> Response:
         async def answer() -> Response:
+            only = getattr(request.app.state, "errata_lists_only", environment)  # below its name, its own
             page = await replay.page(
-                limit=limit, cursor=cursor, environment=environment, error_kind=error_kind, principal=principal(request)
+                limit=limit, cursor=cursor, environment=only, error_kind=error_kind, principal=principal(request)
             )
             return _json(page.model_dump(mode="json"))
 

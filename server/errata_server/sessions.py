@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from openenv.core.env_server.types import ConcurrencyConfig
 
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
     ErrataError,
@@ -351,7 +352,10 @@ class Sessions:
         """As `admit`, for callers that do not go away: they run in a task that `own` made."""
         outcome, started = "ok", asyncio.get_running_loop().time()
         try:
-            return await self._admission.deliver(session, request, socket)
+            reply = await self._admission.deliver(session, request, socket)
+            if session.host is not None and session.host.recovery is Recovery.NONE:
+                self.recovery = Recovery.NONE  # its first snapshot may have shown that it is none of ours
+            return reply
         except BaseException as error:
             outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # one of few: it is a label
             raise
@@ -392,7 +396,9 @@ class Sessions:
             if detached is None:
                 self.runtime.metrics.refused(self.environment)
                 raise CapacityReached(
-                    f"Server at capacity: {room.used}/{room.capacity} sessions active",
+                    f"Server at capacity: {room.used}/{room.capacity} sessions active; close one, or raise "
+                    "max_concurrent_envs (errata serve --max-sessions): an environment class that can, says so with "
+                    "SUPPORTS_CONCURRENT_SESSIONS = True",
                     active_sessions=room.used,
                     max_sessions=room.capacity,
                 )

@@ -279,7 +279,11 @@ def test_several_environments_share_what_the_root_serves() -> None:
         assert client.get("/Count/splits").status_code == 501  # routed to its environment, which has no tasks
         assert client.post("/count/tasks", json={"split": "train"}).status_code == 501
         assert client.get("/nothing/splits").status_code == 404
-        assert client.get("/ws").status_code == 404
+        assert client.get("/").json() == {"environments": {"count": "/count", "tools": "/tools"}}
+        with client.websocket_connect("/ws") as ws:
+            assert "/count/ws" in json.loads(ws.receive_text())["data"]["message"]
+        assert [e["eid"] for e in client.get("/count/episodes").json()["episodes"]] == [eid]
+        assert client.get("/tools/episodes").json()["episodes"] == []
 
 
 @pytest.mark.parametrize("names", [("a/b",), ("metrics",), ("one", "ONE")])

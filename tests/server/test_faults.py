@@ -193,3 +193,43 @@ def test_the_journal_is_its_owners_alone(tmp_path: Path) -> None:
             server.process.wait(30)
         except subprocess.TimeoutExpired as error:
             raise AssertionError("".join(server.log)) from error
+
+
+class OwnSnapshots(PinnedEnvironment):
+    """An environment of somebody else's, in which the word means something else."""
+
+    def snapshot(self, path: str) -> None:
+        raise AssertionError("not meant for the server")
+
+    def restore(self, path: str) -> None:
+        raise AssertionError("not meant for the server")
+
+
+class DeclaredSnapshots(OwnSnapshots):
+    def snapshot(self) -> dict[str, int]:  # type: ignore[override]
+        raise AssertionError("not meant for the server")
+
+
+class UndeclaredSnapshots(OwnSnapshots):
+    def snapshot(self):  # type: ignore[no-untyped-def,override]
+        return {"board": 3}
+
+
+@pytest.mark.parametrize("env", [OwnSnapshots, DeclaredSnapshots, UndeclaredSnapshots])
+def test_an_environment_with_snapshots_of_its_own_goes_on_as_without(env: type) -> None:
+    app = create_fastapi_app(env, CountAction, CountObservation, max_concurrent_envs=2)
+    with TestClient(app) as client, connect(client) as socket:
+        assert socket.ask("reset", {})["t"] == 0
+        assert socket.ask("step", {"n": 3})["data"]["observation"]["n"] == 3
+        assert socket.ask("capabilities")["data"]["recovery"] == "none"
+        assert client.get("/capabilities").json()["recovery"] == "none"
+
+
+def test_what_an_environment_raised_is_logged_with_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation)
+    with TestClient(app) as client, connect(client) as socket, caplog.at_level("DEBUG", "errata.sessions"):
+        socket.ask("reset", {})
+        socket.ask("step", {"do": "raise"})
+    (line,) = [record for record in caplog.records if "failed" in record.getMessage()]
+    assert "step for t=1 failed: ValueError: boom" in line.getMessage()
+    assert line.exc_info is not None
