@@ -29,7 +29,7 @@ from errata_protocol.replay import Kind, StateAt
 from .codec import Codec
 from .fallback import DeliveryLog
 from .frames import Frame, FrameInvalid, replayed
-from .http_door import HttpDoor
+from .http_door import HttpDoor, why_no_fork
 from .plain_ws import ActT, ObsT, SocketClient, StateT, delivery_kind, reply_type
 from .trace import Lineage
 
@@ -279,10 +279,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         """Fork on the server and return a client of the child that is not connected yet."""
         await self._ensure_probed()
         if not self._offers("fork"):
-            raise NotSupported(
-                "this server cannot fork an episode: open a new_session() and play the actions again, or serve the "
-                "environment with errata_server.create_app"
-            )
+            raise NotSupported(f"this server cannot fork an episode: {why_no_fork(self._capabilities)}")
         target = eid if eid is not None else self._log.eid
         if target is None:
             raise NoReset("no episode is running here: call reset() first, or name an eid")

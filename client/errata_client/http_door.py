@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CapacityReached, ErrataError, NotSupported, ServiceError, SessionUnknown
 from errata_protocol.replay import EpisodeDetail, ForkReply, StateAt
 
@@ -25,6 +26,26 @@ def http_base(ws_url: str) -> str:
     parts = urlsplit(ws_url)
     path = parts.path.removesuffix("/ws")
     return urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, path, "", ""))
+
+
+def why_no_fork(told: Capabilities | None) -> str:
+    """Say why a server that does not offer forks has none, and what to change.
+
+    Args:
+        told: What it answered to the capability probe; None where it knows none.
+    """
+    if told is None:
+        return (
+            "it is none of Errata's: serve the environment with errata_server, or open a new_session() and play the "
+            "actions again"
+        )
+    if not told.offers("state_at"):
+        return "it is in production mode, which has no fork: serve it in simulation mode"
+    return (
+        f"environment {told.environment!r} can neither be restored nor run again: give it snapshot() and restore(), "
+        "or, where the same requests give the same observations, serve it with --deterministic "
+        "(deterministic=True in code)"
+    )
 
 
 class HttpDoor:

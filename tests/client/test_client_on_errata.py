@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from echo_environment import EchoAction, EchoObservation, EchoState
@@ -12,6 +13,8 @@ from loopback import served
 from websockets.exceptions import ConnectionClosed
 
 from errata_client import DigestMismatch, ErrataClient, FrameInvalid
+from errata_client.http_door import why_no_fork
+from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
@@ -215,10 +218,25 @@ async def test_a_server_that_does_not_offer_fork_or_replay_is_not_asked(errata: 
     errata.extensions = {"mux": 1}
     async with ErrataClient(errata_url) as client:
         await client.reset()
-        with pytest.raises(NotSupported, match="create_app"):
+        with pytest.raises(NotSupported, match="production mode"):
             await client.fork(0)
         assert (await client.state_at(0)).source == "history"
         assert (await client.capabilities()) is not None
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (None, "none of Errata's"),
+        (Capabilities(environment="dice", extensions={"error_markers": 1}), "production mode"),
+        (
+            Capabilities(environment="dice", extensions={"state_at": 1}),
+            r"'dice' can neither be restored nor run again: give it snapshot\(\) and restore\(\).*--deterministic",
+        ),
+    ],
+)
+def test_a_server_without_fork_is_told_what_would_give_it_one(told: Capabilities | None, says: str) -> None:
+    assert re.search(says, why_no_fork(told))
 
 
 # -- sessions that outlive their socket
