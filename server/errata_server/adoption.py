@@ -121,7 +121,7 @@ def adopt(
     max_concurrent_envs: int | None = None,
     insecure: bool = False,
     deterministic: bool = False,
-    volatile: Sequence[str] = (),
+    volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> App:
     """Give an existing OpenEnv application journaled, replayable sessions; everything else of it stays.

@@ -31,13 +31,13 @@ from openenv.core.env_server.types import (
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
-from errata_protocol.errors import CapacityReached, EnvironmentFailed, SessionUnknown
+from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest, SessionUnknown
 
 from . import http_routes, routing, stateless
 from .auth import guard
 from .bad_input import BodyLimit
 from .compose import mount_by_name
-from .declared import Declared
+from .declared import Declared, field_names
 from .decoding import Decoder
 from .detecting import FieldMap
 from .mcp import McpDoor
@@ -76,7 +76,7 @@ class HTTPEnvServer(_UpstreamServer):
         **kwargs: As upstream.
 
     Raises:
-        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there.
+        InvalidRequest: As in `create_fastapi_app`.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class HTTPEnvServer(_UpstreamServer):
         spec: EnvironmentSpec | None = None,
         insecure: bool = False,
         deterministic: bool = False,
-        volatile: Sequence[str] = (),
+        volatile: Sequence[str] | str = (),
         detect: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         declared = Declared(
             deterministic=deterministic or (spec is not None and spec.deterministic),
-            volatile=tuple(volatile),
+            volatile=field_names(volatile),
             detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
         )
         decoder = Decoder(self.action_cls)
@@ -108,6 +108,11 @@ class HTTPEnvServer(_UpstreamServer):
             declared=declared,
             decoder=decoder,
         )
+        if declared.volatile and self.sessions.recovery is Recovery.NONE:
+            raise InvalidRequest(
+                "volatile names fields that may differ when requests run again, and sessions of "
+                f"{self.env_name} are not run again: say deterministic too"
+            )
         self.replay = Replay(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode
@@ -264,7 +269,7 @@ def create_fastapi_app(
     spec: EnvironmentSpec | None = None,
     insecure: bool = False,
     deterministic: bool = False,
-    volatile: Sequence[str] = (),
+    volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> FastAPI:
     """Create the application of one environment; upstream's arguments first, then ours.
@@ -287,13 +292,14 @@ def create_fastapi_app(
         deterministic: The environment's answers follow from its reset arguments, seed and actions alone: without
             ``snapshot``/``restore`` its sessions are then continued, and forked, by running their requests again.
         volatile: Fields that may nevertheless differ, such as timestamps in ``metadata``; beside ``VOLATILE_FIELDS`` of
-            the observation class.
+            the observation class. A list, or a text with commas between.
         detect: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``: mark failing steps of an
             environment that does not do so itself, in ``observation.metadata``.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.
-        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there.
+        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there; or ``volatile`` names no
+            fields, or fields of sessions that are not run again.
     """
     if runtime is None:
         settings = settings or Settings()
@@ -344,7 +350,7 @@ def create_app(
     spec: EnvironmentSpec | None = None,
     insecure: bool = False,
     deterministic: bool = False,
-    volatile: Sequence[str] = (),
+    volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> FastAPI:
     """Create the application of one environment with upstream's ``create_app`` signature.

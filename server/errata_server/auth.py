@@ -7,10 +7,12 @@ one anonymous principal, and session ids and eids are the capabilities.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 import ipaddress
 import json
+import logging
 import re
 
 from starlette.applications import Starlette
@@ -18,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .log import hide_ids
 from .settings import Settings
+
+log = logging.getLogger("errata.server")
 
 Refusal = tuple[int, str, str]
 
@@ -78,7 +82,10 @@ class Guard:
         if scope["type"] in ("http", "websocket"):
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
-            refusal = self._foreign_page(scope["type"], headers, is_loopback(peer)) or self._stranger(peer, headers)
+            stranger = self._stranger(peer, headers)
+            if stranger is not None:
+                _warn_of_strangers(stranger[2])
+            refusal = self._foreign_page(scope["type"], headers, is_loopback(peer)) or stranger
             principal: str | None = None
             if refusal is None and self._principals:
                 principal = self._principal(headers)
@@ -157,6 +164,11 @@ _NOT_YOUR_PAGES: Refusal = (403, "FORBIDDEN", "the web interface is one session,
 
 _PAGES = re.compile(r"/(web|ws/ui)(/|$)")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
+
+
+@functools.cache  # once per process and reason: strangers must not fill the log
+def _warn_of_strangers(message: str) -> None:
+    log.warning("refused a request: %s", message)
 
 
 def _name_of(host: str) -> str:

@@ -35,6 +35,7 @@ cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # it would take the brackets of our help texts for markup and print none of them
 )
 cli.add_typer(cli_episodes.cli, name="episodes")
 cli.add_typer(cli_base.cli, name="base")
@@ -63,17 +64,26 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    data_dir: cli_episodes.DataDir = None,
+    data_dir: cli_episodes.ServersDir = None,
     token: Annotated[
         str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
     ] = None,
     insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
     base: Annotated[list[str] | None, typer.Option(help="Base tree of sandboxes, NAME=PATH; repeatable.")] = None,
     mode: Annotated[
-        str | None, typer.Option(parser=_MODE, metavar="MODE", help="simulation, production. [default: OPENENV_MODE]")
+        str | None,
+        typer.Option(
+            parser=_MODE,
+            metavar="MODE",
+            help="simulation, or production: without HTTP reset, step and state, episodes, state(t) and fork. "
+            "[default: OPENENV_MODE, else simulation]",
+        ),
     ] = None,
     step_timeout: Annotated[
-        float | None, typer.Option(min=1, help="Infrastructure deadline of a step, seconds. [default: 900]")
+        float | None,
+        typer.Option(
+            min=1, help="Infrastructure deadline of a step, seconds. [default: ERRATA_STEP_TIMEOUT_S, else 900]"
+        ),
     ] = None,
     max_sessions: Annotated[
         int | None, typer.Option(min=1, help="Environment instances at once. [default: 10000, or the application's]")
@@ -81,20 +91,24 @@ def serve(
     action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
     observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
     deterministic: Annotated[
-        bool, typer.Option(help="Continue and fork sessions without snapshots by running their requests again.")
+        bool,
+        typer.Option(help="Continue and fork sessions without snapshots by running their requests again. One target."),
     ] = False,
     volatile: Annotated[
-        str | None, typer.Option(metavar="FIELD,...", help="Fields that may differ when requests run again.")
+        str | None,
+        typer.Option(metavar="FIELD,...", help="Fields that may differ when requests run again. One target."),
     ] = None,
     detect: Annotated[
         str | None,
         typer.Option(
             metavar="MAP",
-            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD].",
+            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]. One target.",
         ),
     ] = None,
     web: Annotated[bool, typer.Option(help="OpenEnv's web interface at /web, as ENABLE_WEB_INTERFACE=true.")] = False,
-    fsync: Annotated[bool | None, typer.Option(help="Sync the journal before each reply. [default: yes]")] = None,
+    fsync: Annotated[
+        bool | None, typer.Option(help="Sync the journal before each reply. [default: ERRATA_FSYNC, else yes]")
+    ] = None,
     log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
@@ -124,7 +138,7 @@ def serve(
         max_sessions=max_sessions,
         stated=Stated(action, observation),
         deterministic=deterministic,
-        volatile=[name.strip() for name in volatile.split(",") if name.strip()] if volatile else (),
+        volatile=volatile or (),
         detect=detect,
     )
     serving.run(served, bind)

@@ -12,7 +12,7 @@ import typer
 from .sandbox.base_import import import_base
 from .sandbox.base_tree import build_base, find_base
 
-cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True)
+cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @cli.command("build")

@@ -11,13 +11,23 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, UnknownEpisode, error_from_wire
+from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.errors import (
+    ErrataError,
+    InvalidRequest,
+    JournalUnavailable,
+    NotSupported,
+    Unauthorized,
+    UnknownEpisode,
+    error_from_wire,
+)
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, EpisodePage, observation_of
 
@@ -26,7 +36,7 @@ from .discovery import published
 from .runtime import Runtime, owner_url
 from .settings import Settings
 
-cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True)
+cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)
 
 T = TypeVar("T")
 _EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -46,8 +56,13 @@ def cursor_of(text: str) -> str:
     return text
 
 
-DataDir = Annotated[
-    Path | None, typer.Option(parser=directory, metavar="PATH", help="Journal to read. [default: user data directory]")
+_DEFAULT = "[default: ERRATA_DATA_DIR, else errata in XDG_DATA_HOME or ~/.local/share]"
+DataDir = Annotated[Path | None, typer.Option(parser=directory, metavar="PATH", help=f"Journal to read. {_DEFAULT}")]
+ServersDir = Annotated[
+    Path | None,
+    typer.Option(
+        parser=directory, metavar="PATH", help=f"Journal and sandbox layers; one server per directory. {_DEFAULT}"
+    ),
 ]
 Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
@@ -184,7 +199,7 @@ class _Source:
 
     def __init__(self, data_dir: Path | None, url: str | None, *, writes: bool = False) -> None:
         self._token = os.environ.get("ERRATA_TOKEN")
-        self._url = url
+        self._url = _checked(url) if url is not None else None
         self._runtime: Runtime | None = None
         self._directory = data_dir or default_data_dir()
         if url is None and not (self._directory / "journal.db").exists():
@@ -251,15 +266,52 @@ class _Source:
         return asyncio.run(call())
 
     def _http(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        assert self._url is not None
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        try:
-            answer = httpx.request(method, self._url.rstrip("/") + path, headers=headers, timeout=60, **kwargs)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?") from error
+        answer = self._ask(method, path, **kwargs)
+        if answer.status_code == 401 and self._token is None:
+            raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN")
+        if answer.status_code == 401:
+            raise Unauthorized(f"{self._url} refused the token in ERRATA_TOKEN: set one of the server's")
+        if answer.status_code == 404 and not _has_code(answer) and self._is_ours():
+            raise NotSupported(
+                f"{self._url} is in production mode, which serves no episodes: read its journal on its machine "
+                "with --data-dir"
+            )
         if answer.is_error:
             raise _error_of(answer)
         return answer
+
+    def _ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        assert self._url is not None
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            return httpx.request(method, self._url.rstrip("/") + path, headers=headers, timeout=60, **kwargs)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?") from error
+
+    def _is_ours(self) -> bool:
+        """Return whether the server is an Errata server: one without episodes is in production mode."""
+        try:
+            told = self._ask("GET", "/capabilities").json()
+        except ValueError:
+            return False
+        if not isinstance(told, dict):
+            return False
+        each = told.get("environments", {"": told})  # of several environments at the root
+        return isinstance(each, dict) and any(
+            isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
+        )
+
+
+def _checked(url: str) -> str:
+    """Return the address of a server.
+
+    Raises:
+        InvalidRequest: It is none of HTTP's.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidRequest(f"--url takes http://HOST:PORT or https://HOST, not {url!r}")
+    return url
 
 
 def _path(eid: str) -> str:
@@ -269,11 +321,15 @@ def _path(eid: str) -> str:
     return f"/episodes/{eid}"
 
 
-def _error_of(answer: httpx.Response) -> ErrataError:
+def _has_code(answer: httpx.Response) -> bool:
     try:
         body = answer.json()
     except ValueError:
-        body = None
-    if isinstance(body, dict) and "code" in body:
-        return error_from_wire(body)
+        return False
+    return isinstance(body, dict) and "code" in body
+
+
+def _error_of(answer: httpx.Response) -> ErrataError:
+    if _has_code(answer):
+        return error_from_wire(answer.json())
     return JournalUnavailable(f"{answer.request.url}: HTTP {answer.status_code}; is it an Errata server?")

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from openenv.core.env_server.types import Observation
 
+from errata_protocol.errors import InvalidRequest
+
 from .detecting import FieldMap
+
+
+def field_names(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Return field names that were given as a list, or as one text with commas between, as on the command line.
+
+    Raises:
+        InvalidRequest: They are something else.
+    """
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(
+            f"volatile takes names of fields, ['timestamp', 'elapsed'] or 'timestamp,elapsed', not {given!r}"
+        )
+    return tuple(name.strip() for name in names if name.strip())
 
 
 @dataclass(frozen=True, slots=True)

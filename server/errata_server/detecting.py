@@ -28,7 +28,7 @@ MAX_TEXT_RESULT = 1024**2
 
 Path = tuple[str, ...]
 
-_USAGE = "--detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]"
+_USAGE = "detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class FieldMap:
             InvalidRequest: It is something else, or names a field that the classes do not have; the message lists
                 those they have.
         """
+        if not isinstance(text, str):  # a mapping, most likely
+            raise InvalidRequest(f"{_USAGE} as one text, not {text!r}")
         paths: dict[str, Path] = {}
         for entry in text.split(","):
             name, separator, path = (part.strip() for part in entry.partition("="))
@@ -306,7 +308,7 @@ def _check(path: Path, cls: type[BaseModel]) -> None:
             if at.model_config.get("extra") == "allow":
                 return
             held = ", ".join(sorted(at.model_fields)) or "none"
-            raise InvalidRequest(f"--detect: {at.__name__} has no field {name!r}; its fields are: {held}")
+            raise InvalidRequest(f"detect: {at.__name__} has no field {name!r}; its fields are: {held}")
         inner = list(_classes(field.annotation))
         models = [c for c in inner if isinstance(c, type) and issubclass(c, BaseModel)]
         if models:
@@ -314,7 +316,7 @@ def _check(path: Path, cls: type[BaseModel]) -> None:
         elif depth + 1 < len(path):
             if any(c is Any or c is object or (isinstance(c, type) and issubclass(c, Mapping)) for c in inner):
                 return
-            raise InvalidRequest(f"--detect: field {'.'.join(path[: depth + 1])!r} of {cls.__name__} has no fields")
+            raise InvalidRequest(f"detect: field {'.'.join(path[: depth + 1])!r} of {cls.__name__} has no fields")
 
 
 def _classes(annotation: Any) -> Iterator[Any]:

@@ -82,7 +82,7 @@ class Servable:
         max_sessions: int | None = None,
         insecure: bool = False,
         deterministic: bool = False,
-        volatile: Sequence[str] = (),
+        volatile: Sequence[str] | str = (),
         detect: str | None = None,
     ) -> FastAPI:
         """Return its application with our sessions: the existing one, adopted, or a new one.

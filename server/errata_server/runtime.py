@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -183,6 +184,8 @@ class Runtime:
 
     async def _recover(self) -> None:
         if not self.journal.durable:
+            if self._given_journal is None:
+                _warn_of_memory()
             return
         for row in await self.read(self.journal.open_sessions):
             if not row.given_out:
@@ -334,6 +337,14 @@ class _Lazy:
         return iter(self._refs())
 
 
+_WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
+
+
+@functools.cache  # once per process: a test makes many applications
+def _warn_of_memory() -> None:
+    log.warning("the journal is in memory and ends with this process: set ERRATA_DATA_DIR, or give data_dir=")
+
+
 def _lock(directory: Path) -> int:
     """Take the data directory for this process; the kernel gives it back when the process ends, however it ends."""
     try:
@@ -341,7 +352,7 @@ def _lock(directory: Path) -> int:
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalUnavailable(
-            f"cannot use the data directory {directory}: {error.strerror}; give another --data-dir"
+            f"cannot use the data directory {directory}: {error.strerror}; give another ({_WAYS})"
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -350,7 +361,8 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise JournalUnavailable(
             f"the data directory {directory} is in use by process {owner or 'unknown'}: "
-            "stop it or give another --data-dir"
+            f"stop it, or give another ({_WAYS}); under uvicorn take --workers 1, for one process holds thousands of "
+            "sessions"
         ) from error
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -81,7 +82,7 @@ def build(
     max_sessions: int | None = None,
     stated: Stated | None = None,
     deterministic: bool = False,
-    volatile: Sequence[str] = (),
+    volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> Served:
     """Load environments and make their application: one at the root and under its name, several each under its name.
@@ -265,9 +266,12 @@ def _listen(bind: Bind) -> socket.socket:
         listening.bind(address)
         listening.listen(4096)
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"{bind.host} is no address of this machine: give another --host (0.0.0.0 takes all it has)"
+        else:
+            remedy = "give another --port (0 takes a free one)"
         raise InvalidRequest(
-            f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; "
-            "give another --port (0 takes a free one)"
+            f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; {remedy}"
         ) from error
     return listening
 
