@@ -12,12 +12,15 @@ from . import cli_episodes
 
 
 def doctor(
-    data_dir: cli_episodes.DataDir = None,
+    data_dir: cli_episodes.ServersDir = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Try what a server needs; exit status 0 when `errata serve terminal` would work."""
-    from .doctor import examine
+    """Try what a server needs; exit status 0 when `errata serve terminal` would work.
+
+    Other environments need less: the last line says whether one that runs no commands in sandboxes would work.
+    """
+    from .doctor import examine, summary
     from .machine import Machine
     from .settings import Settings
 
@@ -31,6 +34,8 @@ def doctor(
                 if text:
                     typer.echo(f"{'':26}{label}: {text}")
     works = all(finding.verdict != "missing" for finding in found)
-    if as_json:
+    if not as_json:
+        typer.echo(summary(found))
+    else:
         typer.echo(json.dumps({"works": works, "findings": [asdict(finding) for finding in found]}))
     raise typer.Exit(0 if works else 1)

@@ -7,7 +7,7 @@ What is ``missing`` keeps ``errata serve terminal`` from working; what is ``wors
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,7 @@ _OTHER_DESCRIPTORS = 256 + 6 * 400
 _SLOW_FSYNC_S = 0.01
 _SLOW_COMMAND_S = 0.25
 _LOW_INODES = 100_000
+_NO_SANDBOX = "no sandboxes, so no terminal environment; environments that run no commands do without"
 _MIB = 1024**2
 
 
@@ -38,6 +39,7 @@ class Finding:
         says: What was found.
         costs: What is lost, empty when nothing is.
         fix: The command or step that changes it, empty when there is nothing to change.
+        of_sandboxes: Only environments that run commands in sandboxes need it.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Finding:
     says: str
     costs: str = ""
     fix: str = ""
+    of_sandboxes: bool = False
 
 
 def examine(machine: Machine, *, port: int = 8000) -> Iterator[Finding]:
@@ -62,8 +65,13 @@ def examine(machine: Machine, *, port: int = 8000) -> Iterator[Finding]:
     usable = _data_dir(machine)
     yield usable
     yield _base(machine)
-    trial = machine.try_sandbox() if usable.verdict != "missing" else SandboxTrial(failure=usable.says)
-    yield _sandbox(trial)
+    trial = SandboxTrial()
+    if usable.verdict == "missing":
+        says = "not tried: a sandbox needs the data directory"
+        yield Finding("sandbox", "missing", says, _NO_SANDBOX, "mend the data directory first", of_sandboxes=True)
+    else:
+        trial = machine.try_sandbox()
+        yield _sandbox(trial)
     yield from _details(trial)
     yield _open_files(machine)
     if usable.verdict != "missing":
@@ -72,13 +80,29 @@ def examine(machine: Machine, *, port: int = 8000) -> Iterator[Finding]:
     yield _port(machine, port)
 
 
+def summary(found: Sequence[Finding]) -> str:
+    """Return what a server on this machine could serve, in one line."""
+    missing = [finding for finding in found if finding.verdict == "missing"]
+    if not missing:
+        return "`errata serve terminal` would work here"
+    names = ", ".join(finding.name for finding in missing)
+    if all(finding.of_sandboxes for finding in missing):
+        return f"`errata serve terminal` would not work here ({names}); environments without sandboxes would"
+    return f"`errata serve` would not work here ({names})"
+
+
 def _kernel(machine: Machine) -> Finding:
     release = machine.kernel()
     found = re.match(r"(\d+)\.(\d+)", release)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if version < _KERNEL_NEEDED:
         return Finding(
-            "kernel", "missing", f"Linux {release}, too old", "no sandboxes", "use a machine with Linux 5.11 or later"
+            "kernel",
+            "missing",
+            f"Linux {release}, too old",
+            "no sandboxes",
+            "use a machine with Linux 5.11 or later",
+            of_sandboxes=True,
         )
     if version < _KERNEL_MAPPED:
         costs = "no uid of its own for each command: sandboxes share inotify instances and pipe buffers"
@@ -126,7 +150,12 @@ def _user_namespaces(machine: Machine) -> Finding:
         return Finding("user namespaces", "ok", says)
     if needed:
         return Finding(
-            "user namespaces", "missing", failure, "no sandboxes for an ordinary user", machine.why_refused()
+            "user namespaces",
+            "missing",
+            failure,
+            "no sandboxes for an ordinary user",
+            machine.why_refused(),
+            of_sandboxes=True,
         )
     costs = "commands share one uid of the host, and a server without root has no sandboxes"
     return Finding("user namespaces", "worse", failure, costs, machine.why_refused())
@@ -135,14 +164,16 @@ def _user_namespaces(machine: Machine) -> Finding:
 def _seccomp(machine: Machine) -> Finding:
     failure = machine.try_seccomp()
     if failure:
-        return Finding("seccomp", "missing", failure, "no sandboxes", "use a kernel with CONFIG_SECCOMP_FILTER")
+        fix = "use a kernel with CONFIG_SECCOMP_FILTER"
+        return Finding("seccomp", "missing", failure, "no sandboxes", fix, of_sandboxes=True)
     return Finding("seccomp", "ok", "the system call filter is loaded and refuses")
 
 
 def _data_dir(machine: Machine) -> Finding:
     failure, kind = machine.try_data_dir(), machine.file_system()
     if failure:
-        return Finding("data directory", "missing", failure, "no journal, no layers", "name another with --data-dir")
+        fix = "name a directory that this user can write with --data-dir or ERRATA_DATA_DIR"
+        return Finding("data directory", "missing", failure, "no journal, no layers: no server", fix)
     if kind == "overlay":
         return Finding(
             "data directory",
@@ -150,6 +181,7 @@ def _data_dir(machine: Machine) -> Finding:
             f"{machine.data_dir} is on an overlay, on which no other overlay can write",
             "no sandboxes",
             "mount a volume (ext4, xfs, btrfs, tmpfs) and name it with --data-dir",
+            of_sandboxes=True,
         )
     if kind == "tmpfs":
         costs = "journal and layers end with the machine, and take its memory"
@@ -161,12 +193,12 @@ def _base(machine: Machine) -> Finding:
     try:
         return Finding("base tree", "ok", machine.base())
     except ErrataError as error:
-        return Finding("base tree", "missing", *_split(error.message, "no sandboxes"))
+        return Finding("base tree", "missing", *_split(error.message, _NO_SANDBOX), of_sandboxes=True)
 
 
 def _sandbox(trial: SandboxTrial) -> Finding:
     if trial.info is None:
-        return Finding("sandbox", "missing", *_split(trial.failure, "no terminal environment"))
+        return Finding("sandbox", "missing", *_split(trial.failure, _NO_SANDBOX), of_sandboxes=True)
     says = f"{trial.info.mode} mode; `true` takes {trial.seconds * 1000:.0f} ms (median of {trial.count})"
     if trial.seconds > _SLOW_COMMAND_S:
         costs = f"at most {1 / trial.seconds:.0f} commands/s in one session"

@@ -135,11 +135,12 @@ class Machine:
 
     def try_data_dir(self) -> str:
         """Make a file where the data directory is or would be; return why not, empty when it worked."""
+        place = self._place()
         try:
-            with tempfile.TemporaryFile(dir=self._place()):
+            with tempfile.TemporaryFile(dir=place):
                 return ""
         except OSError as error:
-            return f"{self.data_dir} cannot be written: {error.strerror}"
+            return f"{self.data_dir}: no file can be made in {place} ({error.strerror})"
 
     def file_system(self) -> str:
         """Return the type of the file system of the data directory, as the mount table names it."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.doctor import Finding, examine
+from errata_server.doctor import Finding, examine, summary
 from errata_server.machine import Machine, SandboxTrial, Space
 from errata_server.sandbox.base import BackendInfo
 from errata_server.settings import Settings
@@ -162,6 +162,34 @@ def test_without_a_data_directory_nothing_is_tried_in_it() -> None:
     found = report(try_data_dir="cannot be written", try_sandbox=AssertionError(), space=AssertionError())
     assert found["sandbox"].verdict == "missing"
     assert "fsync" not in found
+
+
+def test_an_unusable_data_directory_is_blamed_once_and_the_sandbox_row_points_to_it() -> None:
+    found = report(try_data_dir="/proc/x: no file can be made in /proc", try_sandbox=AssertionError())
+    assert found["data directory"].says.startswith("/proc/x") and "ERRATA_DATA_DIR" in found["data directory"].fix
+    assert found["sandbox"].fix == "mend the data directory first"
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({}, "`errata serve terminal` would work here"),
+        ({"fsync_s": 0.05}, "`errata serve terminal` would work here"),
+        (
+            {"base": SandboxUnavailable("none: build it"), "try_sandbox": SandboxTrial("none: build it")},
+            "`errata serve terminal` would not work here (base tree, sandbox); environments without sandboxes would",
+        ),
+        (
+            {"file_system": "overlay"},
+            "`errata serve terminal` would not work here (data directory, sandbox); "
+            "environments without sandboxes would",
+        ),
+        ({"try_data_dir": "cannot be written"}, "`errata serve` would not work here (data directory, sandbox)"),
+        ({"try_port": "taken"}, "`errata serve` would not work here (port)"),
+    ],
+)
+def test_the_last_line_says_what_could_be_served(answers: dict[str, Any], says: str) -> None:
+    assert summary(list(report(**answers).values())) == says
 
 
 def test_a_port_in_use_is_found_by_binding_it() -> None:
