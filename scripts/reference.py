@@ -1,4 +1,4 @@
-"""Write docs/reference/PACKAGE.md from each package's ``__all__``: what is public, and what it is in one line.
+"""Write docs/reference/PACKAGE.md from each package's ``__all__``: what is public, what it can do, each in one line.
 
 python scripts/reference.py            # write
 python scripts/reference.py --check    # exit 1 where a file is not what would be written
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = (
@@ -49,17 +50,32 @@ def page(package: str) -> str:
     for name in public(package):
         value = getattr(module, name)
         lines.append(f"| `{name}{_signature(value)}` | {_first_line(value)} |")
+        if inspect.isclass(value):
+            lines += [f"| `{row}` | {_first_line(method)} |" for row, method in _methods(name, value)]
     return "\n".join(lines) + "\n"
 
 
+def _methods(name: str, cls: type) -> Iterator[tuple[str, object]]:
+    """Yield what a class adds to its bases, in the order of the source; fields stand in its own description."""
+    for attribute, held in vars(cls).items():
+        if attribute.startswith("_"):
+            continue
+        found = getattr(cls, attribute)
+        if isinstance(held, property):
+            yield f"{name}.{attribute}", found
+        elif inspect.isfunction(held) or isinstance(held, classmethod | staticmethod):
+            awaited = "await " if inspect.iscoroutinefunction(found) else ""
+            yield f"{awaited}{name}.{attribute}{_signature(found)}", found
+
+
 def _signature(value: object) -> str:
-    if not inspect.isfunction(value):
+    if not inspect.isroutine(value):
         return ""
-    return "(" + ", ".join(inspect.signature(value).parameters) + ")"
+    return "(" + ", ".join(name for name in inspect.signature(value).parameters if name != "self") + ")"
 
 
 def _first_line(value: object) -> str:
-    if not (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)):
+    if not (inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, property)):
         return "a value: its description stands beside it in the source"
     return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 

@@ -137,6 +137,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
+        """Raise SimulationError: there are no names to ask for."""
         raise SimulationError("a simulation has no network")
 
     getnameinfo = getaddrinfo
