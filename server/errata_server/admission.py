@@ -23,6 +23,9 @@ from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
 
+MAX_LOGGED = 500
+"""Characters of an environment's exception that a log line repeats."""
+
 T = TypeVar("T")
 
 
@@ -157,6 +160,8 @@ def _log_failure(session: Session, admitted: Admitted, error: ServiceError) -> N
         admitted.kind,
         admitted.t,
         type(error.__cause__ or error).__name__,
-        error.message,
+        error.message[:MAX_LOGGED]
+        .encode("utf-8", "backslashreplace")
+        .decode(),  # an environment's text may have no form
         exc_info=cause,
     )
