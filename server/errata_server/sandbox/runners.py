@@ -145,6 +145,15 @@ class Runners:
         Raises:
             SandboxFailed: The launcher cannot make one.
         """
+        try:
+            return await self._taken()
+        except _LauncherEnded:  # before anything of this caller's ran: it waits for the next launcher instead
+            try:
+                return await self._taken()
+            except _LauncherEnded as error:
+                raise SandboxFailed("no sandbox process could be made: the launcher ended twice") from error
+
+    async def _taken(self) -> Runner:
         while not (runner := await self._next()).alive:
             runner.close()
             await self.gone(runner)
@@ -298,7 +307,7 @@ class Runners:
         self._top_up()
 
     def _fail_waiters(self) -> None:
-        failure = SandboxFailed(f"no sandbox process could be made: {self._failure or 'the launcher ended'}")
+        failure = SandboxFailed(f"no sandbox process could be made: {self._failure}")
         while self._waiters:
             _resolve(*self._waiters.popleft(), failure)
 
@@ -309,17 +318,25 @@ class Runners:
             alive, self._alive = self._alive, set()
             ready, self._ready = self._ready, deque()
             leaving, self._leaving = self._leaving, {}
+            # Now, not after the wait below: who comes from here on waits for another launcher.
+            waiting, self._waiters = self._waiters, deque()
+            ended: Exception = SandboxFailed("no sandbox process can be made: sandboxes were closed")
             if self._socket is ours:
                 self._socket = None
+                ended = _LauncherEnded()
         ours.close()
         for runner in ready:
             runner.close()
         _wait_for_end(alive)
-        with self._lock:
-            self._fail_waiters()
+        for loop, future in waiting:
+            _resolve(loop, future, ended)
         for waiters in leaving.values():
             for loop, future in waiters:
                 _resolve(loop, future, None)
+
+
+class _LauncherEnded(Exception):
+    """The launcher ended unasked while somebody waited for a runner."""
 
 
 def _wait_for_end(pids: set[int]) -> None:
