@@ -32,7 +32,7 @@ from errata_protocol.errors import InvalidRequest
 
 from . import http_routes
 from .app import HTTPEnvServer
-from .app import _lifespan as serving_lifespan
+from .app import lifespan as serving_lifespan
 from .auth import guard
 from .compose import mount_by_name
 from .runtime import Runtime
@@ -164,11 +164,7 @@ def adopt(
             )
         if app.middleware_stack is not None or site.app.middleware_stack is not None:
             raise InvalidRequest("the application serves already: adopt it before its first request")
-    if runtime is None:
-        settings = settings or Settings()
-        if data_dir is not None:
-            settings = settings.model_copy(update={"data_dir": Path(data_dir)})
-        runtime = Runtime.of(settings)
+    runtime = runtime or Runtime.chosen(settings, data_dir)
     server = _server_like(
         found[0].server,
         max_concurrent_envs,

@@ -31,7 +31,7 @@ from openenv.core.env_server.types import (
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
-from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest, SessionUnknown
+from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
 
 from . import http_routes, routing, stateless
 from .auth import guard
@@ -97,8 +97,7 @@ class HTTPEnvServer(_UpstreamServer):
             detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
         )
         decoder = Decoder(self.action_cls)
-        self.runtime = runtime or Runtime.of(Settings())
-        self._executor = self.runtime.threads.executor  # of upstream's stateless routes
+        self.runtime = runtime or Runtime.chosen()
         self.sessions = Sessions(
             self.runtime,
             self._env_factory,
@@ -229,15 +228,6 @@ class HTTPEnvServer(_UpstreamServer):
         if session is not None:
             session.last_used = self.runtime.clock.time()
 
-    async def _run_in_session_executor(
-        self, session_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        host = self.sessions.host_of(session_id)
-        if host is None:
-            raise SessionUnknown(f"Unknown session_id: {session_id}")
-        call = functools.partial(func, *args, **kwargs)
-        return await host.run_in_place(call, timeout_s=self.runtime.settings.step_timeout_s)
-
     def _start_reaper(self) -> None:
         """Do nothing: each idle session has timers of its own."""
 
@@ -301,12 +291,8 @@ def create_fastapi_app(
         InvalidRequest: ``detect`` is no field mapping, or names fields that are not there; or ``volatile`` names no
             fields, or fields of sessions that are not run again.
     """
-    if runtime is None:
-        settings = settings or Settings()
-        if data_dir is not None:
-            settings = settings.model_copy(update={"data_dir": Path(data_dir)})
-        runtime = Runtime.of(settings)
-    app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, lifespan=_lifespan)
+    runtime = runtime or Runtime.chosen(settings, data_dir)
+    app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, lifespan=lifespan)
     server = HTTPEnvServer(
         env,
         action_cls,
@@ -397,7 +383,7 @@ def create_app(
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start early and stop cleanly where there is a lifespan; everything also works without one."""
     server: HTTPEnvServer = app.state.errata
     runtime = server.runtime

@@ -10,13 +10,14 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, status
 from starlette.routing import Mount
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from errata_protocol.errors import InvalidRequest
 
 from . import http_routes
 from .auth import guard
 from .replay import Replay
+from .routing import TASK_API, Forwarded
 from .runtime import Runtime
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -49,8 +50,6 @@ RESERVED = frozenset(
     }
 )
 """First segments of routes that the root serves itself."""
-
-_TASK_API = (("splits", "GET"), ("tasks", "POST"), ("num_tasks", "POST"), ("task", "POST"), ("task_range", "POST"))
 
 
 def mount_by_name(app: FastAPI, served: ASGIApp, name: str) -> None:
@@ -115,7 +114,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     http_routes.register(
         root, runtime=runtime, replay=Replay(runtime), capabilities=capabilities, replayable=replayable
     )
-    for rest, method in _TASK_API:
+    for rest, method in TASK_API:
         root.add_api_route(
             f"/{{env_name}}/{rest}", _forward(by_name, rest), methods=[method], tags=["Task API"], name=rest
         )
@@ -146,17 +145,6 @@ def _forward(by_name: Mapping[str, FastAPI], rest: str) -> Any:
         served = by_name.get(env_name.lower())
         if served is None:
             raise HTTPException(status.HTTP_404_NOT_FOUND, f"unknown environment {env_name!r}")
-        return _Forwarded(served, f"/{rest}")
+        return Forwarded(served, f"/{rest}")
 
     return endpoint
-
-
-class _Forwarded(Response):
-    """A response that another application gives, asked under another path."""
-
-    def __init__(self, app: ASGIApp, path: str) -> None:
-        self._app, self._path = app, path
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "path": self._path, "raw_path": self._path.encode()}, receive, send)

@@ -1,4 +1,4 @@
-"""Which action, observation and state classes an environment class uses, read from its type arguments or its hints."""
+"""What the signatures of an environment class and its methods say: the classes it uses, hints, needed parameters."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def hints_of(function: Any) -> dict[str, Any]:
         except Exception:
             continue
     return found
+
+
+def needed_parameters(function: Any) -> list[str]:
+    """Return the parameters without which a function cannot be called; none where it cannot be looked into."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
 
 
 def _class(found: Any, of: type) -> Any:

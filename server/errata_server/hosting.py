@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 
 from .context import SessionContext, _current
 from .handover import CallAbandoned, ThreadGone
+from .recovery_class import found_others, recovery_of
 from .threads import Place, Threads
 
 T = TypeVar("T")
@@ -39,55 +39,6 @@ CANCEL_S = 1.0
 """How long a cancelled call of an async environment may clean up before it is given up."""
 
 EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
-
-
-def recovery_of(factory: EnvironmentFactory | Environment[Any, Any, Any], *, deterministic: bool = False) -> Recovery:
-    """Return the recovery class of an environment class or instance (PROTOCOL E1, E2).
-
-    A factory that is not a class tells nothing before it was called.
-
-    Args:
-        factory: The class, the instance, or another factory.
-        deterministic: It is declared so elsewhere than by ``DETERMINISTIC = True`` in its class.
-    """
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    if _has_our_snapshots(factory):
-        return Recovery.SNAPSHOT
-    declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True
-    return Recovery.REEXECUTE if declared else Recovery.NONE
-
-
-def _has_our_snapshots(of: object) -> bool:
-    """Say whether ``snapshot()`` and ``restore(snapshot)`` are those of PROTOCOL E1.
-
-    Environments have had methods of these names for themselves: with other parameters, with another result declared,
-    or, where nothing is declared, with another result the first time.
-    """
-    snapshot, restore = getattr(of, "snapshot", None), getattr(of, "restore", None)
-    cls = of if isinstance(of, type) else type(of)
-    if not callable(snapshot) or not callable(restore) or cls in _OTHERS_SNAPSHOTS:
-        return False
-    given = 1 if isinstance(of, type) else 0  # the instance, where the method is looked up on the class
-    try:
-        needed = [
-            sum(
-                1 for p in inspect.signature(method).parameters.values() if p.default is p.empty and p.kind not in _REST
-            )
-            for method in (snapshot, restore)
-        ]
-        declared = inspect.signature(snapshot).return_annotation
-    except (ValueError, TypeError):  # it cannot be looked into, so it is asked
-        return True
-    if needed[0] > given or needed[1] > given + 1:
-        return False
-    name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
-    return declared is inspect.Signature.empty or name.strip("\"'").rpartition(".")[2] == Snapshot.__name__
-
-
-_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_OTHERS_SNAPSHOTS: weakref.WeakSet[type] = weakref.WeakSet()
-"""Environment classes whose undeclared ``snapshot()`` turned out to return something of their own."""
 
 
 def _overrides(env: object, method: str) -> bool:
@@ -108,10 +59,15 @@ class EnvHost:
     """Owns one environment instance. Calls are made one after the other by the session that owns the host."""
 
     def __init__(
-        self, env: Environment[Any, Any, Any], context: SessionContext, threads: Threads, place: Place
+        self,
+        env: Environment[Any, Any, Any],
+        context: SessionContext,
+        threads: Threads,
+        place: Place,
+        recovery: Recovery,
     ) -> None:
         self.env = env
-        self.recovery = recovery_of(env)
+        self.recovery = recovery
         self._context = context
         self._threads = threads
         self._async_reset = _overrides(env, "reset_async")
@@ -132,6 +88,7 @@ class EnvHost:
         *,
         timeout_s: float = 900.0,
         owner: object = None,
+        classify: Callable[[Environment[Any, Any, Any]], Recovery] = recovery_of,
     ) -> EnvHost:
         """Call the factory and return its instance in a host.
 
@@ -141,6 +98,7 @@ class EnvHost:
             threads: Where its blocking code runs.
             timeout_s: Deadline of the factory.
             owner: Whose single thread to use, where the environment asks for one.
+            classify: Says the recovery class of the instance.
 
         Raises:
             ErrataError: The factory raised one.
@@ -167,7 +125,7 @@ class EnvHost:
         if getattr(env, "ANY_THREAD", False) and not getattr(factory, "ANY_THREAD", False):
             place.release()  # a function made it, which said nothing before it was called
             place = threads.free()
-        host = cls(env, context, threads, place)
+        host = cls(env, context, threads, place, classify(env))
         if callable(getattr(env, "mcp_session", None)):
             try:
                 host._mcp = await _McpKeeper.open(env, timeout_s)
@@ -246,8 +204,7 @@ class EnvHost:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
             name = type(self.env).__name__
-            if inspect.signature(self.env.snapshot).return_annotation is inspect.Signature.empty:  # type: ignore[attr-defined]
-                _OTHERS_SNAPSHOTS.add(type(self.env))
+            if found_others(self.env):
                 self.recovery = Recovery.NONE
                 self._context.log.warning(
                     "snapshot() of %s returns a %s of its own, not errata_protocol.Snapshot: its sessions cannot be "

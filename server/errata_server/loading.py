@@ -28,7 +28,7 @@ from errata_protocol.errors import InvalidRequest
 from . import discovery, importing
 from .adoption import adopt, is_ours, the_server
 from .app import HTTPEnvServer, create_app
-from .environment_types import hints_of, types_of
+from .environment_types import hints_of, needed_parameters, types_of
 from .runtime import Runtime
 
 MAX_SESSIONS = 10_000
@@ -250,7 +250,7 @@ def _made_by(found: Any, target: str) -> Any:
     promised = _promised(found)
     if promised is not None and issubclass(promised, Environment) and not inspect.isabstract(promised):
         return promised
-    needed = _needed(found)
+    needed = needed_parameters(found)
     if needed:
         raise InvalidRequest(
             f"{target} needs arguments ({', '.join(needed)}): give functools.partial of it, or a function without any"
@@ -277,15 +277,6 @@ def _promised(factory: Any) -> type | None:
     return promised if inspect.isclass(promised) else None
 
 
-def _needed(factory: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
-
-
 def _of_server(target: str, server: _UpstreamServer, app: Any) -> Servable:
     spec = server._spec if isinstance(server, HTTPEnvServer) else None
     return Servable(
@@ -307,7 +298,7 @@ def _of_environment(target: str, factory: Any, cls: type[Environment[Any, Any, A
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise InvalidRequest(f"{target} is abstract: {cls.__name__} does not define {missing}")
-    needed = _needed(factory)
+    needed = needed_parameters(factory)
     if needed:
         raise InvalidRequest(
             f"{target} needs arguments ({', '.join(needed)}): give functools.partial of it, or a function without any"

@@ -10,8 +10,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from openenv.core.env_server.types import GetTaskRangeRequest, GetTaskRequest, ListTasksRequest, NumTasksRequest
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 Endpoint = Callable[..., Awaitable[Any]]
 
@@ -56,38 +57,31 @@ def answer_from(app: FastAPI, path: str, method: str, endpoint: Endpoint) -> Non
     )
 
 
+TASK_API = (("splits", "GET"), ("tasks", "POST"), ("num_tasks", "POST"), ("task", "POST"), ("task_range", "POST"))
+"""Last segment and method of upstream's routes ``/{env_name}/...``."""
+
+
 def shorten_task_api(app: FastAPI, env_name: str) -> None:
     """Serve the Task API without its first segment too: under a mount at ``/<name>`` an app sees only the rest."""
-    splits = _endpoint(app, "/{env_name}/splits", "GET")
-    tasks = _endpoint(app, "/{env_name}/tasks", "POST")
-    num_tasks = _endpoint(app, "/{env_name}/num_tasks", "POST")
-    task = _endpoint(app, "/{env_name}/task", "POST")
-    task_range = _endpoint(app, "/{env_name}/task_range", "POST")
-
-    @app.get("/splits", tags=["Task API"], include_in_schema=False)
-    async def list_splits() -> Any:
-        return await splits(env_name)
-
-    @app.post("/tasks", tags=["Task API"], include_in_schema=False)
-    async def list_tasks(request: ListTasksRequest) -> Any:
-        return await tasks(env_name, request)
-
-    @app.post("/num_tasks", tags=["Task API"], include_in_schema=False)
-    async def count_tasks(request: NumTasksRequest) -> Any:
-        return await num_tasks(env_name, request)
-
-    @app.post("/task", tags=["Task API"], include_in_schema=False)
-    async def get_task(request: GetTaskRequest) -> Any:
-        return await task(env_name, request)
-
-    @app.post("/task_range", tags=["Task API"], include_in_schema=False)
-    async def get_task_range(request: GetTaskRangeRequest) -> Any:
-        return await task_range(env_name, request)
+    for rest, method in TASK_API:
+        path = f"/{env_name}/{rest}"
+        app.add_api_route(f"/{rest}", _always(app.router, path), methods=[method], include_in_schema=False, name=rest)
 
 
-def _endpoint(app: FastAPI, path: str, method: str) -> Endpoint:
-    route = find_route(app, path, method)
-    if route is None:
-        raise RuntimeError(f"openenv registered no route {method} {path}: install openenv>=0.10,<0.11")
-    endpoint: Endpoint = route.endpoint  # type: ignore[attr-defined]
+def _always(app: ASGIApp, path: str) -> Endpoint:
+    async def endpoint() -> Response:
+        return Forwarded(app, path)
+
     return endpoint
+
+
+class Forwarded(Response):
+    """A response that another application gives, asked under another path."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app, self._path = app, path
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("root_path", "") + self._path
+        await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, send)

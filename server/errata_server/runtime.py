@@ -150,6 +150,18 @@ class Runtime:
                 )
             return found
 
+    @classmethod
+    def chosen(cls, settings: Settings | None = None, data_dir: str | Path | None = None) -> Runtime:
+        """Return the runtime for an application's arguments: ``ERRATA_*`` by default, ``data_dir`` above all.
+
+        Raises:
+            InvalidRequest, JournalUnavailable: As `of`.
+        """
+        settings = settings or Settings()
+        if data_dir is not None:
+            settings = settings.model_copy(update={"data_dir": Path(data_dir)})
+        return cls.of(settings)
+
     @property
     def sandboxes(self) -> Backend:
         """The sandbox backend, made when first asked for."""
@@ -361,7 +373,7 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise JournalUnavailable(
             f"the data directory {directory} is in use by process {owner or 'unknown'}: "
-            f"stop it, or give another ({_WAYS}); under uvicorn take --workers 1, for one process holds thousands of "
+            f"stop it, or give another ({_WAYS}); under uvicorn take --workers 1, because one process holds all "
             "sessions"
         ) from error
     os.ftruncate(fd, 0)

@@ -420,11 +420,6 @@ class Sessions:
         await self.runtime.journal.commit(session.row)
         session.committed = True
 
-    def host_of(self, sid: str) -> EnvHost | None:
-        """Return a live session's environment, if it is awake."""
-        session = self._live.get(sid)
-        return session.host if session is not None else None
-
 
 async def _turn_of(session: Session) -> None:
     async with session.turn:

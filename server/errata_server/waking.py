@@ -11,10 +11,11 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import SessionLost
 
 from .context import SessionContext
-from .hosting import EnvHost, EnvironmentFactory, recovery_of
+from .hosting import EnvHost, EnvironmentFactory
 from .ids import name_of
 from .journal.base import DeliveryRow, SessionChange
 from .recovery import NotRepeatable, Reexecution
+from .recovery_class import recovery_of
 from .runtime import Runtime
 from .session import Session
 
@@ -60,15 +61,14 @@ class Waker:
             seed=session.row.seed,
             log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
         )
-        host = await EnvHost.create(
+        return await EnvHost.create(
             self._factory,
             context,
             self._runtime.threads,
             timeout_s=self._runtime.settings.step_timeout_s,
             owner=self,
+            classify=self.recovery_of,
         )
-        host.recovery = self.recovery_of(host.env)
-        return host
 
     async def wake(self, session: Session) -> EnvHost:
         """Return an instance that stands where the session's last commit left it; a fresh one before any.
@@ -98,7 +98,6 @@ class Waker:
             if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
                 if host.recovery is Recovery.NONE:
                     host.recovery = Recovery.REEXECUTE  # what its client was told holds, whatever is declared now
-                session.host = host  # tools find the thread of their instance through its session
                 outcome = "failed"
                 try:
                     await self._reexecution.run(host, last.eid, last.t)
@@ -114,7 +113,6 @@ class Waker:
                     ) from error
                 finally:
                     self._runtime.metrics.reexecuted(session.row.environment, outcome)
-                    session.host = None
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
 
