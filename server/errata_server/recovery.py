@@ -160,7 +160,7 @@ class Reexecution:
                 progress.ran()
             if t < stretch.t or stretch.last:
                 for error in errors:
-                    if error.status == EnvironmentFailed.code:
+                    if error.status == EnvironmentFailed.code and error.kind in ("reset", "step", "mcp"):
                         await self._again(host, error, t + 1)
                         progress.ran()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from errata_protocol.environment import SnapshotRef
-from errata_server.journal import DeliveryRow, EpisodeRow, SessionRow
+from errata_server.journal import DeliveryRow, EpisodeRow, RewardRow, SessionRow
 
 
 def delivery(
@@ -27,3 +27,8 @@ def session(sid: str = "s", **over: object) -> SessionRow:
 
 def episode(eid: str, sid: str = "s", **over: object) -> EpisodeRow:
     return EpisodeRow(**{"eid": eid, "sid": sid, "environment": "e", "created": 1.0, **over})  # type: ignore[arg-type]
+
+
+def reward(eid: str, t: int, **over: object) -> RewardRow:
+    values = {"value": 1.0, "source": "environment", "reward_id": "a", "sid": "s", "seq": 1, "created": 1.0}
+    return RewardRow(**{"eid": eid, "t": t, **values, **over})  # type: ignore[arg-type]

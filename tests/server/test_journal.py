@@ -27,7 +27,7 @@ from errata_server.journal.writer import StoreFailed, ThreadWriter
 from errata_server.simulation import LoopWriter, SimulatedDisk
 from errata_server.simulation.sqlite_disk import ForgetfulDisk
 
-from .journal_rows import delivery, episode, session
+from .journal_rows import delivery, episode, reward, session
 
 STORES: dict[str, Callable[[Path], Journal]] = {
     "memory": lambda _: MemoryJournal(),
@@ -184,6 +184,72 @@ async def test_a_fork_request_is_found_again(journal: Journal) -> None:
         await journal.commit(session("child2", fork_of="e1", fork_request="r1"))
 
 
+async def test_replies_are_read_by_id_whatever_they_were(journal: Journal) -> None:
+    refused = delivery("", None, id=1, kind="step", status="VALIDATION_ERROR")
+    await journal.commit(session(), refused)
+    await journal.commit(episode("e"), delivery("e", 0, id=2))
+    forked = delivery("e", None, id=3, kind="fork")
+    await journal.commit(forked)
+    await journal.commit(delivery("e", 1, id=4))
+    assert [(r.id, r.kind, r.status, r.t) for r in journal.replies("s", 1, 3)] == [
+        (1, "step", "VALIDATION_ERROR", None),
+        (2, "reset", "ok", 0),
+        (3, "fork", "ok", None),
+    ]
+    assert journal.replies("s", 4, 2**62) == [journal.delivery("e", 1)]
+    assert journal.replies("other", 1, 9) == []
+    assert journal.last_id("s") == 4 and journal.last_id("other") == 0
+    last = journal.last_delivery("s")
+    assert last is not None and last.t == 1
+
+
+async def test_an_id_is_used_once_in_its_session(journal: Journal) -> None:
+    await journal.commit(session(), session("other"), delivery("", None, id=1, status="CANCELLED"))
+    with pytest.raises(Conflict):
+        await journal.commit(episode("e"), delivery("e", 0, id=1))
+    assert journal.episode("e") is None
+    await journal.commit(episode("f", sid="other"), delivery("f", 0, sid="other", id=1))
+
+
+async def test_ids_and_seqs_of_deleted_episodes_stay_counted(journal: Journal) -> None:
+    await journal.commit(session(), episode("e"), delivery("e", 0, id=1), delivery("e", 1, id=2))
+    await journal.commit(reward("e", 1, seq=1))
+    await journal.commit(episode("f"), delivery("f", 0, id=3), reward("f", 0, seq=2))
+    journal.delete_episode("e")
+    assert [r.id for r in journal.replies("s", 1, 9)] == [3]
+    assert [r.seq for r in journal.pushes("s", 1, 9)] == [2]
+    journal.delete_episode("f")
+    assert (journal.last_id("s"), journal.last_seq("s")) == (3, 2)
+    assert journal.rewards("e") == [] and journal.pushes("s", 1, 9) == []
+
+
+async def test_late_rewards_are_appended_and_never_twice(journal: Journal) -> None:
+    await journal.commit(session(), episode("e"), delivery("e", 0), delivery("e", 1))
+    first, second = reward("e", 1, seq=1), reward("e", 0, reward_id="b", seq=2, source="judge", value=-1.5)
+    unpushed = reward("e", 1, reward_id="c", seq=None)
+    for record in (first, second, unpushed):
+        await journal.commit(record)
+    assert journal.rewards("e") == [first, second, unpushed]
+    assert journal.pushes("s", 2, 2) == [second] and journal.last_seq("s") == 2
+    for clash in (reward("e", 0, seq=3), reward("e", 0, reward_id="d", seq=2)):
+        with pytest.raises(Conflict):
+            await journal.commit(clash)
+    with pytest.raises(UnknownEpisode):
+        await journal.commit(reward("e", 7, reward_id="d", seq=3))
+    with pytest.raises(UnknownEpisode):
+        await journal.commit(reward("gone", 0, seq=3))
+    assert len(journal.rewards("e")) == 3 and journal.rewards("gone") == []
+
+
+async def test_a_multiplexed_session_keeps_the_hash_of_its_key_and_its_group(journal: Journal) -> None:
+    row = session(key_hash=b"k" * 32, group="g", given_out=True)
+    await journal.commit(row)
+    assert journal.session("s") == row
+    await journal.commit(SessionChange("s", status="expired"))
+    found = journal.session("s")
+    assert found is not None and found.status == "expired" and found.key_hash == b"k" * 32
+
+
 async def test_deleting_an_episode_releases_its_refs(journal: Journal) -> None:
     for eid in ("e1", "e2"):
         await journal.commit(episode(eid), delivery(eid, 0, refs=(SnapshotRef("layer", eid),)))
@@ -322,7 +388,7 @@ async def test_memory_forgets_closed_sessions_whole_and_keeps_open_ones() -> Non
     assert journal.session("open") is not None and journal.delivery("kept", 0) is not None
     assert journal.session("s199") is not None and journal.fork_session("kept", "s199") == journal.session("s199")
     assert journal.session("s0") is None and journal.fork_session("kept", "s0") is None
-    for index in (journal._sessions, journal._episodes, journal._deliveries, journal._episodes_of, journal._ids):
+    for index in (journal._sessions, journal._episodes, journal._deliveries, journal._episodes_of, journal._replies):
         assert len(index) < 20
     assert len(journal._forks) < 20
 

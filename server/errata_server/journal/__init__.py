@@ -1,6 +1,6 @@
 """Durable deliveries: the seam, the codec, and the stores: SQLite, append-only segments, memory."""
 
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, SessionChange, SessionRow, TurnRow
+from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, RewardRow, SessionChange, SessionRow, TurnRow
 from .disk import DirectoryDisk, Disk
 from .log import LogJournal
 from .memory import MemoryJournal
@@ -17,6 +17,7 @@ __all__ = [
     "LogJournal",
     "MemoryJournal",
     "ReadOnlyJournal",
+    "RewardRow",
     "SessionChange",
     "SessionRow",
     "SqliteJournal",

@@ -17,8 +17,8 @@ from typing import Literal
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.replay import Kind
 
-SessionStatus = Literal["open", "closed", "lost"]
-RecordKind = Literal["reset", "step", "mcp", "fork"]
+SessionStatus = Literal["open", "closed", "lost", "expired"]
+RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,13 @@ class SessionRow:
         created: Seconds since the epoch.
         given_out: Its id was told to a client, so it outlives its socket (PROTOCOL A3).
         principal: Hash of the token that opened it, None with auth off.
-        status: ``open`` until closed by its owner or lost.
+        status: ``open`` until closed by its owner, lost, or ended by its age.
         fork_of: eid of the parent for a fork, else None.
         fork_request: ``request_id`` of the fork request, else None.
         lost: Why it is lost, None if it is not, or was lost with its server.
+        key_hash: `errata_protocol.mux.hash_key` of a multiplexed session's key, 32 bytes; None for any other session,
+            and such a one is never found by its id alone.
+        group: Sessions that ``close_group`` ends together.
     """
 
     sid: str
@@ -50,6 +53,8 @@ class SessionRow:
     fork_of: str | None = None
     fork_request: str | None = None
     lost: str | None = None
+    key_hash: bytes | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,20 @@ class EpisodeRow:
 class DeliveryRow:
     """One mutating request and its outcome; the unit of exactly-once.
 
+    A row without ``t`` is a recorded reply that delivered nothing: an error, or the answer to a fork or close.
+
     Args:
-        eid: Episode.
-        t: Delivery index; None for a recorded error, which has no payload either.
+        eid: Episode; empty for a recorded reply of a session that had none yet.
+        t: Delivery index; None for a recorded reply that is no delivery.
         sid: Session.
         id: Request id on mux, None on plain sockets.
-        kind: reset, step, mcp; ``fork`` marks the t=0 that was copied from a parent.
+        kind: reset, step, mcp; ``fork`` marks the t=0 that was copied from a parent, or, without t, a fork of this
+            session; ``close`` its end.
         request: What was run, enough to run it again: the request as received, and what the server drew for a reset
             that left it open (`errata_server.recovery.drawn`).
         request_sha: sha256 of the request as received, 32 bytes.
         status: ``ok`` or the wire code of a recorded error.
-        payload: P_t, or the error's ``data`` as JSON.
+        payload: P_t, or the ``data`` of the reply that is no delivery.
         digest: sha256 of ``payload``, 32 bytes.
         semantic_digest: 32 bytes, None where there is none.
         state: `errata_protocol.environment.Snapshot.state` after the delivery, None when not recoverable.
@@ -126,8 +134,8 @@ class DeliveryRow:
 
     @property
     def wire_kind(self) -> Kind:
-        """The kind a client sees: a fork's first delivery is its reset."""
-        return "reset" if self.kind == "fork" else self.kind
+        """The kind a client sees of a delivery: a fork's first one is its reset."""
+        return "reset" if self.kind in ("fork", "close") else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,32 @@ class SessionChange:
     lost: str | None = None
 
 
-Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange
+@dataclass(frozen=True, slots=True)
+class RewardRow:
+    """A reward that came after its delivery (PROTOCOL D8, F4): appended, never changed.
+
+    Args:
+        eid: Episode.
+        t: Its delivery.
+        value: Finite.
+        source: Who says so, e.g. ``environment`` or a verifier's name.
+        reward_id: Unique in its episode: posting it again changes nothing.
+        sid: Session of the episode.
+        seq: Number of the push that carries it, from 1 in its session; None in a session that nothing is pushed to.
+        created: Seconds since the epoch.
+    """
+
+    eid: str
+    t: int
+    value: float
+    source: str
+    reward_id: str
+    sid: str
+    seq: int | None
+    created: float
+
+
+Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange | RewardRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +223,11 @@ class Journal(ABC):
 
         Raises:
             errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
-                and id); nothing of the group was written.
+                and id, same episode and reward_id, same session and seq); nothing of the group was written.
             errata_protocol.errors.UnknownEpisode: A delivery's episode, or the delivery that an episode was forked
-                from, is not committed or was deleted meanwhile; nothing of the group was written. A recorded error
-                (t None) of such an episode is left out instead: it goes with its episode, as in `delete_episode`.
+                from, is not committed or was deleted meanwhile, or a reward's delivery; nothing of the group was
+                written. A recorded reply (t None) of such an episode is left out instead: it goes with its episode,
+                as in `delete_episode`; one without an episode stays with its session.
             errata_protocol.errors.EnvironmentOutputInvalid: The store has no form for a value of a record, such as a
                 text with a lone surrogate; nothing of the group was written.
             errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
@@ -213,6 +247,28 @@ class Journal(ABC):
     @abstractmethod
     def last_delivery(self, sid: str) -> DeliveryRow | None:
         """Return the newest delivery of a session that has a t, or None before its first reset."""
+
+    @abstractmethod
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        """Return the rows of a session with ``first <= id <= last``, in order of id; ids that are kept no longer fail
+        to appear. A store may leave ``request`` out of rows without t."""
+
+    @abstractmethod
+    def last_id(self, sid: str) -> int:
+        """Return the highest id that a row of the session has, 0 without any. Deleting episodes does not lower it."""
+
+    @abstractmethod
+    def rewards(self, eid: str) -> list[RewardRow]:
+        """Return the late rewards of an episode, in the order of their commits."""
+
+    @abstractmethod
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        """Return the rewards of a session with ``first <= seq <= last``, in order of seq; those of deleted episodes
+        are not among them."""
+
+    @abstractmethod
+    def last_seq(self, sid: str) -> int:
+        """Return the highest seq of the session's rewards, 0 without any. Deleting episodes does not lower it."""
 
     @abstractmethod
     def episode(self, eid: str) -> EpisodeRow | None:

@@ -25,7 +25,7 @@ from typing import Any
 from errata_protocol.errors import EnvironmentOutputInvalid, JournalUnavailable
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
+from .base import DeliveryRow, EpisodeRow, Record, RewardRow, SessionChange, SessionRow
 from .columns import Value
 
 MAGIC = b"errataj1"
@@ -46,7 +46,7 @@ _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _NONE, _FALSE, _TRUE, _INT, _FLOAT, _TEXT, _BYTES = range(7)
-_SESSION, _EPISODE, _DELIVERY, _CHANGE, _DELETION = range(1, 6)
+_SESSION, _EPISODE, _DELIVERY, _CHANGE, _DELETION, _REWARD = range(1, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ _READ: dict[int, Callable[[Sequence[Any]], LogRecord]] = {
     _EPISODE: columns.episode,
     _DELIVERY: columns.delivery,
     _CHANGE: columns.change,
+    _REWARD: columns.reward,
     _DELETION: lambda values: Deletion(*values),
 }
 
@@ -220,6 +221,8 @@ def _flat(record: LogRecord) -> tuple[int, Sequence[Value]]:
             return _SESSION, columns.of_session(record)
         case SessionChange():
             return _CHANGE, columns.of_change(record)
+        case RewardRow():
+            return _REWARD, columns.of_reward(record)
         case Deletion():
             return _DELETION, (record.eid,)
 

@@ -11,23 +11,27 @@ from typing import Any
 
 from errata_protocol.environment import SnapshotRef
 
-from .base import DeliveryRow, EpisodeRow, SessionChange, SessionRow
+from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
 
 Value = None | int | float | str | bytes
 
-SESSION = "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request, lost"
+SESSION = (
+    "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request, lost, key_hash, "
+    "group_id"
+)
 EPISODE = "eid, sid, environment, created, episode_id, principal, origin_eid, origin_t, agent_text_version"
 DELIVERY = (
     "eid, t, sid, id, kind, request, request_sha, status, payload, digest, semantic_digest, state, refs, created, "
     "reward, done, error_kind, hint_template_key"
 )
+REWARD = "eid, t, value, source, reward_id, sid, seq, created"
 
 
 def of_session(s: SessionRow) -> tuple[Value, ...]:
     """Return the columns `SESSION`."""
     return (
         s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status, s.fork_of,
-        s.fork_request, s.lost,
+        s.fork_request, s.lost, s.key_hash, s.group,
     )  # fmt: skip
 
 
@@ -53,6 +57,11 @@ def of_change(c: SessionChange) -> tuple[Value, ...]:
     return (c.sid, c.status, c.given_out, c.lost)
 
 
+def of_reward(r: RewardRow) -> tuple[Value, ...]:
+    """Return the columns `REWARD`."""
+    return (r.eid, r.t, r.value, r.source, r.reward_id, r.sid, r.seq, r.created)
+
+
 def session(row: Sequence[Any]) -> SessionRow:
     """Return the session of its columns."""
     sid, environment, recovery, seed, created, given_out, *rest = row
@@ -74,6 +83,11 @@ def change(row: Sequence[Any]) -> SessionChange:
     """Return the session change of its columns."""
     sid, status, given_out, *rest = row
     return SessionChange(sid, status, None if given_out is None else bool(given_out), *rest)
+
+
+def reward(row: Sequence[Any]) -> RewardRow:
+    """Return the reward of its columns."""
+    return RewardRow(*row)
 
 
 def refs_of(text: str) -> tuple[SnapshotRef, ...]:

@@ -49,7 +49,9 @@ class MemoryJournal(Tables):
         for eid in list(self._episodes_of.get(session.sid, ())):
             self._delete(eid)
         del self._sessions[session.sid]
-        self._bytes -= ROW_BYTES
+        self._bytes -= ROW_BYTES * (1 + len(self._replies.pop(session.sid, ())))
+        self._last_ids.pop(session.sid, None)
+        self._last_seqs.pop(session.sid, None)
         if session.fork_of is not None and session.fork_request is not None:
             del self._forks[session.fork_of, session.fork_request]
 

@@ -23,7 +23,7 @@ from errata_protocol.errors import (
 )
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, Record, SessionChange, SessionRow
+from .base import DeliveryRow, EpisodeRow, Record, RewardRow, SessionChange, SessionRow
 from .sqlite_reads import SCHEMA_VERSION, SqliteReads
 from .writer import StoreFailed, ThreadWriter
 
@@ -31,7 +31,7 @@ _SCHEMA = """
 CREATE TABLE sessions(
   sid TEXT PRIMARY KEY, environment TEXT NOT NULL, recovery TEXT NOT NULL, seed INTEGER NOT NULL, created REAL NOT NULL,
   given_out INTEGER NOT NULL, principal TEXT, status TEXT NOT NULL, fork_of TEXT, fork_request TEXT,
-  lost TEXT
+  lost TEXT, key_hash BLOB, group_id TEXT
 ) WITHOUT ROWID;
 CREATE INDEX sessions_open ON sessions(status) WHERE status = 'open';
 CREATE UNIQUE INDEX sessions_fork ON sessions(fork_of, fork_request) WHERE fork_request IS NOT NULL;
@@ -52,6 +52,14 @@ CREATE UNIQUE INDEX deliveries_t ON deliveries(eid, t) WHERE t IS NOT NULL;
 CREATE UNIQUE INDEX deliveries_id ON deliveries(sid, id) WHERE id IS NOT NULL;
 CREATE INDEX deliveries_sid ON deliveries(sid, n) WHERE t IS NOT NULL;
 CREATE INDEX deliveries_errors ON deliveries(eid, n) WHERE t IS NULL;
+
+CREATE TABLE rewards(
+  n INTEGER PRIMARY KEY, eid TEXT NOT NULL, t INTEGER NOT NULL, value REAL NOT NULL, source TEXT NOT NULL,
+  reward_id TEXT NOT NULL, sid TEXT NOT NULL, seq INTEGER, created REAL NOT NULL
+);
+CREATE UNIQUE INDEX rewards_id ON rewards(eid, reward_id);
+CREATE UNIQUE INDEX rewards_seq ON rewards(sid, seq) WHERE seq IS NOT NULL;
+CREATE TABLE counters(sid TEXT PRIMARY KEY, last_id INTEGER NOT NULL, last_seq INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 FULL = 2
@@ -72,7 +80,15 @@ _INSERT_EPISODE = (
 )
 _INSERT_DELIVERY = (
     f"INSERT INTO deliveries({columns.DELIVERY}) SELECT {_placeholders(columns.DELIVERY)} "
-    "WHERE EXISTS (SELECT 1 FROM episodes WHERE eid = ?1)"
+    "WHERE ?1 = '' OR EXISTS (SELECT 1 FROM episodes WHERE eid = ?1)"
+)
+_INSERT_REWARD = (
+    f"INSERT INTO rewards({columns.REWARD}) SELECT {_placeholders(columns.REWARD)} "
+    "WHERE EXISTS (SELECT 1 FROM deliveries WHERE eid = ?1 AND t = ?2)"
+)
+_COUNT = (
+    "INSERT INTO counters VALUES (?1, ?2, ?3) "
+    "ON CONFLICT DO UPDATE SET last_id = max(last_id, ?2), last_seq = max(last_seq, ?3)"
 )
 
 _CHANGE_SESSION = (
@@ -189,6 +205,14 @@ class SqliteJournal(SqliteReads):
                     self._db.execute(_INSERT_DELIVERY, columns.of_delivery(record))
                     if record.t is not None and not self._db.changes():
                         raise UnknownEpisode(record.eid)
+                    if record.id is not None and self._db.changes():
+                        self._db.execute(_COUNT, (record.sid, record.id, 0))
+                case RewardRow():
+                    self._db.execute(_INSERT_REWARD, columns.of_reward(record))
+                    if not self._db.changes():
+                        raise UnknownEpisode(record.eid)
+                    if record.seq is not None:
+                        self._db.execute(_COUNT, (record.sid, 0, record.seq))
                 case EpisodeRow():
                     self._db.execute(_INSERT_EPISODE, columns.of_episode(record))
                     if record.origin_eid is not None and not self._db.changes():
@@ -206,6 +230,7 @@ class SqliteJournal(SqliteReads):
                 with self._transaction():
                     self._db.execute("DELETE FROM deliveries WHERE eid = ?", (eid,))
                     deleted = self._db.changes()
+                    self._db.execute("DELETE FROM rewards WHERE eid = ?", (eid,))
                     self._db.execute("DELETE FROM episodes WHERE eid = ?", (eid,))
             except _RETRYABLE as error:
                 raise JournalUnavailable(f"cannot delete from the journal: {error}") from error

@@ -12,12 +12,12 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import JournalUnavailable
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, SessionRow, TurnRow
+from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, RewardRow, SessionRow, TurnRow
 from .readers import Readers
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """``PRAGMA user_version`` of the journals that this Errata reads and writes."""
 
 _ERRORS_AFTER = (
@@ -77,6 +77,26 @@ class SqliteReads(Journal):
     def last_delivery(self, sid: str) -> DeliveryRow | None:
         sql = f"SELECT {columns.DELIVERY} FROM deliveries WHERE sid = ? AND t IS NOT NULL ORDER BY n DESC LIMIT 1"
         return _first(columns.delivery, self._rows(sql, (sid,)))
+
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        sql = f"SELECT {columns.DELIVERY} FROM deliveries WHERE sid = ? AND id BETWEEN ? AND ? ORDER BY id"
+        return [columns.delivery(row) for row in self._rows(sql, (sid, first, min(last, MAX_INTEGER)))]
+
+    def last_id(self, sid: str) -> int:
+        rows = self._rows("SELECT last_id FROM counters WHERE sid = ?", (sid,))
+        return rows[0][0] if rows else 0
+
+    def rewards(self, eid: str) -> list[RewardRow]:
+        sql = f"SELECT {columns.REWARD} FROM rewards WHERE eid = ? ORDER BY n"
+        return [columns.reward(row) for row in self._rows(sql, (eid,))]
+
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        sql = f"SELECT {columns.REWARD} FROM rewards WHERE sid = ? AND seq BETWEEN ? AND ? ORDER BY seq"
+        return [columns.reward(row) for row in self._rows(sql, (sid, first, min(last, MAX_INTEGER)))]
+
+    def last_seq(self, sid: str) -> int:
+        rows = self._rows("SELECT last_seq FROM counters WHERE sid = ?", (sid,))
+        return rows[0][0] if rows else 0
 
     def episode(self, eid: str) -> EpisodeRow | None:
         sql = f"SELECT {columns.EPISODE} FROM episodes WHERE eid = ?"

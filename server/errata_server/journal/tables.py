@@ -12,7 +12,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import Conflict, UnknownEpisode
 
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, SessionChange, SessionRow, TurnRow
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    Journal,
+    Record,
+    RewardRow,
+    SessionChange,
+    SessionRow,
+    TurnRow,
+)
 
 ROW_BYTES = 1024
 """What any row is taken to cost beside its payload, request and state: its own fields and its place in the indexes."""
@@ -27,6 +37,8 @@ class Claims:
     deliveries: set[tuple[str, int]] = field(default_factory=set)
     ids: set[tuple[str, int]] = field(default_factory=set)
     forks: set[tuple[str | None, str]] = field(default_factory=set)
+    rewards: set[tuple[str, str]] = field(default_factory=set)
+    seqs: set[tuple[str, int]] = field(default_factory=set)
 
     def add(self, other: Claims) -> None:
         """Take over the claims of a group that was accepted."""
@@ -35,6 +47,8 @@ class Claims:
         self.deliveries |= other.deliveries
         self.ids |= other.ids
         self.forks |= other.forks
+        self.rewards |= other.rewards
+        self.seqs |= other.seqs
 
 
 P = ParamSpec("P")
@@ -65,7 +79,11 @@ class Tables(Journal):
         self._deliveries: dict[str, dict[int, DeliveryRow]] = {}
         self._errors: dict[str, dict[int, list[DeliveryRow]]] = {}
         self._episodes_of: dict[str, list[str]] = {}
-        self._ids: dict[str, dict[int, str]] = {}
+        self._replies: dict[str, dict[int, DeliveryRow]] = {}
+        self._last_ids: dict[str, int] = {}
+        self._rewards: dict[str, dict[str, RewardRow]] = {}
+        self._pushes: dict[str, dict[int, RewardRow]] = {}
+        self._last_seqs: dict[str, int] = {}
         self._forks: dict[tuple[str, str], str] = {}
         self._n = 0
 
@@ -89,7 +107,7 @@ class Tables(Journal):
                         if not known:
                             raise UnknownEpisode(d.eid)
                         new.deliveries.add((d.eid, d.t))
-                    if d.id is not None and known:
+                    if d.id is not None and (known or not d.eid):
                         new.ids.add((d.sid, d.id))
                 case EpisodeRow() as e:
                     if e.origin_eid is not None and e.origin_t is not None:
@@ -103,6 +121,14 @@ class Tables(Journal):
                     new.sessions.add(s.sid)
                     if s.fork_request is not None:
                         new.forks.add((s.fork_of, s.fork_request))
+                case RewardRow() as r:
+                    if r.t not in self._deliveries.get(r.eid, ()) and not (
+                        (r.eid, r.t) in earlier.deliveries or (r.eid, r.t) in new.deliveries
+                    ):
+                        raise UnknownEpisode(r.eid)
+                    new.rewards.add((r.eid, r.reward_id))
+                    if r.seq is not None:
+                        new.seqs.add((r.sid, r.seq))
                 case SessionChange():
                     pass
         return new
@@ -112,7 +138,7 @@ class Tables(Journal):
             case DeliveryRow() as d:
                 return (
                     d.t is not None and (d.t in self._deliveries.get(d.eid, ()) or (d.eid, d.t) in claims.deliveries)
-                ) or (d.id is not None and (d.id in self._ids.get(d.sid, ()) or (d.sid, d.id) in claims.ids))
+                ) or (d.id is not None and (d.id in self._replies.get(d.sid, ()) or (d.sid, d.id) in claims.ids))
             case EpisodeRow() as e:
                 return e.eid in self._episodes or e.eid in claims.episodes
             case SessionRow() as s:
@@ -124,22 +150,32 @@ class Tables(Journal):
                         and ((s.fork_of, s.fork_request) in self._forks or (s.fork_of, s.fork_request) in claims.forks)
                     )
                 )
+            case RewardRow() as r:
+                return (
+                    r.reward_id in self._rewards.get(r.eid, ())
+                    or (r.eid, r.reward_id) in claims.rewards
+                    or (r.seq is not None and (r.seq in self._pushes.get(r.sid, ()) or (r.sid, r.seq) in claims.seqs))
+                )
             case SessionChange():
                 return False
 
     def _apply(self, record: Record) -> None:
         match record:
             case DeliveryRow() as d:
-                if d.eid not in self._episodes:
-                    return  # a recorded error of an episode that was deleted
+                if d.eid and d.eid not in self._episodes:
+                    return  # a recorded reply of an episode that was deleted
                 if d.id is not None:
-                    self._ids.setdefault(d.sid, {})[d.id] = d.eid
+                    kept = d if d.t is not None else replace(d, request=b"")  # a reply is small, a request may not be
+                    self._replies.setdefault(d.sid, {})[d.id] = kept
+                    self._last_ids[d.sid] = max(d.id, self._last_ids.get(d.sid, 0))
                     self._bytes += ROW_BYTES
+                if not d.eid:
+                    return
                 turns = self._deliveries.setdefault(d.eid, {})
                 if d.t is not None:
                     turns[d.t] = d
                     self._bytes += _size(d)
-                elif self._is_reexecuted(d.sid):  # of other recorded errors only the id is kept: no read returns one
+                elif self._is_reexecuted(d.sid):  # of others no read returns one, but by its id
                     self._errors.setdefault(d.eid, {}).setdefault(next(reversed(turns), -1), []).append(d)
                     self._bytes += _size(d)
             case EpisodeRow() as e:
@@ -147,6 +183,12 @@ class Tables(Journal):
                 self._episodes[e.eid] = (self._n, e)
                 self._episodes_of.setdefault(e.sid, []).append(e.eid)
                 self._bytes += ROW_BYTES
+            case RewardRow() as r:
+                self._rewards.setdefault(r.eid, {})[r.reward_id] = r
+                self._bytes += ROW_BYTES
+                if r.seq is not None:
+                    self._pushes.setdefault(r.sid, {})[r.seq] = r
+                    self._last_seqs[r.sid] = max(r.seq, self._last_seqs.get(r.sid, 0))
             case SessionRow() as s:
                 self._sessions[s.sid] = s
                 self._bytes += ROW_BYTES
@@ -180,6 +222,28 @@ class Tables(Journal):
             if turns := self._deliveries.get(eid):
                 return next(reversed(turns.values()))
         return None
+
+    @_alone
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        rows = self._replies.get(sid, {})
+        return [rows[id] for id in range(max(first, 1), min(last, self._last_ids.get(sid, 0)) + 1) if id in rows]
+
+    @_alone
+    def last_id(self, sid: str) -> int:
+        return self._last_ids.get(sid, 0)
+
+    @_alone
+    def rewards(self, eid: str) -> list[RewardRow]:
+        return list(self._rewards.get(eid, {}).values())
+
+    @_alone
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        rows = self._pushes.get(sid, {})
+        return [rows[seq] for seq in range(max(first, 1), min(last, self._last_seqs.get(sid, 0)) + 1) if seq in rows]
+
+    @_alone
+    def last_seq(self, sid: str) -> int:
+        return self._last_seqs.get(sid, 0)
 
     @_alone
     def episode(self, eid: str) -> EpisodeRow | None:
@@ -255,11 +319,15 @@ class Tables(Journal):
         gone = self._deliveries.pop(eid, {})
         self._bytes -= sum(map(_size, gone.values()))
         self._bytes -= sum(_size(d) for errors in self._errors.pop(eid, {}).values() for d in errors)
-        ids = self._ids.pop(row.sid, {})
-        kept = {id: of for id, of in ids.items() if of != eid}
-        self._bytes -= ROW_BYTES * (len(ids) - len(kept))
+        replies = self._replies.pop(row.sid, {})
+        kept = {id: of for id, of in replies.items() if of.eid != eid}
+        self._bytes -= ROW_BYTES * (len(replies) - len(kept))
         if kept:
-            self._ids[row.sid] = kept
+            self._replies[row.sid] = kept
+        self._bytes -= ROW_BYTES * len(self._rewards.pop(eid, {}))
+        pushes = self._pushes.pop(row.sid, {})
+        if left := {seq: of for seq, of in pushes.items() if of.eid != eid}:
+            self._pushes[row.sid] = left
         return len(gone)
 
 
