@@ -15,7 +15,17 @@ from .environment import (
 from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wire
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
-from .replay import EpisodeDetail, EpisodePage, EpisodeSummary, ForkReply, ForkRequest, StateAt, TurnRecord
+from .replay import (
+    EpisodeDetail,
+    EpisodePage,
+    EpisodeSummary,
+    ForkReply,
+    ForkRequest,
+    RewardPost,
+    RewardRecord,
+    StateAt,
+    TurnRecord,
+)
 
 __all__ = [
     "CODES",
@@ -35,6 +45,8 @@ __all__ = [
     "ForkRequest",
     "Recoverable",
     "Recovery",
+    "RewardPost",
+    "RewardRecord",
     "ServerLimits",
     "ServiceError",
     "SessionPosition",

@@ -78,6 +78,33 @@ class TurnRecord(BaseModel):
     semantic_digest: str | None = None
 
 
+class RewardRecord(BaseModel):
+    """One reward that came after its delivery, in ``GET /episodes/{eid}/rewards`` (PROTOCOL F4, G).
+
+    Attributes:
+        t: Its delivery.
+        value: Finite.
+        source: Who says so; ``environment`` is the environment itself.
+        reward_id: Unique in its episode: posting it again changes nothing.
+    """
+
+    t: int
+    value: float
+    source: str
+    reward_id: str
+
+
+class RewardPost(RewardRecord):
+    """Body of ``POST /episodes/{eid}/rewards``, or one element of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    t: int = Field(ge=0, lt=2**53)
+    value: float = Field(allow_inf_nan=False)
+    source: str = Field(min_length=1, max_length=255)
+    reward_id: str = Field(min_length=1, max_length=255)
+
+
 class EpisodeSummary(BaseModel):
     """One episode in ``GET /episodes``.
 

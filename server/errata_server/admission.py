@@ -88,7 +88,7 @@ class Admission:
                 raise
             # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
             try:
-                await self._runtime.journal.commit(*records, executed.row)
+                await self._runtime.rewards.commit(session.row, executed.rewards, executed.row, records)
             except BaseException:
                 await self._waker.drop(session, "a delivery could not be journaled")
                 raise

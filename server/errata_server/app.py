@@ -125,6 +125,7 @@ class HTTPEnvServer(_UpstreamServer):
         extensions = {"error_markers": 1}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
+            extensions["delayed_rewards"] = 1
             if recovery is not Recovery.NONE:
                 extensions["fork"] = 1
         return Capabilities(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from errata_protocol.capabilities import PROTOCOL_NAME
@@ -29,16 +32,18 @@ from errata_protocol.errors import (
     error_from_wire,
 )
 from errata_protocol.payload import digest
-from errata_protocol.replay import EpisodeDetail, EpisodePage, observation_of
+from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, RewardRecord, observation_of
 
 from .auth import principal_of
 from .discovery import published
+from .journal.base import RewardRow
 from .runtime import Runtime, owner_url
 from .settings import Settings
 
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)
 
 T = TypeVar("T")
+_RECORDS = TypeAdapter(list[RewardRecord])
 _EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -116,6 +121,44 @@ def show(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = Fa
     """Show the turns of one episode."""
     with _Source(data_dir, url) as source:
         _print_detail(source.detail(eid), as_json)
+
+
+@cli.command("rewards")
+def rewards(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
+    """List the rewards that came after their step."""
+    with _Source(data_dir, url) as source:
+        found = source.rewards(eid)
+    if as_json:
+        typer.echo(json.dumps([r.model_dump() for r in found]))
+        return
+    table = Table("t", "value", "source", "reward id", box=None)
+    for r in found:
+        table.add_row(str(r.t), f"{r.value:g}", escape(r.source), escape(r.reward_id))
+    Console().print(table)
+
+
+@cli.command("reward", context_settings={"ignore_unknown_options": True})  # a value may be negative
+def reward(
+    eid: str,
+    t: Annotated[int, typer.Argument(min=0, max=2**53 - 1, help="Delivery.")],
+    value: float,
+    source: Annotated[str, typer.Option(help="Who says so.")],
+    reward_id: Annotated[
+        str | None, typer.Option("--id", help="Name of the reward: given again, nothing changes. [default: a new one]")
+    ] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Add a reward to a step; through the server where one runs on the directory."""
+    try:
+        post = RewardPost(t=t, value=value, source=source, reward_id=reward_id or f"cli-{secrets.token_hex(8)}")
+    except ValidationError as error:
+        raise InvalidRequest(f"not a reward: {error.errors(include_url=False)[0]['msg']}") from error
+    with _Source(data_dir, url, writes=True) as opened:
+        made = opened.reward(eid, post)
+    told = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
+    typer.echo(made.model_dump_json() if as_json else told)
 
 
 @cli.command("delete")
@@ -249,6 +292,19 @@ class _Source:
         row = self._local(lambda r: r.delivery(eid, t, self._principal))
         return row.payload, f"sha256:{row.digest.hex()}", row.wire_kind
 
+    def rewards(self, eid: str) -> list[RewardRecord]:
+        if self._url is not None:
+            return _RECORDS.validate_json(self._http("GET", f"{_path(eid)}/rewards").content)
+        assert self._runtime is not None
+        return [_record(row) for row in asyncio.run(self._runtime.rewards.list(eid, self._principal))]
+
+    def reward(self, eid: str, post: RewardPost) -> RewardRecord:
+        if self._url is not None:
+            answer = self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump())
+            return RewardRecord.model_validate_json(answer.content)
+        assert self._runtime is not None
+        return _record(asyncio.run(self._runtime.rewards.post_all(eid, [post], self._principal))[0])
+
     def delete(self, eid: str) -> int:
         if self._url is not None:
             return int(self._http("DELETE", _path(eid)).json()["deleted"])
@@ -300,6 +356,10 @@ class _Source:
         return isinstance(each, dict) and any(
             isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
         )
+
+
+def _record(row: RewardRow) -> RewardRecord:
+    return RewardRecord(t=row.t, value=row.value, source=row.source, reward_id=row.reward_id)
 
 
 def _checked(url: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from errata_protocol.errors import EnvironmentOutputInvalid
 
@@ -18,10 +18,17 @@ from .session import Request
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """The row of a request that ran, not committed, and what of its payload another run may give differently."""
+    """What came of a request that ran; nothing of it is committed.
+
+    Args:
+        row: Its delivery.
+        volatile_fields: What of its payload another run may give differently.
+        rewards: What the environment credits the episode's deliveries with, by t, now that it is done.
+    """
 
     row: DeliveryRow
     volatile_fields: Collection[str]
+    rewards: Mapping[int, float] = field(default_factory=dict)
 
 
 class Execution:
@@ -45,9 +52,11 @@ class Execution:
             StepTimeout: The deadline passed.
         """
         timeout_s = self._runtime.settings.step_timeout_s
+        judged = host.credit.judged()
         if request.kind == "mcp":
             assert request.call is not None
             response = await host.scoped(request.call, timeout_s=timeout_s)
+            host.credit.delivered(admitted.t, judged, reset=False)
             snapshot = await host.snapshot()
             response, detection = marked_response(response, admitted.request, admitted.t, self._declared.detect)
             volatile = self._declared.volatile_fields()
@@ -57,12 +66,15 @@ class Execution:
         else:
             assert request.action is not None
             observation = await host.step(request.action, timeout_s=timeout_s)
+        host.credit.delivered(admitted.t, judged, reset=request.kind == "reset")
+        done = bool(getattr(observation, "done", False))
+        rewards = await host.step_rewards(admitted.t, timeout_s=timeout_s) if done else {}
         snapshot = await host.snapshot()
         try:
             if request.action is not None and self._declared.detect is not None:
                 observation = marked_observation(observation, request.action, admitted.t, self._declared.detect)
             volatile = self._declared.volatile_fields(observation)
-            return Executed(observation_row(admitted, observation, snapshot, volatile), volatile)
+            return Executed(observation_row(admitted, observation, snapshot, volatile), volatile, rewards)
         except EnvironmentOutputInvalid:
             raise
         except Exception as error:  # what it returned is not an observation, in one of many ways

@@ -34,9 +34,22 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
         max_frame: Limit to name where it was too long.
 
     Raises:
+        Refused: As `parse_json`.
+        InvalidRequest: It is no object, or holds half of a surrogate pair.
+    """
+    frame = parse_json(message, max_frame)
+    if not isinstance(frame, dict):
+        raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
+    return frame
+
+
+def parse_json(message: dict[str, Any], max_frame: int) -> Any:
+    """Return the JSON value that a message holds; the arguments are those of `parse_object`.
+
+    Raises:
         Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, numbers
             beyond a double, deep nesting.
-        InvalidRequest: It is no object, or holds half of a surrogate pair.
+        InvalidRequest: It holds half of a surrogate pair.
     """
     if "oversize" in message:
         raise Refused(
@@ -62,8 +75,6 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
             raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
     if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
         raise Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
-    if not isinstance(frame, dict):
-        raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
     if _LONE_SURROGATE.search(text) or "\\ud" in text.lower():
         _refuse_surrogates(frame)
     return frame
@@ -106,7 +117,7 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)  # json.loads makes one a call
 
 
-def _refuse_surrogates(frame: dict[str, Any]) -> None:
+def _refuse_surrogates(frame: Any) -> None:
     try:
         to_json(frame)
     except Exception as error:

@@ -23,6 +23,7 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 
 from .context import SessionContext, _current
+from .crediting import Credit
 from .handover import CallAbandoned, ThreadGone
 from .recovery_class import found_others, recovery_of
 from .threads import Place, Threads
@@ -68,6 +69,7 @@ class EnvHost:
     ) -> None:
         self.env = env
         self.recovery = recovery
+        self.credit = Credit(env)
         self._context = context
         self._threads = threads
         self._async_reset = _overrides(env, "reset_async")
@@ -216,12 +218,33 @@ class EnvHost:
             raise EnvironmentOutputInvalid(f"snapshot() of {name} returned a {type(snapshot).__name__}, not a Snapshot")
         return snapshot
 
+    async def step_rewards(self, t: int, *, timeout_s: float) -> dict[int, float]:
+        """Return what the environment credits the deliveries of its episode with, by t; nothing where it does not.
+
+        Args:
+            t: The delivery that ended the episode.
+            timeout_s: Deadline.
+
+        Raises:
+            StepTimeout: It ran too long and was abandoned.
+        """
+        compute = self.credit.compute
+        if compute is None:
+            return {}
+        try:
+            values = await self._call(compute, timeout_s, name="compute_step_rewards")
+        except EnvironmentFailed as error:  # the step itself succeeded
+            self._context.log.warning("compute_step_rewards() of %s failed: %s", type(self.env).__name__, error)
+            return {}
+        return self.credit.by_delivery(t, values)
+
     async def restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot`` on this fresh instance."""
         await self._call(getattr(self.env, "restore"), 120.0, snapshot)  # noqa: B009
 
     async def forked(self, episode_id: str) -> None:
         """Tell the environment that it now runs a child episode: step_count starts at 0 (PROTOCOL D11)."""
+        self.credit.forked()
         method = getattr(self.env, "forked", None)
         if callable(method):
             await self._call(method, 60.0, episode_id)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 from errata_protocol.errors import ErrataError, InvalidRequest
-from errata_protocol.replay import ForkRequest
+from errata_protocol.replay import ForkRequest, RewardPost, RewardRecord
 
 from . import metrics
 from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
 from .delivery import wire_digest
-from .frames import parse_object
+from .frames import parse_json, parse_object
+from .journal.base import RewardRow
 from .mcp import McpDoor, read_rpc
 from .replay import Replay
+from .rewards import Rewards
 from .runtime import Runtime
 
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024
+MAX_REWARDS_BODY = 4 * 1024**2
+
+_POSTS = TypeAdapter(list[RewardPost])
 
 
 def principal(scope_owner: Any) -> str | None:
@@ -67,6 +72,7 @@ def register(
 
     if replayable:
         _register_episodes(app, replay)
+        _register_rewards(app, runtime.rewards)
 
 
 def _register_episodes(app: FastAPI, replay: Replay) -> None:
@@ -131,6 +137,37 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
             return _json((await replay.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
         return await _typed(answer)
+
+
+def _register_rewards(app: FastAPI, rewards: Rewards) -> None:
+    @app.get("/episodes/{eid}/rewards", tags=["Errata"])
+    async def list_rewards(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            return _json(_records(await rewards.list(eid, principal(request))))
+
+        return await _typed(answer)
+
+    @app.post("/episodes/{eid}/rewards", tags=["Errata"])
+    async def post_rewards(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            body = parse_json(await _message(request, MAX_REWARDS_BODY), MAX_REWARDS_BODY)
+            try:
+                posts = _POSTS.validate_python(body if isinstance(body, list) else [body])
+            except ValidationError as error:
+                raise InvalidRequest(
+                    'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
+                    errors=told(error.errors(include_url=False)),
+                ) from error
+            made = _records(await rewards.post_all(eid, posts, principal(request)))
+            return _json(made if isinstance(body, list) else made[0])
+
+        return await _typed(answer)
+
+
+def _records(rows: Iterable[RewardRow]) -> list[dict[str, Any]]:
+    return [
+        RewardRecord(t=row.t, value=row.value, source=row.source, reward_id=row.reward_id).model_dump() for row in rows
+    ]
 
 
 def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:

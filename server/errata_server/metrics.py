@@ -53,6 +53,12 @@ class Metrics:
             (*one, "outcome"),
             registry=self._registry,
         )
+        self._rewarded = Counter(
+            "errata_rewards_total",
+            "Late rewards committed, by who gave them.",
+            (*one, "origin"),
+            registry=self._registry,
+        )
         self._commit = Histogram(
             "errata_journal_commit_seconds",
             "Time that one transaction took to be durable; failed attempts too.",
@@ -98,6 +104,10 @@ class Metrics:
     def reexecuted(self, environment: str, outcome: str) -> None:
         """Count a session whose requests were run again: ``ok``, ``differs`` or ``failed``."""
         self._reexecuted.labels(environment, outcome).inc()
+
+    def rewarded(self, environment: str, origin: str) -> None:
+        """Count a late reward: of the ``environment`` itself, or ``posted``."""
+        self._rewarded.labels(environment, origin).inc()
 
     def written(self, commits: int, seconds: float) -> None:
         """Count one transaction of the journal; from any thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from errata_protocol.environment import Recovery
-from errata_protocol.errors import Conflict, NoReset, NotSupported, StateOutOfRange, UnknownEpisode
+from errata_protocol.errors import Conflict, NoReset, NotSupported
 from errata_protocol.replay import (
     EpisodeDetail,
     EpisodePage,
@@ -17,6 +17,7 @@ from errata_protocol.replay import (
 from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
+from .ownership import absence, owned_episode
 from .runtime import Runtime
 from .session import Session
 
@@ -47,14 +48,11 @@ class Replay:
 
     async def delivery(self, eid: str, t: int, principal: str | None) -> DeliveryRow:
         """Return delivery t of episode ``eid``; see `state_at`."""
-        await self._episode(eid, principal)
+        await owned_episode(self._runtime, eid, principal)
         row = await self._runtime.read(self._runtime.journal.delivery, eid, t)
-        if row is not None:
-            return row
-        turns = await self._runtime.read(self._runtime.journal.turns, eid)
-        if t == 0 and turns:
-            raise NoReset(f"episode {eid} began with a tools/call and has no reset payload: ask for t >= 1", eid=eid)
-        raise StateOutOfRange(eid, t, turns[-1].t + 1 if turns else 0)
+        if row is None:
+            raise await absence(self._runtime, eid, t)
+        return row
 
     async def page(
         self,
@@ -86,7 +84,7 @@ class Replay:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
-        row = await self._episode(eid, principal)
+        row = await owned_episode(self._runtime, eid, principal)
         turns = await self._runtime.read(self._runtime.journal.turns, eid)
         kinds: dict[str, int] = {}
         for turn in turns:
@@ -128,7 +126,7 @@ class Replay:
                 f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
                 "deterministic; its observations can still be read by state(t)"
             )
-        episode = await self._episode(eid, principal)
+        episode = await owned_episode(self._runtime, eid, principal)
         now = self._runtime.clock.time()
         session = SessionRow(
             sid=self._runtime.ids.session(),
@@ -171,7 +169,7 @@ class Replay:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
-        row = await self._episode(eid, principal)
+        row = await owned_episode(self._runtime, eid, principal)
         last = await self._runtime.read(self._runtime.journal.last_delivery, row.sid)
         if last is None or last.eid == eid:
             await self._runtime.end_session(row.sid)
@@ -187,12 +185,6 @@ class Replay:
                 eid=eid,
             )
         return ForkReply(session_id=row.sid, eid=first.eid, origin=Origin(eid=eid, t=request.t))
-
-    async def _episode(self, eid: str, principal: str | None) -> EpisodeRow:
-        row = await self._runtime.read(self._runtime.journal.episode, eid)
-        if row is None or row.principal != principal:
-            raise UnknownEpisode(eid)
-        return row
 
 
 def _summary(stats: EpisodeStats) -> dict[str, object]:

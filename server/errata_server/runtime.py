@@ -23,6 +23,7 @@ from .ids import Ids
 from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange, SqliteJournal
 from .metrics import Metrics
 from .os_threads import OsThreads
+from .rewards import Rewards
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
 from .threads import Threads
@@ -82,6 +83,7 @@ class Runtime:
         self._disk = disk
         self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
+        self.rewards = Rewards(self)
         self.lifespans = 0
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None

@@ -94,6 +94,8 @@ class Waker:
                 await host.restore(Snapshot(last.state, last.refs))
                 if last.kind == "fork":
                     await host.forked(last.eid)
+                elif host.credit.compute is not None and await self._is_fork(last.eid):
+                    host.credit.forked()
                 return
             if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
                 if host.recovery is Recovery.NONE:
@@ -115,6 +117,10 @@ class Waker:
                     self._runtime.metrics.reexecuted(session.row.environment, outcome)
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
+
+    async def _is_fork(self, eid: str) -> bool:
+        row = await self._runtime.read(self._runtime.journal.episode, eid)
+        return row is not None and row.origin_eid is not None
 
     async def _lose(self, session: Session, why: str) -> None:
         session.lost = session.lost_message(why)

@@ -49,6 +49,7 @@ def test_every_metric_is_documented_with_its_labels_and_every_documented_one_is_
     metrics.refused("e")
     metrics.evicted("e", "lost")
     metrics.reexecuted("e", "ok")
+    metrics.rewarded("e", "posted")
     metrics.request("e", "step", "ok", 0.1)
     exposed = {}
     for family in families(metrics.text().decode()):

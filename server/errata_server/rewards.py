@@ -1,0 +1,228 @@
+"""Late rewards: appended to a committed delivery, numbered for the push that carries them (PROTOCOL D8, F4).
+
+A multiplexed session numbers its pushes from 1 without a gap, whoever posts: the environment when its episode is done,
+or anybody over HTTP. So one room of a data directory gives the numbers, one session at a time, and takes the next from
+the journal, which a restart does not lower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic_core import to_json
+
+from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
+from errata_protocol.replay import RewardPost
+
+from .journal.base import DeliveryRow, Record, RewardRow, SessionRow
+from .ownership import absence, owned_episode
+from .turnstile import Turnstile
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+ENVIRONMENT = "environment"
+"""The source of what the environment itself computed; nobody else may post under it."""
+
+_OWN_IDS = f"{ENVIRONMENT}:"
+"""What its reward ids begin with; likewise."""
+
+T = TypeVar("T")
+
+
+def push_data(row: RewardRow) -> bytes:
+    """Return the ``data`` of the ``reward`` message that carries this row."""
+    return to_json(
+        {"eid": row.eid, "t": row.t, "value": row.value, "source": row.source, "reward_id": row.reward_id},
+        inf_nan_mode="constants",
+    )
+
+
+class Rewards:
+    """All late rewards of one data directory.
+
+    Args:
+        runtime: Journal, clock and metrics.
+
+    Attributes:
+        on_pushed: Each is called with (sid, row) after the commit of a numbered row, in order of seq within a call of
+            ours; on the event loop of whoever posted. A door that pushes adds itself here.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.on_pushed: list[Callable[[str, RewardRow], None]] = []
+        self._guard = threading.Lock()
+        self._turns: dict[str, tuple[Turnstile, int]] = {}
+        self._owned: set[asyncio.Task[Any]] = set()
+
+    async def list(self, eid: str, principal: str | None) -> Sequence[RewardRow]:
+        """Return the late rewards of an episode, in the order of their commits.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+        """
+        await owned_episode(self._runtime, eid, principal)
+        return await self._runtime.read(self._runtime.journal.rewards, eid)
+
+    async def post(
+        self, eid: str, t: int, value: float, source: str, reward_id: str, principal: str | None
+    ) -> RewardRow:
+        """Append one reward and return it as committed; see `post_all`."""
+        try:
+            post = RewardPost(t=t, value=value, source=source, reward_id=reward_id)
+        except ValueError as error:
+            raise InvalidRequest(f"not a reward: {error}") from error
+        (row,) = await self.post_all(eid, [post], principal)
+        return row
+
+    async def post_all(self, eid: str, posts: Sequence[RewardPost], principal: str | None) -> Sequence[RewardRow]:
+        """Append rewards in one transaction, and return a row for each post, as committed now or before.
+
+        A post that was committed before is left as it is. A caller that goes away does not take the posts with it.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+            StateOutOfRange: The episode has no delivery of that t; nothing was written.
+            NoReset: The same for the t=0 of an episode that began with a tools/call.
+            Conflict: A reward_id of the episode stands for another reward; nothing was written.
+            InvalidRequest: A post claims to be the environment's own.
+            JournalUnavailable: Nothing can be made durable now.
+        """
+        for post in posts:
+            if post.source == ENVIRONMENT or post.reward_id.startswith(_OWN_IDS):
+                raise InvalidRequest(
+                    f"the source {ENVIRONMENT!r} and reward ids that begin with {_OWN_IDS!r} are the environment's "
+                    "own: name yourself as the source"
+                )
+        episode = await owned_episode(self._runtime, eid, principal)
+        session = await self._runtime.read(self._runtime.journal.session, episode.sid)
+        if session is None:
+            raise UnknownEpisode(eid)
+        await self._runtime.wait_for_journal()
+        return await asyncio.shield(self._own(self._append(session, eid, posts)))
+
+    async def commit(
+        self, session: SessionRow, values: Mapping[int, float], delivered: DeliveryRow, before: Collection[Record] = ()
+    ) -> None:
+        """Commit a delivery and what the environment credits its episode with, all of it or nothing.
+
+        Args:
+            session: Whose delivery it is.
+            values: Rewards of committed deliveries, and of this one, by t. One that was credited before stays as it is.
+            delivered: The delivery.
+            before: What is committed in front of it.
+
+        Raises:
+            Conflict, UnknownEpisode, JournalUnavailable: As `errata_server.journal.Journal.commit`.
+        """
+        journal = self._runtime.journal
+        if not values:
+            await journal.commit(*before, delivered)
+            return
+        eid = delivered.eid
+        async with self._numbering(session):
+            known = {row.reward_id for row in await self._runtime.read(journal.rewards, eid)}
+            posts = [
+                RewardPost.model_construct(t=t, value=value, source=ENVIRONMENT, reward_id=f"{_OWN_IDS}{t}")
+                for t, value in sorted(values.items())
+                if f"{_OWN_IDS}{t}" not in known
+            ]
+            rows = await self._rows(session, eid, posts)
+            await journal.commit(*before, delivered, *rows)
+            self._tell(session, rows)
+
+    async def _append(self, session: SessionRow, eid: str, posts: Sequence[RewardPost]) -> Sequence[RewardRow]:
+        wanted: dict[str, RewardPost] = {}
+        for post in posts:
+            if not _same(wanted.setdefault(post.reward_id, post), post):
+                raise _other(eid, post)
+        committed: dict[str, RewardRow] = {}
+        async with self._numbering(session):
+            while True:
+                rows = await self._rows(session, eid, [p for id, p in wanted.items() if id not in committed])
+                try:
+                    if rows:
+                        await self._runtime.journal.commit(*rows)
+                except Conflict:
+                    found = {r.reward_id: r for r in await self._runtime.read(self._runtime.journal.rewards, eid)}
+                    for id in found.keys() & wanted.keys():
+                        if not _same(found[id], wanted[id]):
+                            raise _other(eid, wanted[id]) from None
+                    earlier, committed = committed, {id: found[id] for id in found.keys() & wanted.keys()}
+                    if committed.keys() == earlier.keys():
+                        raise  # not for a reward_id
+                except UnknownEpisode:
+                    for row in rows:
+                        if await self._runtime.read(self._runtime.journal.delivery, eid, row.t) is None:
+                            raise await absence(self._runtime, eid, row.t) from None
+                    raise
+                else:
+                    self._tell(session, rows)
+                    committed |= {row.reward_id: row for row in rows}
+                    return [committed[post.reward_id] for post in posts]
+
+    async def _rows(self, session: SessionRow, eid: str, posts: Iterable[RewardPost]) -> Sequence[RewardRow]:
+        """Return rows with the numbers that come next; the caller holds `_numbering` until they are committed."""
+        seq: int | None = None
+        if session.key_hash is not None:
+            seq = await self._runtime.read(self._runtime.journal.last_seq, session.sid)
+        created = self._runtime.clock.time()
+        return [
+            RewardRow(
+                eid,
+                post.t,
+                float(post.value),
+                post.source,
+                post.reward_id,
+                session.sid,
+                None if seq is None else seq + n,
+                created,
+            )
+            for n, post in enumerate(posts, start=1)
+        ]
+
+    def _tell(self, session: SessionRow, rows: Sequence[RewardRow]) -> None:
+        for row in rows:
+            self._runtime.metrics.rewarded(session.environment, ENVIRONMENT if row.source == ENVIRONMENT else "posted")
+            if row.seq is not None:
+                for pushed in self.on_pushed:
+                    pushed(session.sid, row)
+
+    @asynccontextmanager
+    async def _numbering(self, session: SessionRow) -> AsyncIterator[None]:
+        """Let one caller at a time number the pushes of a session."""
+        sid = session.sid
+        with self._guard:
+            turn, users = self._turns.get(sid, (Turnstile(), 0))
+            self._turns[sid] = (turn, users + 1)
+        try:
+            async with turn:
+                yield
+        finally:
+            with self._guard:
+                turn, users = self._turns.pop(sid)
+                if users > 1:
+                    self._turns[sid] = (turn, users - 1)
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._owned.add(task)
+        task.add_done_callback(self._owned.discard)
+        return task
+
+
+def _same(one: RewardPost | RewardRow, other: RewardPost) -> bool:
+    return (one.t, one.value, one.source) == (other.t, other.value, other.source)
+
+
+def _other(eid: str, post: RewardPost) -> Conflict:
+    return Conflict(
+        f"reward_id {post.reward_id!r} of episode {eid} stands for another reward: rewards are never changed, "
+        "post a new one under a new reward_id",
+        eid=eid,
+    )
