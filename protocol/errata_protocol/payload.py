@@ -13,29 +13,42 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import rfc8785
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 DIGEST_PREFIX = "sha256:"
 
 
-def encode_payload(data: Mapping[str, Any]) -> bytes:
+def encode_payload(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
     """Encode a delivery's ``data`` as compact UTF-8 JSON.
 
     NaN and infinities become null, as upstream's server does on plain sockets (PROTOCOL A4). Lone surrogates, which
     have no UTF-8 form, are written as ``\\udXXX`` escapes, again as upstream does.
 
+    Args:
+        data: What was delivered.
+        finite: Refuse NaN and infinities instead.
+
     Raises:
         ValueError: The value has no JSON form; the message names the type at fault.
     """
     try:
+        if finite:
+            payload = to_json(data, inf_nan_mode="constants", serialize_unknown=False)
+            if b"NaN" in payload or b"Infinity" in payload:
+                json.loads(payload, parse_constant=_no_constant)  # unless it stands in a text
+            return payload
         return to_json(data, inf_nan_mode="null", serialize_unknown=False)
-    except (PydanticSerializationError, UnicodeEncodeError) as error:
+    except ValueError as error:
         if "surrogate" not in str(error):
             raise ValueError(f"observation has no JSON form: {error}") from error
     try:
         return json.dumps(_plain(data), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError) as error:
         raise ValueError(f"observation has no JSON form: {error}") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _plain(value: Any) -> Any:

@@ -69,7 +69,7 @@ class Admission:
             await self._runtime.wait_for_journal()
             host = await self._awake(session)  # a lost session is told before an id is drawn
             created = session.last_used = self._runtime.clock.time()
-            received_sha = hashlib.sha256(request.data).digest()
+            received_sha = request.sha or hashlib.sha256(request.data).digest()
             new_episode = request.kind == "reset" or session.eid is None or session.t is None
             eid = self._runtime.ids.episode() if new_episode or session.eid is None else session.eid
             t = 0 if request.kind == "reset" else (session.t or 0) + 1
@@ -121,7 +121,7 @@ class Admission:
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery is not Recovery.NONE:
             # Not for the environment's own exception, nor where nothing could be restored: upstream keeps the instance.
             await self._waker.drop(session, "")
-        if session.committed and session.eid is not None:
+        if admitted.id is None and session.committed and session.eid is not None:
             # A reset that failed began no episode; it may have changed the instance that the current one goes on with.
             await self._runtime.journal.commit(error_row(replace(admitted, eid=session.eid), error))
 

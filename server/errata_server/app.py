@@ -43,6 +43,9 @@ from .detecting import FieldMap
 from .mcp import McpDoor
 from .mcp_tools import McpTools
 from .mcp_ws import McpSocket
+from .multiplex import Multiplex
+from .mux_requests import Reading
+from .mux_ws import MuxSocket, asks_for_mux
 from .plain_ws import PlainSocket
 from .replay import Replay
 from .runtime import Runtime
@@ -122,7 +125,7 @@ class HTTPEnvServer(_UpstreamServer):
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return what a capability probe is answered."""
         recovery = self.sessions.recovery
-        extensions = {"error_markers": 1}
+        extensions = {"error_markers": 1, "mux": 1}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
             extensions["delayed_rewards"] = 1
@@ -162,10 +165,16 @@ class HTTPEnvServer(_UpstreamServer):
         routing.shorten_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
+        reading = Reading(self.action_cls, self.mcp)
+        multiplex = Multiplex(self.sessions, self.replay, reading, self.mcp, told, production=not simulation)
+
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
             replay = self.replay if simulation else None
             owner = http_routes.principal(websocket)
+            if asks_for_mux(websocket):
+                await MuxSocket(websocket, multiplex, owner).serve()
+                return
             await PlainSocket(websocket, self.sessions, replay, self.mcp, self.action_cls, told, owner).serve()
 
         @app.websocket("/mcp")

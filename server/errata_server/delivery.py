@@ -54,7 +54,7 @@ def observation_row(
     if isinstance(observation, ErrorMarkers):
         observation = observation.with_site_t(admitted.t)  # type: ignore[assignment]
     try:
-        payload = encode_payload(serialize_observation(observation))
+        payload = encode_payload(serialize_observation(observation), finite=admitted.id is not None)
     except ValueError as error:
         raise EnvironmentOutputInvalid(str(error)) from error
     reward = observation.reward
@@ -92,7 +92,7 @@ def mcp_row(
         detection: What its markers say.
     """
     try:
-        payload = encode_payload(response)
+        payload = encode_payload(response, finite=admitted.id is not None)
     except ValueError as error:
         raise EnvironmentOutputInvalid(str(error)) from error
     return _row(
@@ -107,7 +107,10 @@ def mcp_row(
 
 def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
     """Build the row of a recorded error: no t, no payload of an episode (DESIGN section 3)."""
-    payload = encode_payload(error.to_wire())
+    return _without_t(admitted, encode_payload(error.to_wire()), error.code)
+
+
+def _without_t(admitted: Admitted, payload: bytes, status: str) -> DeliveryRow:
     return DeliveryRow(
         eid=admitted.eid,
         t=None,
@@ -116,7 +119,7 @@ def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
         kind=admitted.kind,
         request=admitted.request,
         request_sha=admitted.request_sha or hashlib.sha256(admitted.request).digest(),
-        status=error.code,
+        status=status,
         payload=payload,
         digest=hashlib.sha256(payload).digest(),
         semantic_digest=None,
@@ -124,6 +127,16 @@ def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
         refs=(),
         created=admitted.created,
     )
+
+
+def replied_row(admitted: Admitted, payload: bytes) -> DeliveryRow:
+    """Build the row of a reply that is no delivery and no error: to a fork, a close, or a tools/call without a tool."""
+    return _without_t(admitted, payload, "ok")
+
+
+def refused_row(admitted: Admitted, payload: bytes, code: str) -> DeliveryRow:
+    """Build the row of a recorded error whose wire form is at hand."""
+    return _without_t(admitted, payload, code)
 
 
 def forked_row(parent: DeliveryRow, admitted: Admitted) -> DeliveryRow:

@@ -53,6 +53,8 @@ class Execution:
         """
         timeout_s = self._runtime.settings.step_timeout_s
         judged = host.credit.judged()
+        if request.timeout_s is not None:
+            timeout_s = min(timeout_s, request.timeout_s)
         if request.kind == "mcp":
             assert request.call is not None
             response = await host.scoped(request.call, timeout_s=timeout_s)

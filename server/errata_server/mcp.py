@@ -123,7 +123,7 @@ class McpDoor:
                     rpc.id,
                 )
             return await self._close(rpc, session.row.principal)
-        invalid = _invalid(rpc)
+        invalid = invalid_call(rpc)
         if invalid is not None:
             return invalid
         if rpc.method == McpMethod.TOOLS_CALL:
@@ -146,7 +146,7 @@ class McpDoor:
             if session.attached is None:
                 self._sessions.keep_idle(session)
             return answer.payload if isinstance(answer, Reply) else answer
-        invalid = _invalid(rpc)
+        invalid = invalid_call(rpc)
         if invalid is not None:
             return invalid
         async with self._sessions.borrowed() as host:
@@ -168,7 +168,7 @@ class McpDoor:
         return JsonRpcResponse.success(result=result, request_id=rpc.id).model_dump()
 
 
-def _invalid(rpc: JsonRpcRequest) -> dict[str, Any] | None:
+def invalid_call(rpc: JsonRpcRequest) -> dict[str, Any] | None:
     """Return the response to a request that reaches no tool."""
     if rpc.method not in (McpMethod.TOOLS_LIST, McpMethod.TOOLS_CALL):
         return rpc_failed(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {rpc.method}", rpc.id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from errata_protocol.environment import Recovery
-from errata_protocol.errors import Conflict, NoReset, NotSupported
+from errata_protocol.errors import Conflict, NoReset, NotSupported, UnknownEpisode
 from errata_protocol.replay import (
     EpisodeDetail,
     EpisodePage,
@@ -16,10 +18,18 @@ from errata_protocol.replay import (
 
 from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
-from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
+from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, Record, SessionRow, TurnRow
 from .ownership import absence, owned_episode
 from .runtime import Runtime
 from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A fork that is not committed: the eid of its episode, and its rows."""
+
+    eid: str
+    records: tuple[Record, ...]
 
 
 class Replay:
@@ -117,6 +127,43 @@ class Replay:
         earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
         if earlier is not None:
             return await self._same_child(earlier, eid, request)
+        sid = self._runtime.ids.session()
+        asked = request.model_dump_json().encode()
+        child = await self.child(parent, sid, asked, fork_request=request.request_id)
+        await self._runtime.wait_for_journal()
+        try:
+            await journal.commit(*child.records)
+        except Conflict:
+            earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
+            if earlier is None:
+                raise
+            return await self._same_child(earlier, eid, request)
+        return ForkReply(session_id=sid, eid=child.eid, origin=Origin(eid=eid, t=request.t))
+
+    async def child(
+        self,
+        parent: DeliveryRow,
+        sid: str,
+        asked: bytes,
+        *,
+        fork_request: str | None = None,
+        key_hash: bytes | None = None,
+        group: str | None = None,
+    ) -> Child:
+        """Return what makes a session that stands at ``parent`` as its own t=0, not committed.
+
+        Args:
+            parent: The delivery to continue from.
+            sid: Id of the child.
+            asked: The request, as journaled.
+            fork_request: Its ``request_id``.
+            key_hash: Of a multiplexed child.
+            group: Likewise.
+
+        Raises:
+            NotSupported: The environment takes no snapshots and is not declared deterministic.
+        """
+        journal, eid = self._runtime.journal, parent.eid
         parent_session = await self._runtime.read(journal.session, parent.sid)
         recovery = Recovery.SNAPSHOT if parent.state is not None else Recovery.NONE
         if parent.state is None and parent_session is not None:
@@ -126,40 +173,36 @@ class Replay:
                 f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
                 "deterministic; its observations can still be read by state(t)"
             )
-        episode = await owned_episode(self._runtime, eid, principal)
+        episode = await self._runtime.read(journal.episode, eid)
+        if episode is None:
+            raise UnknownEpisode(eid)
         now = self._runtime.clock.time()
         session = SessionRow(
-            sid=self._runtime.ids.session(),
+            sid=sid,
             environment=episode.environment,
             recovery=recovery,
             seed=parent_session.seed if parent_session is not None else self._runtime.ids.seed(),
             created=now,
             given_out=True,
-            principal=principal,
+            principal=episode.principal,
             fork_of=eid,
-            fork_request=request.request_id,
+            fork_request=fork_request,
+            key_hash=key_hash,
+            group=group,
         )
         child = EpisodeRow(
             eid=self._runtime.ids.episode(),
-            sid=session.sid,
+            sid=sid,
             environment=episode.environment,
             created=now,
             episode_id=None,
-            principal=principal,
+            principal=episode.principal,
             origin_eid=eid,
-            origin_t=request.t,
+            origin_t=parent.t,
             agent_text_version=episode.agent_text_version,
         )
-        admitted = Admitted(child.eid, 0, session.sid, None, "fork", request.model_dump_json().encode(), now)
-        await self._runtime.wait_for_journal()
-        try:
-            await journal.commit(session, child, forked_row(parent, admitted))
-        except Conflict:
-            earlier = await self._runtime.read(journal.fork_session, eid, request.request_id)
-            if earlier is None:
-                raise
-            return await self._same_child(earlier, eid, request)
-        return ForkReply(session_id=session.sid, eid=child.eid, origin=Origin(eid=eid, t=request.t))
+        admitted = Admitted(child.eid, 0, sid, None, "fork", asked, now)
+        return Child(child.eid, (session, child, forked_row(parent, admitted)))
 
     async def delete(self, eid: str, principal: str | None) -> int:
         """Delete an episode and every sandbox layer that only it named; return its number of deliveries.

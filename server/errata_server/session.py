@@ -19,6 +19,21 @@ McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Of a multiplexed session, as its client chose it.
+
+    Args:
+        sid: As journaled: no plain session can have it (PROTOCOL D13).
+        key_hash: All that is kept of its key, 32 bytes.
+        group: Sessions that end together.
+    """
+
+    sid: str
+    key_hash: bytes
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A mutating request as a door hands it over.
 
@@ -28,7 +43,9 @@ class Request:
         reset: Arguments of a reset.
         action: Validated action of a step.
         call: What a tools/call does with the environment; returns the JSON-RPC response.
-        id: Request id, None on plain sockets.
+        id: Request id, None on plain sockets. Who gave one records the outcome of a failure under it.
+        sha: sha256 of the request as received, where it is known.
+        timeout_s: Deadline of its own, below the server's.
     """
 
     kind: RecordKind
@@ -37,6 +54,8 @@ class Request:
     action: Action | None = None
     call: McpCall | None = None
     id: int | None = None
+    sha: bytes | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,11 @@ class Session:
         if self.eid is None:
             return f"this session is lost: {why}, before any delivery; open another"
         return f"this session is lost: {why}; its last delivery is t={self.t} of episode {self.eid}, still readable"
+
+    @property
+    def multiplexed(self) -> bool:
+        """A client addresses it by sid and key on a multiplexed socket, and nothing else does."""
+        return self.row.key_hash is not None
 
     @property
     def recoverable(self) -> bool:

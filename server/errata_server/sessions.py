@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
+    Conflict,
     ErrataError,
     SessionLost,
     SessionUnknown,
@@ -29,15 +30,25 @@ from .declared import Declared
 from .decoding import Decoder
 from .execution import Execution
 from .hosting import EnvHost, EnvironmentFactory
-from .journal.base import SessionChange, SessionRow
+from .journal.base import DeliveryRow, Record, SessionChange, SessionRow, SessionStatus
 from .recovery import Reexecution
 from .runtime import Runtime
-from .session import Reply, Request, Room, Session
+from .session import Address, Reply, Request, Room, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
 
 T = TypeVar("T")
+
+
+class Idle(Protocol):
+    """Sessions that nobody speaks for, kept elsewhere."""
+
+    def oldest(self) -> Session | None:
+        """Return the one whose instance another session may have."""
+
+    def lost(self, session: Session) -> None:
+        """Take that its instance was taken, and it cannot be continued."""
 
 
 class Sessions:
@@ -72,10 +83,12 @@ class Sessions:
         self._waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
         self._admission = Admission(runtime, self._waker, execution, environment, agent_text_version, self._make_room)
         self.recovery = self._waker.recovery_of(factory)
-        self._session_timeout_s = concurrency.session_timeout
+        self.session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
         self._live: dict[str, Session] = {}
         self._detached: dict[str, Session] = {}  # in the order of their detaching
+        self.multiplexed: Idle | None = None
+        """Those that sockets of many sessions have let go of."""
         self._owned: set[asyncio.Task[Any]] = set()
         runtime.enders.append(self._end)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self._detached))
@@ -105,20 +118,31 @@ class Sessions:
         finally:
             await host.close()
 
-    async def open(self, *, given_out: bool = False, principal: str | None = None, room: Room | None = None) -> Session:
+    async def open(
+        self,
+        *,
+        given_out: bool = False,
+        principal: str | None = None,
+        room: Room | None = None,
+        address: Address | None = None,
+    ) -> Session:
         """Make a session with its own environment instance.
 
         Args:
             given_out: A client is told its id: it outlives its socket.
             principal: Whose it is.
             room: Where to count it, by default among all others.
+            address: What its client chose, of a multiplexed session; it is given out then.
 
         Raises:
+            Conflict: There is a session at that address.
             CapacityReached: There is no room, and no detached session can be hibernated to make some.
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        row = self._new_row(given_out=given_out, principal=principal)
+        row = self._new_row(given_out=given_out or address is not None, principal=principal, address=address)
+        if row.sid in self._live:
+            raise Conflict("a session of this id is there already")
         session = Session(row, committed=False, room=room or self.room)
         await self._make_room(session.room)
         session.opening = True  # before the factory runs: it holds its place
@@ -128,7 +152,7 @@ class Sessions:
             if session.host.recovery is not self.recovery:
                 self.recovery = session.host.recovery  # a factory function told nothing before its first call
             session.row = replace(session.row, recovery=session.host.recovery)
-            if given_out:
+            if row.given_out:
                 await self._commit_row(session)
         except BaseException:
             self._live.pop(session.sid, None)
@@ -151,7 +175,7 @@ class Sessions:
         session = self._live.get(sid)
         if session is None or session.row.principal != principal:  # a foreign one costs what an unknown one does
             session = await self._find_dormant(sid, principal)
-        if not session.given_out or session.closed:
+        if not session.given_out or session.closed or session.multiplexed:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         if session.lost is not None:
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
@@ -160,10 +184,19 @@ class Sessions:
     async def _find_dormant(self, sid: str, principal: str | None) -> Session:
         row = await self.runtime.read(self.runtime.journal.session, sid)
         mine = row is not None and row.environment == self.environment and row.principal == principal
-        if row is None or not mine or row.status == "closed" or not row.given_out:
+        if row is None or not mine or row.status in ("closed", "expired") or not row.given_out or row.key_hash:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         last = await self.runtime.read(self.runtime.journal.last_delivery, sid)
-        existing = self._live.get(sid)
+        return self.dormant(row, last)
+
+    def dormant(self, row: SessionRow, last: DeliveryRow | None) -> Session:
+        """Return the session of a journal row: as this process has it, or asleep.
+
+        Args:
+            row: As read.
+            last: Its last delivery.
+        """
+        existing = self._live.get(row.sid)
         if existing is not None:  # another request woke it while this one read
             return existing
         session = Session(row, committed=True, room=self.room)
@@ -172,7 +205,7 @@ class Sessions:
         if row.status == "lost":
             session.lost = session.lost_message(row.lost or "it ended with its server")
         else:
-            self._live[sid] = session
+            self._live[row.sid] = session
         return session
 
     async def give_out(self, session: Session) -> None:
@@ -225,8 +258,8 @@ class Sessions:
         self._detached[session.sid] = session  # at the end: the oldest is evicted first
         loop = asyncio.get_running_loop()
         ends = [(self.runtime.settings.detach_ttl_s, self.hibernate)]
-        if self._session_timeout_s is not None:
-            ends.append((self._session_timeout_s, self.close))
+        if self.session_timeout_s is not None:
+            ends.append((self.session_timeout_s, self.close))
         session.timers = [loop.call_later(after_s, self._after_idle, session, since, end) for after_s, end in ends]
 
     def _after_idle(self, session: Session, since: object, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
@@ -243,9 +276,18 @@ class Sessions:
         async with session.turn:
             if since is not None and session.detached_at is not since:
                 return
-            if session.recoverable and session.host is not None and session.detached_at is not None:
+            idle = session.detached_at is not None or session.multiplexed
+            if session.recoverable and session.host is not None and idle:
                 host, session.host = session.host, None
                 await host.close()
+
+    async def sleep(self, session: Session) -> None:
+        """Close the environment of a session and let go of it; its row and layers stay. For what nobody speaks for."""
+        async with session.turn:
+            host, session.host = session.host, None
+            if host is not None:
+                await host.close()
+            self._forget(session)
 
     async def _evict(self, session: Session) -> None:
         """Take a detached session's instance away for another's: it sleeps, or is lost if it cannot wake again."""
@@ -262,13 +304,24 @@ class Sessions:
             if session.committed:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
             self._forget(session)
+        if session.multiplexed and self.multiplexed is not None:
+            self.multiplexed.lost(session)
 
-    async def close(self, session: Session, since: object | None = None) -> None:
+    async def close(
+        self,
+        session: Session,
+        since: object | None = None,
+        *,
+        status: SessionStatus = "closed",
+        with_records: Sequence[Record] = (),
+    ) -> None:
         """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent.
 
         Args:
             session: Which one.
             since: Only if it is still detached since then.
+            status: How it ended.
+            with_records: To commit together with its end.
         """
         async with session.turn:
             if session.closed or (since is not None and session.detached_at is not since):
@@ -278,8 +331,8 @@ class Sessions:
             if host is not None:
                 await host.close()
             if session.committed and session.lost is None:
-                await self.runtime.journal.commit(SessionChange(session.sid, status="closed"))
-            self.runtime.metrics.ended(self.environment, "closed" if session.lost is None else "lost")
+                await self.runtime.journal.commit(SessionChange(session.sid, status=status), *with_records)
+            self.runtime.metrics.ended(self.environment, status if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
             self._forget(session)
 
@@ -393,6 +446,8 @@ class Sessions:
                 ),
                 None,
             )
+            if detached is None and self.multiplexed is not None:
+                detached = self.multiplexed.oldest()
             if detached is None:
                 self.runtime.metrics.refused(self.environment)
                 raise CapacityReached(
@@ -404,15 +459,19 @@ class Sessions:
                 )
             await self._evict(detached)
 
-    def _new_row(self, *, given_out: bool = False, principal: str | None = None) -> SessionRow:
+    def _new_row(
+        self, *, given_out: bool = False, principal: str | None = None, address: Address | None = None
+    ) -> SessionRow:
         return SessionRow(
-            sid=self.runtime.ids.session(),
+            sid=self.runtime.ids.session() if address is None else address.sid,
             environment=self.environment,
             recovery=self.recovery,
             seed=self.runtime.ids.seed(),
             created=self.runtime.clock.time(),
             given_out=given_out,
             principal=principal,
+            key_hash=address.key_hash if address is not None else None,
+            group=address.group if address is not None else None,
         )
 
     async def _commit_row(self, session: Session) -> None:

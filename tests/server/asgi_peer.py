@@ -20,10 +20,17 @@ class Peer:
         path: Where its door is.
         headers: Of the handshake.
         query: After the question mark.
+        subprotocols: That the client offers.
     """
 
     def __init__(
-        self, app: ASGIApp, path: str = "/ws", *, headers: dict[str, str] | None = None, query: str = ""
+        self,
+        app: ASGIApp,
+        path: str = "/ws",
+        *,
+        headers: dict[str, str] | None = None,
+        query: str = "",
+        subprotocols: tuple[str, ...] = (),
     ) -> None:
         self._app = app
         given = {"host": "testserver", **(headers or {})}
@@ -39,7 +46,7 @@ class Peer:
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
             "client": ("127.0.0.1", 50000),
             "server": ("testserver", 80),
-            "subprotocols": [],
+            "subprotocols": list(subprotocols),
             "state": {},
             "extensions": {"websocket.http.response": {}},
         }

@@ -173,6 +173,8 @@ class Requests:
         if session.state is State.ABSENT:
             return
         error.details.setdefault("next_id", effect.id)
+        if CODES[error.code].retryable:
+            error.details.setdefault("retry_after", self.config.retry_after_s)
         session.next_id = effect.id
         for pending in session.queue:
             pending.connection.in_flight -= 1

@@ -1,0 +1,114 @@
+"""One multiplexed socket on ``/ws``. It is not read while too much waits to be sent (PROTOCOL D9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.errors import ErrataError
+from errata_protocol.mux import ServerConnection
+
+from .multiplex import Multiplex
+
+log = logging.getLogger("errata.mux")
+
+IN_A_ROW = 16
+"""Frames of one socket that are taken before others get a turn."""
+
+WRITTEN_AT_ONCE = 1 << 20
+"""Bytes that are handed to the socket before it is asked whether it keeps up."""
+
+TRY_AGAIN_LATER = 1013
+
+_GONE = (RuntimeError, OSError, WebSocketDisconnect)
+"""Starlette's and uvicorn's words for a peer that is gone."""
+
+
+def asks_for_mux(websocket: WebSocket) -> bool:
+    """Say whether the client offered the subprotocol."""
+    return PROTOCOL_NAME in websocket.scope.get("subprotocols", ())
+
+
+class MuxSocket:
+    """One connection of many sessions.
+
+    Args:
+        websocket: Not yet accepted.
+        multiplex: The environment's multiplexed sessions.
+        principal: Who opened the socket.
+    """
+
+    def __init__(self, websocket: WebSocket, multiplex: Multiplex, principal: str | None) -> None:
+        self._websocket = websocket
+        self._multiplex = multiplex
+        self._principal = principal
+        self._connection: ServerConnection | None = None
+        self._woken = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._woken.set()
+
+    async def serve(self) -> None:
+        """Accept, and take and send frames until the client leaves."""
+        await self._websocket.accept(subprotocol=PROTOCOL_NAME)
+        try:
+            connection = self._connection = self._multiplex.connect(self._principal, self)
+        except ErrataError as error:
+            await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
+            return
+        writing = asyncio.create_task(self._write(connection))
+        try:
+            await self._read(connection)
+        finally:
+            self._multiplex.disconnect(connection)
+            writing.cancel()
+            await asyncio.wait([writing])
+            await self._close()
+
+    async def _read(self, connection: ServerConnection) -> None:
+        receive, taken = self._websocket.receive, 0
+        while (message := await receive())["type"] != "websocket.disconnect":
+            text = message.get("text")
+            self._multiplex.receive(connection, message["bytes"] if text is None else text)
+            taken += 1
+            if taken % IN_A_ROW == 0:
+                await asyncio.sleep(0)
+            if not connection.accepts_input:
+                self._drained.clear()
+                await self._drained.wait()
+
+    async def _write(self, connection: ServerConnection) -> None:
+        try:
+            while True:
+                await self._woken.wait()
+                self._woken.clear()
+                while connection.has_data:
+                    for frame in connection.data_to_send(WRITTEN_AT_ONCE):
+                        await self._websocket.send_text(frame.decode())
+                    if connection.accepts_input:
+                        self._drained.set()
+                connection.data_to_send()  # nothing left: the machine says anew when there is
+        except (
+            RuntimeError,
+            OSError,
+            WebSocketDisconnect,
+        ) as error:  # starlette's and uvicorn's words for a peer that is gone
+            log.debug("a multiplexed socket is gone: %s", error)
+        finally:
+            self._drained.set()
+
+    async def _close(self) -> None:
+        if self._websocket.application_state is WebSocketState.CONNECTED:
+            try:
+                await self._websocket.close()
+            except _GONE:
+                pass  # the peer closed first
+
+
+__all__ = ["MuxSocket", "asks_for_mux"]

@@ -1,0 +1,320 @@
+"""Multiplexed sessions through ``/ws`` of a real application (PROTOCOL D)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from errata_protocol.errors import (
+    EnvironmentFailed,
+    EnvironmentOutputInvalid,
+    ErrataError,
+    InvalidRequest,
+    NotSupported,
+    PreconditionFailed,
+    SandboxFailed,
+    SessionClosed,
+    SessionLost,
+    StateNotReady,
+    StepTimeout,
+)
+from errata_server.app import create_fastapi_app
+from errata_server.runtime import Runtime
+from errata_server.settings import Settings
+
+from .asgi_peer import Peer
+from .conftest import simulated
+from .environments import CountAction, CountEnvironment, CountObservation
+from .mux_trainer import Trainer
+
+Join = Callable[..., AbstractAsyncContextManager[Trainer]]
+
+
+def application(runtime: Runtime | None = None, *, places: int = 8, **more: Any) -> FastAPI:
+    return create_fastapi_app(
+        CountEnvironment,
+        CountAction,
+        CountObservation,
+        max_concurrent_envs=places,
+        runtime=runtime or simulated(Settings(journal_wait_s=0.3)),
+        **more,
+    )
+
+
+@contextlib.asynccontextmanager
+async def joined(app: FastAPI, path: str = "/ws", seed: int = 0, **more: Any) -> AsyncIterator[Trainer]:
+    trainer = Trainer(app, path, chance=random.Random(seed), **more)
+    await trainer.join()
+    yield trainer
+    if trainer._peer is not None:
+        await trainer.cut()
+
+
+def n_of(reply: Any) -> int:
+    return int(json.loads(reply.payload)["observation"]["n"])
+
+
+async def test_sessions_of_one_socket_do_not_meet() -> None:
+    async with joined(application()) as trainer:
+        first, second = await trainer.open(), await trainer.open()
+        for session in (first, second):
+            assert (await trainer.ask(session, "reset")).t == 0
+        for n in (1, 2, 3):
+            reply = await trainer.ask(first, "step", {"n": 10})
+            assert (reply.t, n_of(reply), reply.id) == (n, 10 * n, n + 1)
+        reply = await trainer.ask(second, "step", {"n": 1})
+        assert (reply.t, n_of(reply)) == (1, 1)
+        assert reply.digest == f"sha256:{hashlib.sha256(reply.payload).hexdigest()}"
+
+
+async def test_state_at_t_is_the_payload_as_it_was_sent() -> None:
+    app = application()
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        replies = [await trainer.ask(session, "reset")] + [await trainer.ask(session, "step") for _ in range(3)]
+        for reply in replies:
+            found = await trainer.read("state", session, {"t": reply.t})
+            assert (found.type, found.payload, found.digest, found.eid) == (
+                "state_at",
+                reply.payload,
+                reply.digest,
+                reply.eid,
+            )
+        own = await trainer.read("state", session)
+        assert own.type == "state" and json.loads(own.payload)["step_count"] == 3
+        capabilities = json.loads((await trainer.read("capabilities")).payload)
+        assert capabilities["extensions"]["mux"] == 1 and capabilities["recovery"] == "snapshot"
+        assert json.loads((await trainer.read("rewards", session)).payload) == []
+        eid = replies[0].eid
+    with TestClient(app) as client:
+        assert client.get(f"/episodes/{eid}/states/2").content == replies[2].payload
+
+
+async def test_a_cut_socket_loses_and_repeats_nothing() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(12)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await trainer.cut()
+            await trainer.join()
+        replies = [await reply for reply in later]
+        assert [n_of(r) for r in replies] == list(range(1, 13))
+        assert [r.t for r in replies] == list(range(1, 13))
+
+
+async def test_an_environments_errors_are_recorded_replies() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        with pytest.raises(InvalidRequest):
+            await trainer.ask(session, "step", {"n": "many"})  # before any episode
+        await trainer.ask(session, "reset")
+        with pytest.raises(EnvironmentFailed, match="boom"):
+            await trainer.ask(session, "step", {"do": "raise"})
+        with pytest.raises(InvalidRequest):
+            await trainer.ask(session, "step", {"m": 1})
+        with pytest.raises(SandboxFailed):
+            await trainer.ask(session, "step", {"do": "break"})
+        with pytest.raises(EnvironmentOutputInvalid, match="NaN"):
+            await trainer.ask(session, "step", {"do": "nan"})
+        reply = await trainer.ask(session, "step")
+        assert (reply.t, reply.id) == (1, 7)
+        for data in ('{"n":1,"n":2}', '{"n":1e400}', "[]"):
+            request = trainer.protocol.request(session, "step", data.encode())
+            with pytest.raises(InvalidRequest):
+                await trainer._outcome(request)
+        await trainer.cut()
+        await trainer.join()
+        assert (await trainer.ask(session, "step")).t == 2
+
+
+async def test_a_step_past_its_own_deadline_is_rolled_back() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.ask(session, "step")
+        with pytest.raises(StepTimeout):
+            await trainer.ask(session, "step", {"n": 100, "do": "hang"}, deadline_ms=50)
+        assert n_of(await trainer.ask(session, "step")) == 2
+
+
+async def test_a_condition_that_does_not_hold_has_no_effect() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        reset = await trainer.ask(session, "reset")
+        await trainer.ask(session, "step", condition=(0, reset.eid))
+        with pytest.raises(PreconditionFailed) as caught:
+            await trainer.ask(session, "step", condition=(0, reset.eid))
+        assert caught.value.details["t"] == 1
+        assert (await trainer.ask(session, "step", condition=(1, None))).t == 2
+
+
+async def test_a_fork_goes_on_from_where_its_parent_was() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        at = {t: await trainer.ask(session, "step", {"n": 5}) for t in (1, 2, 3)}
+        child = await trainer.fork(session, 1)
+        found = await trainer.read("state", child, {"t": 0})
+        assert found.payload == at[1].payload and found.kind == "reset"
+        assert n_of(await trainer.ask(child, "step", {"n": 1})) == 6
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 16
+        with pytest.raises(StateNotReady):
+            await trainer.fork(session, 9)
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 17
+
+
+async def test_a_reset_to_a_state_goes_on_from_there() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        first = await trainer.ask(session, "reset")
+        at = [await trainer.ask(session, "step", {"n": 5}) for _ in range(3)]
+        again = await trainer.ask(session, "reset", {"injected_state": {"episode_id": first.eid, "t": 2}})
+        assert (again.payload, again.t) == (at[1].payload, 0) and again.eid != first.eid
+        reply = await trainer.ask(session, "step", {"n": 1})
+        assert (n_of(reply), reply.t, reply.eid) == (11, 1, again.eid)
+        await trainer.cut()
+        await trainer.join()
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 12
+
+
+async def test_a_key_that_is_not_the_sessions_gets_nothing_and_learns_nothing() -> None:
+    app = application()
+    async with joined(app) as owner, joined(app, seed=1) as thief:
+        session = await owner.open()
+        await owner.ask(session, "reset")
+        told = []
+        for sid in (session.sid, thief.secret()):
+            stolen = thief.protocol.adopt(sid, thief.secret(), last=0, last_seq=0)
+            with pytest.raises(SessionLost) as caught:
+                await thief._outcome(("opened", sid))
+            told.append((caught.value.message, caught.value.details))
+            assert stolen.eid is None
+        assert told[0] == told[1]
+        opened = thief.protocol.open(session.sid, thief.secret())
+        with pytest.raises(SessionLost) as caught:
+            await thief._outcome(("opened", opened.sid))
+        assert (caught.value.message, caught.value.details) == told[0]
+        with contextlib.suppress(ErrataError):
+            async with Peer(app, query=f"session_id=mux.{session.sid}") as plain:
+                answer = await plain.receive()
+                assert answer is not None and answer["data"]["code"] == "SESSION_ERROR"
+        assert (await owner.ask(session, "step")).t == 1
+
+
+async def test_a_closed_session_stays_closed() -> None:
+    async with joined(application()) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        reply = await trainer.ask(session, "close")
+        assert reply.type == "closed"
+        again = trainer.protocol.adopt(session.sid, session.key, last=1, last_seq=0)
+        with pytest.raises(SessionClosed):
+            await trainer._outcome(("opened", again.sid))
+
+
+async def test_a_group_is_closed_whole_and_no_other() -> None:
+    async with joined(application()) as trainer:
+        group = trainer.secret()
+        mine = [await trainer.open(group) for _ in range(3)]
+        other = await trainer.open(trainer.secret())
+        for session in (*mine, other):
+            await trainer.ask(session, "reset")
+        answer = await trainer.read("close_group", None, {"group": group})
+        assert (answer.type, json.loads(answer.payload)) == ("group_closed", {"closed": 3})
+        assert all(isinstance(trainer.ends[s.sid], SessionClosed) for s in mine)
+        assert (await trainer.ask(other, "step")).t == 1
+        assert json.loads((await trainer.read("close_group", None, {"group": group})).payload) == {"closed": 0}
+
+
+async def test_production_mode_carries_sessions_and_shows_no_past() -> None:
+    async with joined(application(mode="production")) as trainer:
+        session = await trainer.open()
+        reset = await trainer.ask(session, "reset")
+        await trainer.ask(session, "step")
+        with pytest.raises(NotSupported):
+            await trainer.read("state", session, {"t": 0})
+        with pytest.raises(NotSupported):
+            await trainer.fork(session, 0)
+        injected = {"injected_state": {"episode_id": reset.eid, "t": 0}}
+        assert n_of(await trainer.ask(session, "reset", injected)) == 0  # the environment ignores it
+        await trainer.cut()
+        await trainer.join()
+        assert (await trainer.ask(session, "step")).t == 1
+
+
+async def test_detached_sessions_make_room_before_any_is_refused() -> None:
+    app = application(places=2)
+    async with joined(app) as trainer:
+        first, second = await trainer.open(), await trainer.open()
+        for session in (first, second):
+            await trainer.ask(session, "reset")
+            await trainer.ask(session, "step", {"n": 3})
+        await trainer.cut()
+        async with joined(app, seed=1) as other:
+            third = await other.open()
+            await other.ask(third, "reset")
+            await trainer.join()
+            await trainer.ask(second, "step")  # was kept
+            waiting = trainer.ask_later(first, "step")
+            await trainer.refused.wait()
+            assert trainer.refusals[0].code == "CAPACITY_REACHED" and trainer.refusals[0].details["retry_after"] > 0
+            await other.ask(third, "close")
+            await asyncio.sleep(0.05)
+            await trainer.tick()
+            assert n_of(await waiting) == 4
+
+
+async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
+    app = application(simulated(Settings(detach_ttl_s=0.05)))
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.ask(session, "step", {"n": 7})
+        await trainer.cut()
+        sessions = app.state.errata.sessions
+        for _ in range(1000):
+            if not sessions._live:
+                break
+            await asyncio.sleep(0.01)
+        assert sessions.active == 0 and not sessions._live
+        await trainer.join()
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
+
+
+async def test_sessions_of_a_server_that_is_gone_go_on_at_the_next_one(tmp_path: Path) -> None:
+    def runtime() -> Runtime:
+        return Runtime(Settings(data_dir=tmp_path, sandbox="fake"))
+
+    first = runtime()
+    trainer = Trainer(application(first), chance=random.Random(0))
+    await trainer.join()
+    session = await trainer.open()
+    never_stepped = await trainer.open()
+    await trainer.ask(session, "reset")
+    await trainer.ask(session, "step", {"n": 2})
+    later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(5)]
+    await trainer.cut()
+    await first.close()
+    second = runtime()
+    trainer._app = application(second)
+    try:
+        await trainer.join()
+        assert [n_of(await reply) for reply in later] == [3, 4, 5, 6, 7]
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
+        assert (await trainer.ask(never_stepped, "reset")).t == 0
+        await trainer.cut()
+    finally:
+        await second.close()
