@@ -318,3 +318,23 @@ async def test_sessions_of_a_server_that_is_gone_go_on_at_the_next_one(tmp_path:
         await trainer.cut()
     finally:
         await second.close()
+
+
+async def test_late_rewards_are_pushed_once_in_order_and_again_after_a_cut() -> None:
+    app = application()
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        reset = await trainer.ask(session, "reset")
+        await trainer.ask(session, "step")
+        rewards = app.state.errata.runtime.rewards
+        for n in range(3):
+            await rewards.post(reset.eid, 1, n / 2, "judge", f"a{n}", None)
+        await trainer.ask(session, "step")
+        assert [(p["value"], p["reward_id"]) for p in trainer.pushed] == [(0.0, "a0"), (0.5, "a1"), (1.0, "a2")]
+        await trainer.cut()
+        await rewards.post(reset.eid, 0, -1.0, "judge", "b", None)
+        await trainer.join()
+        await trainer.ask(session, "step")
+        assert [p["reward_id"] for p in trainer.pushed] == ["a0", "a1", "a2", "b"]
+        listed = json.loads((await trainer.read("rewards", session)).payload)
+        assert [r["reward_id"] for r in listed] == ["a0", "a1", "a2", "b"]
