@@ -10,7 +10,7 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench lock clean
+.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-browser test-interop test-upstream test-chaos bench test-cleanroom ## everything
+test-full: check test test-browser test-interop test-upstream test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -59,7 +59,11 @@ check: setup ## style, types and import rules
 		.cache/venv/bin/$$tool || { echo "check: $$tool failed"; status=1; }; \
 	done; exit $$status
 
-bench: base ## run every benchmark once, small; `python bench/NAME.py` measures
+bench: base ## stock OpenEnv and Errata in alternating rounds, full size: hours, on a quiet machine (docs/performance.md)
+	@.cache/venv/bin/errata bench --json bench/results/bench.json
+
+bench-quick: base ## run every benchmark once, small: shows that they run, measures nothing
+	@.cache/venv/bin/errata bench --quick
 	@for bench in $(BENCHES); do \
 		if grep -q -e --smoke $$bench; then small=--smoke; else small=; fi; \
 		echo "$$bench $$small" && $(PYTHON_BIN) $$bench $$small || exit 1; \

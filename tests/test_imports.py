@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("protocol", "server", "client", "envs", "trainer_adapter")
+ROOMS = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -51,6 +51,9 @@ def test_every_room_imports_only_what_it_may() -> None:
         ("envs/terminal_env/models.py", "import errata_server.context", "What an environment publishes"),
         ("envs/terminal_env/models.py", "import terminal_env.server", "The published half of an environment"),
         ("trainer_adapter/errata_trainer/added.py", "import errata_server.context", "The trainer adapter imports"),
+        ("server/errata_server/added.py", "import errata_bench.cli", "Nothing imports the benchmark"),
+        ("bench/errata_bench/mux_load.py", "import errata_protocol.mux", "The benchmark's load and its stock server"),
+        ("bench/errata_bench/suite.py", "import errata_client", "The benchmark knows environments and clients"),
     ],
 )
 def test_a_forbidden_import_is_caught(copy: Path, module: str, line: str, contract: str) -> None:

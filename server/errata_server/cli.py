@@ -178,6 +178,17 @@ def demo(
     raise typer.Exit(demos[name].load()(options))
 
 
+@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def bench(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata bench --help.")] = None,
+) -> None:
+    """Measure stock OpenEnv and Errata in alternating rounds on this machine."""
+    programs = list(entry_points(group="errata.programs", name="bench"))
+    if not programs:
+        raise typer.BadParameter("the benchmark is not installed: install openenv-errata again, or run make setup")
+    raise typer.Exit(programs[0].load()(arguments or []))
+
+
 def _base(entry: str) -> tuple[str, Path]:
     name, separator, path = entry.partition("=")
     if not separator or not name or not path:

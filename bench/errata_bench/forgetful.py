@@ -1,0 +1,28 @@
+"""Errata with its journal in memory: ``python -m errata_bench.forgetful TARGET --sessions N``.
+
+What ``errata serve`` runs but for the data directory, which the command always has. It announces itself likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from errata_server import serving
+from errata_server.settings import Settings
+
+
+def main() -> None:
+    """Serve until a signal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--sessions", type=int, required=True)
+    options = parser.parse_args()
+    bind = serving.Bind(port=0)
+    served = serving.build(
+        [options.target], Settings(data_dir=None), bind=bind, mode=None, max_sessions=options.sessions
+    )
+    serving.run(served, bind)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Opening sessions: how far until one counts as open makes the difference, so all three ways are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ..budgets import Budget
+from ..environments import COUNTER_VARIABLE
+from ..figures import Round
+from ..load import Load
+from ..scenario import MUX_1, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate
+from ..servers import Server
+from ..stage import Stage, stage, target
+
+THREADS_LEFT = 64
+"""More threads than these are of sessions of an earlier round."""
+
+METRICS = (
+    Metric("lazy_per_s", "opens a second, answered before the factory ran", "1/s"),
+    Metric("factory_per_s", "opens a second, answered after the factory ran", "1/s"),
+    Metric("reset_per_s", "opens with reset a second", "1/s"),
+    Metric("reset_p99_ms", "open with reset, 99th percentile", "ms"),
+    Metric("server_cpu_us", "server's CPU for an open with reset", "us"),
+    Metric("client_cpu_us", "load generator's CPU for it", "us", compared=False),
+    Metric("factories_missing", "most factories that had not run at some `opened`, or handshake", compared=False),
+    Metric("load_average", "load average", compared=False),
+)
+
+
+def _arm(
+    here: Stage, server: Server, load: Load, counter: str, *, lazy: bool = False, **how: int
+) -> Callable[[], Awaitable[Round]]:
+    sessions = here.plan.sessions
+
+    async def opened(then: str) -> Round:
+        cpu = server.cpu_s()
+        found = await load.do("open", sessions=sessions, then=then, counter=counter, **how)
+        used = server.cpu_s() - cpu
+        await load.do("close")
+        await server.quiet(THREADS_LEFT)
+        return {**found, "server_cpu_us": used / sessions * 1e6}
+
+    async def measure() -> Round:
+        bare, state, reset = await opened("nothing"), await opened("state"), await opened("reset")
+        return {
+            "lazy_per_s": bare["opens_per_s"],
+            # Where no `opened` ever came before its factory had run it is the answer; else a read of the state is. A
+            # handshake is always done before, whatever the count says.
+            "factory_per_s": (state if lazy or bare["factories_missing"] else bare)["opens_per_s"],
+            "reset_per_s": reset["opens_per_s"],
+            "reset_p99_ms": reset["p99_ms"],
+            "server_cpu_us": reset["server_cpu_us"],
+            "client_cpu_us": reset["client_cpu_us"],
+            "factories_missing": bare["factories_missing"],
+        }
+
+    return measure
+
+
+async def run(plan: Plan) -> Found:
+    """Open and close all sessions, three times in each arm and round."""
+    async with stage(plan) as here:
+        counters = {name: str(here.directory / name) for name in ("stock.made", "errata.made")}
+        stock = await here.stock("any-thread", env={COUNTER_VARIABLE: counters["stock.made"]})
+        errata = await here.errata(target("any-thread"), env={COUNTER_VARIABLE: counters["errata.made"]})
+        theirs, ours = await here.load("plain", stock), await here.load("plain", errata)
+        links = await here.load("mux", errata)
+        arms = {
+            STOCK: _arm(here, stock, theirs, counters["stock.made"], lazy=True),
+            PLAIN: _arm(here, errata, ours, counters["errata.made"], lazy=True),
+            MUX_1: _arm(here, errata, links, counters["errata.made"], frame=1),
+            MUX_64: _arm(here, errata, links, counters["errata.made"], frame=64),
+        }
+        notes = [
+            "On plain sockets 64 are opened at a time and one that is open has answered a handshake, a read of its "
+            "state, or a reset; over mux all are opened at once."
+        ]
+        return await alternate(plan, arms, notes)
+
+
+SCENARIOS = (
+    Scenario(
+        "opens",
+        "opening sessions, on any thread",
+        run,
+        METRICS,
+        (Budget(MUX_64, "factory_per_s", ">=", 60, to=STOCK), Budget(MUX_1, "factory_per_s", ">=", 60, to=STOCK)),
+    ),
+)

@@ -1,0 +1,56 @@
+"""The server is killed with SIGKILL while all sessions step, started again, and they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ..budgets import Budget
+from ..figures import Round
+from ..scenario import ACTION, MUX_64, Found, Plan, Scenario, alternate
+from ..servers import free_port
+from ..stage import stage
+from . import resume
+
+TARGET = "errata_bench.kept_environment:KeptEcho"
+
+
+async def run(plan: Plan) -> Found:
+    """Kill, start, resume and step once in each session, in each round."""
+    async with stage(plan) as here:
+        port = ("--port", str(free_port()))
+        server = await here.errata(TARGET, *port)
+        load = await here.load("mux", server)
+        await load.do("open", sessions=plan.sessions)
+
+        async def measure() -> Round:
+            nonlocal server
+            stepping = asyncio.ensure_future(load.do("lose", action=ACTION))
+            await asyncio.wait((stepping,), timeout=plan.seconds / 4)
+            if stepping.done():
+                stepping.result()  # it says what went wrong
+            killed_at = time.monotonic()
+            server.kill()
+            await stepping
+            starting = asyncio.ensure_future(here.errata(TARGET, *port))
+            resuming = asyncio.ensure_future(load.do("resume", since=killed_at, action=ACTION))
+            server = await starting
+            return await resuming
+
+        notes = [
+            "With snapshot() and restore(); seconds count from the kill on, the new process's start included.",
+            "Each session's next reply has to name the delivery that its id asks for: no step acted twice or was lost.",
+        ]
+        return await alternate(plan, {MUX_64: measure}, notes)
+
+
+SCENARIOS = (
+    Scenario(
+        "restart",
+        "kill -9, start again, all sessions go on",
+        run,
+        resume.METRICS,
+        (Budget(MUX_64, "first_answer_s", "<=", 5), Budget(MUX_64, "all_stepped_s", "<=", 30)),
+        baseline=None,
+    ),
+)

@@ -1,0 +1,135 @@
+"""The servers that are measured, each in a process of its own, and what ``/proc`` says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+from errata_server.process import ServerProcess
+
+_ANNOUNCED = re.compile(r"serving .*127\.0\.0\.1:(\d+)")
+
+STOP_S = 90.0
+"""Stock takes up to a quarter of a minute to let 10,000 threads go."""
+
+
+class Server:
+    """A running server.
+
+    Args:
+        process: Its process.
+        port: Where it listens on 127.0.0.1.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self.port = port
+
+    @classmethod
+    def stock(cls, kind: str, sessions: int, *, deflate: bool = False, env: dict[str, str] | None = None) -> Server:
+        """Start OpenEnv's server; see `errata_bench.stock`."""
+        command = [sys.executable, "-m", "errata_bench.stock", kind, "--sessions", str(sessions)]
+        return cls._announced([*command, *(["--deflate"] if deflate else [])], env)
+
+    @classmethod
+    def errata(
+        cls, target: str, sessions: int, data_dir: Path, *options: str, env: dict[str, str] | None = None
+    ) -> Server:
+        """Start ``errata serve``."""
+        running = ServerProcess(target, data_dir, "--max-sessions", str(sessions), *options, env=env)
+        return cls(running.process, int(running.url.rsplit(":", 1)[1]))
+
+    @classmethod
+    def forgetful(cls, target: str, sessions: int, env: dict[str, str] | None = None) -> Server:
+        """Start Errata with its journal in memory; see `errata_bench.forgetful`."""
+        command = [sys.executable, "-m", "errata_bench.forgetful", target, "--sessions", str(sessions)]
+        return cls._announced(command, env)
+
+    @classmethod
+    def _announced(cls, command: list[str], env: dict[str, str] | None) -> Server:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a ^C at the terminal is for the benchmark, which then stops its servers
+            env={**os.environ, **(env or {})},
+        )
+        assert process.stdout is not None
+        said: deque[str] = deque(maxlen=20)
+        for line in process.stdout:
+            said.append(line)
+            if found := _ANNOUNCED.search(line):
+                threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
+                return cls(process, int(found[1]))
+        raise RuntimeError(f"{command[2]} ended with status {process.wait()}: {''.join(said).strip()[-500:]}")
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its threads, ended ones included; those of its child processes are not in it."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_kib(self) -> int:
+        """Resident memory of the process."""
+        return self._status("VmRSS")
+
+    def threads(self) -> int:
+        """Its threads."""
+        return self._status("Threads")
+
+    def descriptors(self) -> int:
+        """Its open descriptors."""
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    async def quiet(self, threads: int, timeout_s: float = STOP_S) -> None:
+        """Wait until it has at most ``threads`` threads and uses next to no CPU, so that nobody pays for its past."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            before = self.cpu_s()
+            await asyncio.sleep(0.2)
+            if self.cpu_s() - before < 0.04 and self.threads() <= threads:
+                return
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it as an operator does; kill it if that takes longer than `STOP_S`."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _status(self, key: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1])
+        raise LookupError(f"process {self.process.pid} has no {key}: has it ended?")
+
+
+def _drain(stream: IO[str]) -> None:
+    for _ in stream:
+        pass
+
+
+def free_port() -> int:
+    """Return a port that is free now: a server that is killed and started again needs to keep its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

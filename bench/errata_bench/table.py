@@ -1,0 +1,93 @@
+"""The report as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .report import Figure, Judged, Report, ScenarioReport, Values
+
+Row = tuple[str, str, str, str, str, str]
+"""Name, median, range, ratio, its range, budget."""
+
+
+def text(report: Report) -> str:
+    """Return the whole report."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    machine = report.machine
+    yield f"{report.command}   ({report.made})"
+    yield (
+        f"{machine.cores} cores ({machine.cpu}), {machine.memory_gib:g} GiB, Linux {machine.kernel}, "
+        f"Python {machine.python}; load average {machine.load_average_before:g} before, "
+        f"{machine.load_average_after:g} after"
+    )
+    yield f"data directory {machine.data_dir} on {machine.file_system}; " + ", ".join(
+        f"{name} {version}" for name, version in machine.versions.items()
+    )
+    if report.smoke:
+        yield "SMOKE RUN: shows that everything runs; small, short, and no measurement"
+    for scenario in report.scenarios:
+        yield ""
+        yield from scenario_lines(scenario)
+
+
+def scenario_lines(scenario: ScenarioReport) -> Iterator[str]:
+    """Yield the lines of one scenario: a row for each figure and arm."""
+    yield f"{scenario.name}: {scenario.title}"
+    yield (
+        f"  $ {scenario.command}   {scenario.sessions:,} {scenario.counted}, {scenario.rounds} rounds, "
+        f"{scenario.seconds:.0f} s, load average {scenario.load_average_before:g} to {scenario.load_average_after:g}"
+    )
+    for note in scenario.notes:
+        yield f"  {note}"
+    if scenario.status == "failed":
+        yield f"  FAILED: {scenario.reason}"
+        return
+    for arm, reason in scenario.failed_arms.items():
+        yield f"  FAILED: {arm}: {reason}"
+    against = f"to {scenario.baseline}" if scenario.baseline else ""
+    rows = [("", "median", "rounds", against, "rounds", "")]
+    label = ""
+    for figure in scenario.figures:
+        if figure.label != label:
+            label = figure.label
+            rows.append((f"{label}{f', {figure.unit}' if figure.unit else ''}", "", "", "", "", ""))
+        rows.append(_row(figure, scenario.budgets))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
+        yield f"  {row[0]:<{widths[0]}}  {'  '.join(cells)}  {row[-1]}".rstrip()
+
+
+def _row(figure: Figure, budgets: list[Judged]) -> Row:
+    own = [budget for budget in budgets if (budget.arm, budget.key) == (figure.arm, figure.key)]
+    must = "; ".join(f"must {budget.must}: {_verdict(budget)}" for budget in own)
+    ratio = figure.ratio
+    return (
+        f"    {figure.arm}",
+        number(figure.values.median),
+        _range(figure.values),
+        "" if ratio is None else f"{number(ratio.median)} x",
+        "" if ratio is None else _range(ratio),
+        must,
+    )
+
+
+def _verdict(budget: Judged) -> str:
+    return "not judged" if budget.met is None else "met" if budget.met else "MISSED"
+
+
+def _range(values: Values) -> str:
+    return f"{number(values.low)} to {number(values.high)}" if len(values.rounds) > 1 else ""
+
+
+def number(value: float) -> str:
+    """Return a number with three or four digits that count."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
