@@ -17,8 +17,9 @@ from .hosting import EnvHost, ThreadLost
 from .ids import name_of
 from .journal.base import EpisodeRow, Record
 from .recovery import drawn
+from .room import Room
 from .runtime import Runtime
-from .session import Reply, Request, Room, Session
+from .session import Reply, Request, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")

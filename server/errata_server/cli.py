@@ -88,6 +88,14 @@ def serve(
     max_sessions: Annotated[
         int | None, typer.Option(min=1, help="Environment instances at once. [default: 10000, or the application's]")
     ] = None,
+    max_sessions_per_principal: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The same of one token, of all environments together. "
+            "[default: ERRATA_MAX_SESSIONS_PER_PRINCIPAL, else none]",
+        ),
+    ] = None,
     action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
     observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
     deterministic: Annotated[
@@ -121,6 +129,8 @@ def serve(
     given: dict[str, object] = {"data_dir": data_dir or cli_episodes.default_data_dir()}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
+    if max_sessions_per_principal is not None:
+        given["max_sessions_per_principal"] = max_sessions_per_principal
     if fsync is not None:
         given["fsync"] = fsync
     if token is not None:

@@ -39,7 +39,10 @@ class Metrics:
         )
         self._request_of: dict[tuple[str, str, str], Histogram] = {}  # labels() looks each one up anew, under a lock
         self._refused = Counter(
-            "errata_sessions_refused_total", "Sessions refused for want of room.", one, registry=self._registry
+            "errata_sessions_refused_total",
+            "Sessions refused for want of room, by whose room it is.",
+            (*one, "of"),
+            registry=self._registry,
         )
         self._evicted = Counter(
             "errata_sessions_evicted_total",
@@ -93,9 +96,9 @@ class Metrics:
         """Count a session that is over: ``closed`` or ``lost``."""
         self._ended.labels(environment, how).inc()
 
-    def refused(self, environment: str) -> None:
-        """Count a session that was refused for want of room."""
-        self._refused.labels(environment).inc()
+    def refused(self, environment: str, of: str) -> None:
+        """Count a session that was refused for want of room: of the ``environment`` or of its ``principal``."""
+        self._refused.labels(environment, of).inc()
 
     def evicted(self, environment: str, how: str) -> None:
         """Count a detached session that made room: ``hibernated`` or ``lost``."""

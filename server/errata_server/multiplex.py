@@ -63,6 +63,7 @@ from .mcp import McpDoor, invalid_call, parse_rpc
 from .mux_requests import Reading, RpcRefused, object_of, recorded_of, reply_of
 from .replay import Replay
 from .rewards import push_data
+from .room import Room
 from .session import Address, Session
 from .sessions import Sessions
 
@@ -500,13 +501,13 @@ class Multiplex:
             await self._sessions.sleep(session)
         self._do(self.protocol.slept(effect, asyncio.get_running_loop().time()))
 
-    def oldest(self) -> Session | None:
-        """Return the session that has been detached longest and whose instance another one may have."""
+    def oldest(self, room: Room) -> Session | None:
+        """Return the session detached longest whose instance another may have, where that frees a place of ``room``."""
         for sid, session in list(self._idle.items()):
             mine = self.protocol.session(sid)
             if mine is None or mine.connection is not None or session.host is None:
                 del self._idle[sid]
-            elif not session.turn.busy and not mine.queue:
+            elif not session.turn.busy and not mine.queue and room.freed_by(session.room):
                 return session
         return None
 

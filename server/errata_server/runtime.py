@@ -24,6 +24,7 @@ from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange,
 from .metrics import Metrics
 from .os_threads import OsThreads
 from .rewards import Rewards
+from .room import Room
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
 from .threads import Threads
@@ -75,6 +76,9 @@ class Runtime:
         self.clock = clock or Clock()
         self.data_dir = settings.data_dir.expanduser().resolve() if settings.data_dir is not None else None
         self.enders: list[Callable[[str], Awaitable[bool]]] = []
+        self.relievers: list[Callable[[Room], Awaitable[bool]]] = []
+        """Each takes the instance of a detached session where that makes room, and says whether there was one."""
+        self._rooms: dict[str | None, Room] = {}
         self.farewells: list[Callable[[], None]] = []
         """Called when the server process stops, before it waits for its connections to end."""
         self.journal: Journal
@@ -228,6 +232,10 @@ class Runtime:
             if await end(sid):
                 return
         await self.journal.commit(SessionChange(sid, status="closed"))
+
+    def room_of(self, principal: str | None) -> Room:
+        """Return where the instances of a principal are counted, of whichever environment."""
+        return self._rooms.setdefault(principal, Room(self.settings.max_sessions_per_principal))
 
     async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a read of the journal, off the event loop where it may block."""

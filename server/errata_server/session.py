@@ -13,6 +13,7 @@ from errata_protocol.environment import Recovery
 
 from .hosting import EnvHost
 from .journal.base import RecordKind, SessionRow
+from .room import Room
 from .turnstile import Turnstile
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
@@ -66,25 +67,6 @@ class Reply:
     t: int
     payload: bytes
     digest: str
-
-
-class Room:
-    """How many environment instances there may be and are.
-
-    Args:
-        capacity: Upper bound of `used`; None for sessions that are not counted.
-    """
-
-    __slots__ = ("capacity", "used")
-
-    def __init__(self, capacity: int | None) -> None:
-        self.capacity = capacity
-        self.used = 0
-
-    @property
-    def full(self) -> bool:
-        """No further session may get an instance."""
-        return self.capacity is not None and self.used >= self.capacity
 
 
 class Session:

@@ -18,7 +18,6 @@ from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
-    CapacityReached,
     Conflict,
     ErrataError,
     SessionLost,
@@ -32,8 +31,9 @@ from .execution import Execution
 from .hosting import EnvHost, EnvironmentFactory
 from .journal.base import DeliveryRow, Record, SessionChange, SessionRow, SessionStatus
 from .recovery import Reexecution
+from .room import Room, Share
 from .runtime import Runtime
-from .session import Address, Reply, Request, Room, Session
+from .session import Address, Reply, Request, Session
 from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
@@ -44,8 +44,8 @@ T = TypeVar("T")
 class Idle(Protocol):
     """Sessions that nobody speaks for, kept elsewhere."""
 
-    def oldest(self) -> Session | None:
-        """Return the one whose instance another session may have."""
+    def oldest(self, room: Room) -> Session | None:
+        """Return the one whose instance another session may have, where that frees a place of ``room``."""
 
     def lost(self, session: Session) -> None:
         """Take that its instance was taken, and it cannot be continued."""
@@ -91,6 +91,7 @@ class Sessions:
         """Those that sockets of many sessions have let go of."""
         self._owned: set[asyncio.Task[Any]] = set()
         runtime.enders.append(self._end)
+        runtime.relievers.append(self._relieve)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self._detached))
 
     # -- opening and finding --------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Sessions:
         row = self._new_row(given_out=given_out or address is not None, principal=principal, address=address)
         if row.sid in self._live:
             raise Conflict("a session of this id is there already")
-        session = Session(row, committed=False, room=room or self.room)
+        session = Session(row, committed=False, room=room or self._share(principal))
         await self._make_room(session.room)
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
@@ -199,7 +200,7 @@ class Sessions:
         existing = self._live.get(row.sid)
         if existing is not None:  # another request woke it while this one read
             return existing
-        session = Session(row, committed=True, room=self.room)
+        session = Session(row, committed=True, room=self._share(row.principal))
         if last is not None:
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
@@ -438,26 +439,35 @@ class Sessions:
 
     async def _make_room(self, room: Room) -> None:
         while room.full:
-            detached = next(
-                (
-                    s
-                    for s in self._detached.values()
-                    if s.host is not None and not s.turn.busy and (s.recoverable or s.was_attached)
-                ),
-                None,
-            )
-            if detached is None and self.multiplexed is not None:
-                detached = self.multiplexed.oldest()
-            if detached is None:
-                self.runtime.metrics.refused(self.environment)
-                raise CapacityReached(
-                    f"Server at capacity: {room.used}/{room.capacity} sessions active; close one, or raise "
-                    "max_concurrent_envs (errata serve --max-sessions): an environment class that can, says so with "
-                    "SUPPORTS_CONCURRENT_SESSIONS = True",
-                    active_sessions=room.used,
-                    max_sessions=room.capacity,
-                )
-            await self._evict(detached)
+            for relieve in self.runtime.relievers:
+                if await relieve(room):
+                    break
+            else:
+                self.runtime.metrics.refused(self.environment, room.full_of)
+                raise room.refusal()
+
+    async def _relieve(self, room: Room) -> bool:
+        """Take the place of a detached session, the oldest, where that helps ``room``; return whether there was one."""
+        detached = next(
+            (
+                s
+                for s in self._detached.values()
+                if s.host is not None
+                and not s.turn.busy
+                and (s.recoverable or s.was_attached)
+                and room.freed_by(s.room)
+            ),
+            None,
+        )
+        if detached is None and self.multiplexed is not None:
+            detached = self.multiplexed.oldest(room)
+        if detached is None:
+            return False
+        await self._evict(detached)
+        return True
+
+    def _share(self, principal: str | None) -> Room:
+        return Share(self.room, self.runtime.room_of(principal))
 
     def _new_row(
         self, *, given_out: bool = False, principal: str | None = None, address: Address | None = None

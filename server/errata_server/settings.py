@@ -27,6 +27,8 @@ class Settings(BaseSettings):
         max_threads: Threads of environments that are tied to one; beyond it they share threads.
         max_written_off: More calls than these hanging past their deadline at a time turn ``/ready`` red: their threads
             cannot be stopped.
+        max_sessions_per_principal: How many sessions of one principal may have an environment instance at a time, of
+            all environments together; None for no such bound. With authentication off all clients are one principal.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
         max_frame: Largest frame accepted on a socket, bytes.
         allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
@@ -48,6 +50,7 @@ class Settings(BaseSettings):
     detach_ttl_s: float = Field(default=600.0, ge=0)
     max_threads: int = Field(default=1024, gt=0)
     max_written_off: int = Field(default=32, ge=0)
+    max_sessions_per_principal: int | None = Field(default=None, gt=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()

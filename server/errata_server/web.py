@@ -37,8 +37,9 @@ from .app import HTTPEnvServer
 from .auth import principal_of
 from .decoding import reset_request
 from .hosting import EnvHost
+from .room import Room
 from .runtime import Runtime
-from .session import Reply, Room, Session
+from .session import Reply, Session
 from .session import Request as Delivery
 from .turnstile import Turnstile
 

@@ -46,7 +46,7 @@ def test_every_metric_is_documented_with_its_labels_and_every_documented_one_is_
     metrics.watch("e", lambda: 1, lambda: 0)
     metrics.opened("e")
     metrics.ended("e", "closed")
-    metrics.refused("e")
+    metrics.refused("e", "principal")
     metrics.evicted("e", "lost")
     metrics.reexecuted("e", "ok")
     metrics.rewarded("e", "posted")
@@ -95,7 +95,7 @@ def test_refusals_evictions_and_threads_are_counted() -> None:
                 assert refused.receive_json()["data"]["code"] == CapacityReached.code
         text = client.get("/metrics").text
     assert samples(during, "errata_threads_pinned") == {(): 1}
-    assert samples(text, "errata_sessions_refused_total") == {("pinned",): 1}
+    assert samples(text, "errata_sessions_refused_total") == {("pinned", "environment"): 1}
     assert samples(text, "errata_calls_hanging") == {(): 0}
 
 

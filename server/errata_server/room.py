@@ -1,0 +1,108 @@
+"""How many environment instances there may be: of an environment, and of a principal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from errata_protocol.errors import CapacityReached
+
+RETRY_AFTER_S = 5.0
+"""What a client that found no room is told to wait, seconds."""
+
+
+class Room:
+    """How many environment instances there may be and are.
+
+    Args:
+        capacity: Upper bound of `used`; None for sessions that are not counted.
+    """
+
+    __slots__ = ("capacity", "used")
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.used = 0
+
+    @property
+    def full(self) -> bool:
+        """No further session may get an instance."""
+        return self.capacity is not None and self.used >= self.capacity
+
+    def freed_by(self, other: Room) -> bool:
+        """Return whether an instance less in ``other`` is one less here."""
+        return other is self
+
+    @property
+    def full_of(self) -> Literal["environment", "principal"]:
+        """Whose bound it is that is reached."""
+        return "environment"
+
+    def refusal(self) -> CapacityReached:
+        """Return what a client is told that found no room."""
+        return CapacityReached(
+            f"Server at capacity: {self.used}/{self.capacity} sessions active; close one, or raise "
+            "max_concurrent_envs (errata serve --max-sessions): an environment class that can, says so with "
+            "SUPPORTS_CONCURRENT_SESSIONS = True",
+            active_sessions=self.used,
+            max_sessions=self.capacity,
+            retry_after=RETRY_AFTER_S,
+        )
+
+
+class Share(Room):
+    """A place among all sessions of an environment that also counts among those of its principal.
+
+    Args:
+        whole: All sessions of the environment.
+        owners: Those of the principal, of whichever environment.
+    """
+
+    __slots__ = ("owners", "whole")
+
+    def __init__(self, whole: Room, owners: Room) -> None:
+        self.whole = whole
+        self.owners = owners
+
+    @property
+    def used(self) -> int:  # type: ignore[override]
+        """Instances of the environment."""
+        return self.whole.used
+
+    @used.setter
+    def used(self, used: int) -> None:
+        taken = used - self.whole.used
+        self.whole.used += taken
+        self.owners.used += taken
+
+    @property
+    def capacity(self) -> int | None:  # type: ignore[override]
+        """Upper bound of `used`."""
+        return self.whole.capacity
+
+    @property
+    def full(self) -> bool:
+        """The environment or the principal may have no further instance."""
+        return self.whole.full or self.owners.full
+
+    def freed_by(self, other: Room) -> bool:
+        """Return whether an instance less in ``other`` is one less where this one is full."""
+        if not isinstance(other, Share):
+            return False
+        return other.owners is self.owners if self.owners.full else other.whole is self.whole
+
+    @property
+    def full_of(self) -> Literal["environment", "principal"]:
+        """Whose bound it is that is reached."""
+        return "principal" if self.owners.full else "environment"
+
+    def refusal(self) -> CapacityReached:
+        """Return what a client is told that found no room."""
+        if not self.owners.full:
+            return super().refusal()
+        return CapacityReached(
+            f"this principal is at its capacity: {self.owners.used}/{self.owners.capacity} sessions active; close "
+            "one, or raise ERRATA_MAX_SESSIONS_PER_PRINCIPAL (errata serve --max-sessions-per-principal)",
+            active_sessions=self.owners.used,
+            max_sessions=self.owners.capacity,
+            retry_after=RETRY_AFTER_S,
+        )
