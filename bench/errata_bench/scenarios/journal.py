@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from ..budgets import Budget
@@ -19,11 +20,10 @@ async def run(plan: Plan) -> Found:
     """Step the same sessions on three servers in turn, in frames of 64 and of 1."""
     kind = target("any-thread")
     async with stage(plan) as here:
-        servers = {
-            MEMORY: await here.forgetful(kind),
-            "on disk, not synced": await here.errata(kind, "--no-fsync", name="unsynced"),
-            "on disk, synced": await here.errata(kind, name="synced"),
-        }
+        started = await asyncio.gather(
+            here.forgetful(kind), here.errata(kind, "--no-fsync", name="unsynced"), here.errata(kind, name="synced")
+        )
+        servers = dict(zip((MEMORY, "on disk, not synced", "on disk, synced"), started, strict=True))
 
         async def step(server: Server, frame: int) -> Round:
             load = await here.opened("mux", server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from ..budgets import Budget
@@ -61,8 +62,10 @@ async def run(plan: Plan) -> Found:
     """Open and close all sessions, three times in each arm and round."""
     async with stage(plan) as here:
         counters = {name: str(here.directory / name) for name in ("stock.made", "errata.made")}
-        stock = await here.stock("any-thread", env={COUNTER_VARIABLE: counters["stock.made"]})
-        errata = await here.errata(target("any-thread"), env={COUNTER_VARIABLE: counters["errata.made"]})
+        stock, errata = await asyncio.gather(
+            here.stock("any-thread", env={COUNTER_VARIABLE: counters["stock.made"]}),
+            here.errata(target("any-thread"), env={COUNTER_VARIABLE: counters["errata.made"]}),
+        )
         theirs, ours = await here.load("plain", stock), await here.load("plain", errata)
         links = await here.load("mux", errata)
         arms = {

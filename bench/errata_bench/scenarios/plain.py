@@ -85,7 +85,7 @@ SCENARIOS = (
         smoke_sessions=100,
     ),
     _plain("pinned", "a synchronous environment, unmodified"),
-    _waiting("blocking", "0.2 s blocked, one thread each", 1000),
+    _waiting("blocking", "0.2 s blocked, one thread each", 1000, smoke_sessions=0),
     _waiting("blocking-any-thread", "0.2 s blocked, any thread", 1000, smoke_sessions=0),
     _waiting("work", "20 ms of computing; both do what one interpreter can, about 50 steps a second", 100),
 )

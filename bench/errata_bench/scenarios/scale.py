@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from ..budgets import Budget
 from ..figures import Round
+from ..load import Load
 from ..scenario import ACTION, MUX_1, MUX_64, STOCK, Found, Metric, Plan, Scenario, alternate
+from ..servers import Server
 from ..stage import stage, stepping, target
 
 DECADES = 3
@@ -29,28 +32,28 @@ METRICS = (
 async def run(plan: Plan) -> Found:
     """Step a hundredth, a tenth and all of the sessions in each arm and round."""
     async with stage(plan) as here:
-        stock, errata = await here.stock("any-thread"), await here.errata(target("any-thread"))
-        loads = {}
-        wanted = [max(1, plan.sessions // 10**power) for power in range(DECADES)]
-        for door, server in (("plain", stock), ("mux", errata)):
-            loads[door] = await here.load(door, server)
+        stock, errata = await asyncio.gather(here.stock("any-thread"), here.errata(target("any-thread")))
+        sizes = [max(1, plan.sessions // 10**power) for power in range(DECADES)]
+        # As many sessions on each socket at every size, so that frames fill alike.
+        sockets = [max(1, -(-size * plan.sockets // plan.sessions)) for size in sizes]
+        links = [await here.load("mux", errata, sockets=count) for count in sockets]
+        single = await here.load("plain", stock)
 
-        async def measure(door: str, **how: int) -> Round:
-            server, load = (stock, loads["plain"]) if door == "plain" else (errata, loads["mux"])
+        async def measure(server: Server, loads: list[Load], **how: int) -> Round:
             found: dict[str, float] = {}
             for power in reversed(range(DECADES)):
-                await load.do("open", sessions=wanted[power])
+                load = loads[power]
+                await load.do("open", sessions=sizes[power])
                 figures = await stepping(server, load, plan.seconds / 2, action=ACTION, **how)
                 await load.do("close")
                 await server.quiet(64)
                 found |= {f"{key}_{power}": figures[key] for key in ("server_cpu_us", "steps_per_s")}
             return {**found, "growth": found["server_cpu_us_0"] / found["server_cpu_us_2"]}
 
-        step = partial(measure, "mux")
         arms = {
-            STOCK: partial(measure, "plain"),
-            MUX_1: partial(step, frame=1),
-            MUX_64: partial(step, frame=64),
+            STOCK: partial(measure, stock, [single] * DECADES),
+            MUX_1: partial(measure, errata, links, frame=1),
+            MUX_64: partial(measure, errata, links, frame=64),
         }
         return await alternate(plan, arms)
 
