@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
 import rfc8785
 from pydantic_core import to_json
 
@@ -88,34 +89,44 @@ def semantic_digest(payload: bytes, volatile_fields: Collection[str] = ()) -> st
         ``sha256:<hex>`` of the RFC 8785 form without the volatile fields; None where no such form exists, and then
         payload bytes are compared.
     """
-    form = _usual_form(payload, volatile_fields)
-    if form is None:
-        try:
-            data = json.loads(payload)
-        except (ValueError, RecursionError):
-            return None
-        form = canonical(without_fields(data, volatile_fields))
+    form = _semantic_form(payload, volatile_fields)
     return None if form is None else digest(form)
 
 
-def _usual_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | None:
-    """Return the RFC 8785 form by the standard library's C code; None where it might be another or there is none.
+def semantic_sha256(payload: bytes, volatile_fields: Collection[str] = ()) -> bytes | None:
+    """As `semantic_digest`, the 32 bytes themselves."""
+    form = _semantic_form(payload, volatile_fields)
+    return None if form is None else hashlib.sha256(form).digest()
 
-    It is the same where numbers are written without an exponent, and where code points and UTF-16 units sort alike.
-    """
+
+def _semantic_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | None:
+    form = _usual_form(payload, volatile_fields)
+    if form is not None:
+        return form
     try:
-        text = payload.decode()
-        if "\\ud" in text or "\\uD" in text or not (text.isascii() or _ASTRAL.search(text) is None):
-            return None
-        return _ENCODER.encode(without_fields(_DECODER.decode(text), volatile_fields)).encode()
+        data = json.loads(payload)
     except (ValueError, RecursionError):
         return None
+    return canonical(without_fields(data, volatile_fields))
 
 
-def _usual_int(text: str) -> int:
-    if len(text) > 15:
-        raise ValueError("RFC 8785 ends at 2^53")
-    return int(text)
+def _usual_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | None:
+    """Return the RFC 8785 form by msgspec's C code, at a tenth of the cost; None where it might be another.
+
+    It is the same where numbers are short and written without an exponent, and where code points and UTF-16 units sort
+    alike. A decoder that takes the last of two equal keys changes nothing here: no payload has them.
+    """
+    if b"\\u" in payload or not (payload.isascii() or _ASTRAL.search(payload) is None):
+        return None
+    if _SIXTEEN in payload.translate(_DIGITS) and _LONG.search(payload):
+        return None
+    try:
+        data = _DECODER.decode(payload)
+        if volatile_fields:
+            data = without_fields(data, volatile_fields)
+        return _ENCODER.encode(data)
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _usual_float(text: str) -> int | float:
@@ -127,12 +138,13 @@ def _usual_float(text: str) -> int | float:
     raise ValueError("ECMAScript may write this number in another way than Python")
 
 
-_ASTRAL = re.compile("[\U00010000-\U0010ffff]")
-_DECODER = json.JSONDecoder(parse_int=_usual_int, parse_float=_usual_float)
+_ASTRAL = re.compile(rb"[\xf0-\xf4]")  # UTF-8 beyond the Basic Multilingual Plane
+_LONG = re.compile(rb"(?<![.\d])\d{16}")  # what may be an integer of 2^53 or more
+_DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # a search costs ten times as much
+_SIXTEEN = b"0" * 16
+_DECODER = msgspec.json.Decoder(float_hook=_usual_float)
 _HEAD = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one a call
-_ENCODER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
-)
+_ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def without_fields(data: Any, names: Collection[str]) -> Any:

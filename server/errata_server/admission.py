@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost, SessionUnknown, StepTimeout

@@ -6,24 +6,23 @@ import hashlib
 import logging
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import Observation
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
-from errata_protocol.payload import DIGEST_PREFIX, encode_payload, semantic_digest
+from errata_protocol.payload import DIGEST_PREFIX, encode_payload, semantic_sha256
 
 from .journal.base import DeliveryRow, RecordKind
 
 log = logging.getLogger("errata.delivery")
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True, gc=False):
     """What is known of a mutating request before it ran."""
 
     eid: str
@@ -66,7 +65,7 @@ def observation_row(
     return _row(
         admitted,
         payload,
-        semantic_digest(payload, volatile_fields),
+        semantic_sha256(payload, volatile_fields),
         snapshot,
         reward=finite,
         done=bool(observation.done),
@@ -98,7 +97,7 @@ def mcp_row(
     return _row(
         admitted,
         payload,
-        semantic_digest(payload, volatile_fields),
+        semantic_sha256(payload, volatile_fields),
         snapshot,
         error_kind=detection.error_kind,
         hint_template_key=detection.hint_template_key,
@@ -171,7 +170,7 @@ def wire_digest(raw: bytes) -> str:
 def _row(
     admitted: Admitted,
     payload: bytes,
-    semantic: str | None,
+    semantic: bytes | None,
     snapshot: Snapshot | None,
     *,
     reward: float | None = None,
@@ -190,7 +189,7 @@ def _row(
         status="ok",
         payload=payload,
         digest=hashlib.sha256(payload).digest(),
-        semantic_digest=bytes.fromhex(semantic.removeprefix(DIGEST_PREFIX)) if semantic else None,
+        semantic_digest=semantic,
         state=snapshot.state if snapshot else None,
         refs=snapshot.refs if snapshot else (),
         created=admitted.created,

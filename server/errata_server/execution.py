@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from errata_protocol.errors import EnvironmentOutputInvalid
 
@@ -16,8 +17,7 @@ from .runtime import Runtime
 from .session import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(Struct, frozen=True):
     """What came of a request that ran; nothing of it is committed.
 
     Args:

@@ -11,10 +11,10 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from openenv.core.env_server.mcp_types import JsonRpcRequest
 from pydantic_core import to_json
 

@@ -18,8 +18,9 @@ import json
 import logging
 import re
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from pydantic_core import to_json
 
 from errata_protocol.environment import Recovery

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct, field
 from openenv.core.env_server.types import Action
 
 from errata_protocol.environment import Recovery
@@ -34,8 +35,7 @@ class Address:
     group: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A mutating request as a door hands it over.
 
     Args:
@@ -59,8 +59,7 @@ class Request:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True, gc=False):
     """A committed delivery: the exact payload and where it stands."""
 
     eid: str

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.environment import Recovery

@@ -4,15 +4,17 @@ A *commit* is a group of records that becomes durable together or not at all; a 
 commit did. `Journal.commit` hands the group to the store and waits. A store that cannot write (disk full, I/O error)
 keeps the group and tries again: the caller stays suspended, `failing` says why, nothing is run twice (PROTOCOL E4).
 
-No primitive here is bound to one event loop: a commit is answered on the loop it was asked from.
+No primitive here is bound to one event loop: a commit is answered on the loop it was asked from. Records are msgspec
+structs: a frozen dataclass of as many fields takes ten times as long to make.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.replay import Kind
@@ -21,8 +23,7 @@ SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionRow(Struct, frozen=True, gc=False):
     """A session as the journal knows it.
 
     Args:
@@ -57,8 +58,7 @@ class SessionRow:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
+class EpisodeRow(Struct, frozen=True, gc=False):
     """An episode: reset to done.
 
     Args:
@@ -84,8 +84,7 @@ class EpisodeRow:
     agent_text_version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryRow:
+class DeliveryRow(Struct, frozen=True, gc=False):
     """One mutating request and its outcome; the unit of exactly-once.
 
     A row without ``t`` is a recorded reply that delivered nothing: an error, or the answer to a fork or close.
@@ -135,11 +134,10 @@ class DeliveryRow:
     @property
     def wire_kind(self) -> Kind:
         """The kind a client sees of a delivery: a fork's first one is its reset."""
-        return "reset" if self.kind in ("fork", "close") else self.kind
+        return "reset" if self.kind == "fork" or self.kind == "close" else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class SessionChange:
+class SessionChange(Struct, frozen=True, gc=False):
     """A later change to a session row; None leaves a column as it is."""
 
     sid: str
@@ -148,8 +146,7 @@ class SessionChange:
     lost: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RewardRow:
+class RewardRow(Struct, frozen=True, gc=False):
     """A reward that came after its delivery (PROTOCOL D8, F4): appended, never changed.
 
     Args:
@@ -176,8 +173,7 @@ class RewardRow:
 Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange | RewardRow
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRow:
+class TurnRow(Struct, frozen=True, gc=False):
     """A delivery without its payload, request and state: what listings need."""
 
     t: int
@@ -190,8 +186,7 @@ class TurnRow:
     hint_template_key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeStats:
+class EpisodeStats(Struct, frozen=True):
     """An episode with what its deliveries add up to."""
 
     row: EpisodeRow

@@ -6,8 +6,10 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from msgspec.structs import replace
 
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import Conflict, UnknownEpisode
