@@ -14,6 +14,8 @@ from pathlib import Path
 
 PACKAGES = (
     "errata_protocol",
+    "errata_protocol.bundle",
+    "errata_protocol.bundle_check",
     "errata_protocol.detect",
     "errata_protocol.errors",
     "errata_protocol.markers",

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from errata_protocol.errors import ErrataError
 
-from . import cli_base, cli_doctor, cli_episodes
+from . import cli_base, cli_bundle, cli_doctor, cli_episodes, cli_source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -38,6 +38,7 @@ cli = typer.Typer(
     rich_markup_mode=None,  # it would take the brackets of our help texts for markup and print none of them
 )
 cli.add_typer(cli_episodes.cli, name="episodes")
+cli.add_typer(cli_bundle.cli, name="episode")
 cli.add_typer(cli_base.cli, name="base")
 cli.command("replay")(cli_episodes.replay)
 cli.command("doctor")(cli_doctor.doctor)
@@ -64,7 +65,7 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    data_dir: cli_episodes.ServersDir = None,
+    data_dir: cli_source.ServersDir = None,
     token: Annotated[
         str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
     ] = None,
@@ -126,7 +127,7 @@ def serve(
     from .settings import Settings
 
     log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
-    given: dict[str, object] = {"data_dir": data_dir or cli_episodes.default_data_dir()}
+    given: dict[str, object] = {"data_dir": data_dir or cli_source.default_data_dir()}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
     if max_sessions_per_principal is not None:

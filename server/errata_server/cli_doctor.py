@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from . import cli_episodes
+from . import cli_source
 
 
 def doctor(
-    data_dir: cli_episodes.ServersDir = None,
+    data_dir: cli_source.ServersDir = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -24,7 +24,7 @@ def doctor(
     from .machine import Machine
     from .settings import Settings
 
-    settings = Settings(data_dir=data_dir or cli_episodes.default_data_dir())
+    settings = Settings(data_dir=data_dir or cli_source.default_data_dir())
     found = []
     for finding in examine(Machine(settings), port=port):
         found.append(finding)

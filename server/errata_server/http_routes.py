@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
 
 from errata_protocol.errors import ErrataError, InvalidRequest
-from errata_protocol.replay import ForkRequest, RewardPost, RewardRecord
+from errata_protocol.replay import ForkRequest, RewardPost
 
 from . import metrics
 from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
-from .delivery import wire_digest
+from .bundling import bundle
 from .frames import parse_json, parse_object
-from .journal.base import RewardRow
 from .mcp import McpDoor, read_rpc
+from .reading import EpisodeReads
 from .replay import Replay
-from .rewards import Rewards
+from .rewards import reward_record
 from .runtime import Runtime
 
 MAX_PAGE = 500
@@ -71,11 +72,18 @@ def register(
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
-        _register_episodes(app, replay)
-        _register_rewards(app, runtime.rewards)
+        register_reads(app, replay)
+        _register_changes(app, runtime, replay)
 
 
-def _register_episodes(app: FastAPI, replay: Replay) -> None:
+def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
+    """Add the routes that read episodes.
+
+    Args:
+        app: Where.
+        reads: Answers them.
+    """
+
     @app.get("/episodes", tags=["Errata"])
     async def list_episodes(
         request: Request,
@@ -83,11 +91,17 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
         cursor: str | None = Query(default=None, pattern="^[0-9]{1,18}$"),
         environment: str | None = None,
         error_kind: str | None = None,
+        episode_id: str | None = None,
     ) -> Response:
         async def answer() -> Response:
             only = getattr(request.app.state, "errata_lists_only", environment)  # below its name, its own
-            page = await replay.page(
-                limit=limit, cursor=cursor, environment=only, error_kind=error_kind, principal=principal(request)
+            page = await reads.page(
+                limit=limit,
+                cursor=cursor,
+                environment=only,
+                error_kind=error_kind,
+                episode_id=episode_id,
+                principal=principal(request),
             )
             return _json(page.model_dump(mode="json"))
 
@@ -96,14 +110,7 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
     @app.get("/episodes/{eid}", tags=["Errata"])
     async def get_episode(request: Request, eid: str) -> Response:
         async def answer() -> Response:
-            return _json((await replay.detail(eid, principal(request))).model_dump(mode="json"))
-
-        return await _typed(answer)
-
-    @app.delete("/episodes/{eid}", tags=["Errata"])
-    async def delete_episode(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            return _json({"eid": eid, "deleted": await replay.delete(eid, principal(request))})
+            return _json((await reads.detail(eid, principal(request))).model_dump(mode="json"))
 
         return await _typed(answer)
 
@@ -112,16 +119,43 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
         async def answer() -> Response:
             if not (t.isascii() and t.isdecimal()) or len(t) > 18:
                 raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
-            row = await replay.delivery(eid, int(t), principal(request))
+            found = await reads.delivered(eid, int(t), principal(request))
             headers = {
-                "ETag": f'"{wire_digest(row.digest)}"',
-                "X-Errata-T": str(row.t),
-                "X-Errata-Kind": row.wire_kind,
+                "ETag": f'"{found.digest}"',
+                "X-Errata-T": str(found.t),
+                "X-Errata-Kind": found.kind,
                 "Cache-Control": "private, immutable",
             }
             if request.headers.get("if-none-match") == headers["ETag"]:
                 return Response(status_code=304, headers=headers)
-            return Response(row.payload, media_type="application/json", headers=headers)
+            return Response(found.payload, media_type="application/json", headers=headers)
+
+        return await _typed(answer)
+
+    @app.get("/episodes/{eid}/rewards", tags=["Errata"])
+    async def list_rewards(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            return _json([reward.model_dump() for reward in await reads.rewards(eid, principal(request))])
+
+        return await _typed(answer)
+
+
+def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
+    @app.get("/episodes/{eid}/bundle", tags=["Errata"])
+    async def get_bundle(
+        request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
+    ) -> Response:
+        async def answer() -> Response:
+            lines = bundle(runtime, [eid, *(also or ())], principal(request), ancestors=ancestors)
+            first = await anext(lines)  # what can be refused is refused before the answer begins
+            return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
+
+        return await _typed(answer)
+
+    @app.delete("/episodes/{eid}", tags=["Errata"])
+    async def delete_episode(request: Request, eid: str) -> Response:
+        async def answer() -> Response:
+            return _json({"eid": eid, "deleted": await replay.delete(eid, principal(request))})
 
         return await _typed(answer)
 
@@ -138,15 +172,6 @@ def _register_episodes(app: FastAPI, replay: Replay) -> None:
 
         return await _typed(answer)
 
-
-def _register_rewards(app: FastAPI, rewards: Rewards) -> None:
-    @app.get("/episodes/{eid}/rewards", tags=["Errata"])
-    async def list_rewards(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            return _json(_records(await rewards.list(eid, principal(request))))
-
-        return await _typed(answer)
-
     @app.post("/episodes/{eid}/rewards", tags=["Errata"])
     async def post_rewards(request: Request, eid: str) -> Response:
         async def answer() -> Response:
@@ -158,16 +183,17 @@ def _register_rewards(app: FastAPI, rewards: Rewards) -> None:
                     'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
                     errors=told(error.errors(include_url=False)),
                 ) from error
-            made = _records(await rewards.post_all(eid, posts, principal(request)))
+            rows = await runtime.rewards.post_all(eid, posts, principal(request))
+            made = [reward_record(row).model_dump() for row in rows]
             return _json(made if isinstance(body, list) else made[0])
 
         return await _typed(answer)
 
 
-def _records(rows: Iterable[RewardRow]) -> list[dict[str, Any]]:
-    return [
-        RewardRecord(t=row.t, value=row.value, source=row.source, reward_id=row.reward_id).model_dump() for row in rows
-    ]
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for line in rest:
+        yield line
 
 
 def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:

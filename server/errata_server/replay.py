@@ -13,6 +13,7 @@ from errata_protocol.replay import (
     ForkReply,
     ForkRequest,
     Origin,
+    RewardRecord,
     TurnRecord,
 )
 
@@ -20,6 +21,8 @@ from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, Record, SessionRow, TurnRow
 from .ownership import absence, owned_episode
+from .reading import Delivered
+from .rewards import reward_record
 from .runtime import Runtime
 from .session import Session
 
@@ -64,6 +67,19 @@ class Replay:
             raise await absence(self._runtime, eid, t)
         return row
 
+    async def delivered(self, eid: str, t: int, principal: str | None) -> Delivered:
+        """Return what was sent at t of episode ``eid``; see `state_at`."""
+        row = await self.delivery(eid, t, principal)
+        return Delivered(t, row.wire_kind, row.payload, wire_digest(row.digest))
+
+    async def rewards(self, eid: str, principal: str | None) -> list[RewardRecord]:
+        """Return the late rewards of an episode, in the order of their commits.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+        """
+        return [reward_record(row) for row in await self._runtime.rewards.list(eid, principal)]
+
     async def page(
         self,
         *,
@@ -71,6 +87,7 @@ class Replay:
         cursor: str | None,
         environment: str | None,
         error_kind: str | None,
+        episode_id: str | None = None,
         principal: str | None,
     ) -> EpisodePage:
         """Return one page of episodes, newest first."""
@@ -81,6 +98,7 @@ class Replay:
             before=before,
             environment=environment,
             error_kind=error_kind,
+            episode_id=episode_id,
             principal=principal,
         )
         return EpisodePage(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic_core import to_json
 
 from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
-from errata_protocol.replay import RewardPost
+from errata_protocol.replay import RewardPost, RewardRecord
 
 from .journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .ownership import absence, owned_episode
@@ -40,6 +40,11 @@ def push_data(row: RewardRow) -> bytes:
         {"eid": row.eid, "t": row.t, "value": row.value, "source": row.source, "reward_id": row.reward_id},
         inf_nan_mode="constants",
     )
+
+
+def reward_record(row: RewardRow) -> RewardRecord:
+    """Return a row as ``GET /episodes/{eid}/rewards`` lists it."""
+    return RewardRecord(t=row.t, value=row.value, source=row.source, reward_id=row.reward_id)
 
 
 class Rewards:

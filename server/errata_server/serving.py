@@ -93,13 +93,7 @@ def build(
         InvalidRequest: Nothing to serve by that name, an unprotected public bind, or a ``detect`` that maps no fields.
         JournalUnavailable: The data directory cannot be used.
     """
-    if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
-        raise InvalidRequest(
-            f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
-            "bind 127.0.0.1, or say --insecure"
-        )
-    if is_loopback(bind.host) and not settings.allowed_hosts:
-        settings = settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
+    settings = protected(settings, bind)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # of pages that the loaded application makes
     if len(targets) > 1 and (deterministic or volatile or detect):
         raise InvalidRequest(
@@ -133,6 +127,22 @@ def build(
     return Served(compose(apps, runtime, replayable=replayable, insecure=bind.insecure), runtime, specs)
 
 
+def protected(settings: Settings, bind: Bind) -> Settings:
+    """Return the settings with the names that a server on a loopback address may be called by.
+
+    Raises:
+        InvalidRequest: Other machines could use the server without a token.
+    """
+    if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
+        raise InvalidRequest(
+            f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
+            "bind 127.0.0.1, or say --insecure"
+        )
+    if is_loopback(bind.host) and not settings.allowed_hosts:
+        return settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
+    return settings
+
+
 @contextlib.contextmanager
 def _in_environment(settings: Settings) -> Iterator[None]:
     """Let an application that is made by importing it, with our own create_app, read these settings."""
@@ -163,13 +173,25 @@ async def prepare(served: Served) -> None:
 
 def run(served: Served, bind: Bind) -> None:
     """Serve until a signal; return after the last commit."""
-    listening = _listen(bind)
-    host, port = listening.getsockname()[:2]
-    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    config = uvicorn.Config(
-        served.app,
+    listening, url = _listen(bind)
+    config = _config(served.app, bind)
+    server = _Announced(config, served, url)
+    _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
+
+
+def run_reading(app: FastAPI, bind: Bind, what: str) -> None:
+    """Serve an application that keeps nothing, until a signal; ``what`` it serves is said when the port is open."""
+    listening, url = _listen(bind)
+    config = _config(app, bind)
+    print(f"errata: serving {what} at {url}", file=sys.stderr, flush=True)
+    _run(_Quiet(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
+
+
+def _config(app: FastAPI, bind: Bind) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         host=bind.host,
-        port=port,
+        port=bind.port,
         loop="uvloop" if sys.platform == "linux" else "asyncio",
         http=BoundedHttp,
         ws=BoundedSocket,
@@ -179,8 +201,6 @@ def run(served: Served, bind: Bind) -> None:
         log_config=None,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    server = _Announced(config, served, url)
-    _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
 
 def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -227,13 +247,7 @@ def _spare_garbage_collection() -> None:
     gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
 
 
-class _Announced(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
-        super().__init__(config)
-        self._runtime = served.runtime
-        self._url = url
-        self._names = ", ".join(spec.name for spec in served.specs)
-
+class _Quiet(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on a signal and return; uvicorn's own would raise the signal again afterwards, losing exit status 0."""
@@ -245,6 +259,14 @@ class _Announced(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+class _Announced(_Quiet):
+    def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
+        super().__init__(config)
+        self._runtime = served.runtime
+        self._url = url
+        self._names = ", ".join(spec.name for spec in served.specs)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -258,7 +280,7 @@ class _Announced(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _listen(bind: Bind) -> socket.socket:
+def _listen(bind: Bind) -> tuple[socket.socket, str]:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, proto)
@@ -273,7 +295,8 @@ def _listen(bind: Bind) -> socket.socket:
         raise InvalidRequest(
             f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; {remedy}"
         ) from error
-    return listening
+    host, port = listening.getsockname()[:2]
+    return listening, f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
 __all__ = ["Bind", "build", "prepare", "run"]

@@ -285,6 +285,7 @@ class Journal(ABC):
         before: int | None = None,
         environment: str | None = None,
         error_kind: str | None = None,
+        episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
         """Return episodes, newest first, and the cursor of the next page or None.
@@ -294,6 +295,7 @@ class Journal(ABC):
             before: Cursor of an earlier answer.
             environment: Only of this environment.
             error_kind: Only with at least one turn marked so.
+            episode_id: Only of this alias.
             principal: Only of this owner; None means those made with auth off, never all.
         """
 

@@ -120,6 +120,7 @@ class SqliteReads(Journal):
         before: int | None = None,
         environment: str | None = None,
         error_kind: str | None = None,
+        episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
         wheres: list[str] = ["e.principal IS ?"]
@@ -127,6 +128,7 @@ class SqliteReads(Journal):
         for clause, value in (
             ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
             ("e.environment = ?", environment),
+            ("e.episode_id = ?", episode_id),
             ("EXISTS (SELECT 1 FROM deliveries d WHERE d.eid = e.eid AND d.error_kind = ?)", error_kind),
         ):
             if value is not None:

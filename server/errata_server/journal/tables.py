@@ -271,6 +271,7 @@ class Tables(Journal):
         before: int | None = None,
         environment: str | None = None,
         error_kind: str | None = None,
+        episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
         found: list[tuple[int, EpisodeStats]] = []
@@ -279,7 +280,7 @@ class Tables(Journal):
                 continue
             if environment is not None and row.environment != environment:
                 continue
-            if row.principal != principal:
+            if row.principal != principal or episode_id not in (None, row.episode_id):
                 continue
             turns = self.turns(row.eid)
             kinds = Counter(t.error_kind for t in turns if t.error_kind is not None)

@@ -1,0 +1,214 @@
+"""What is wrong with whole episodes, read from a bundle or from a journal."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+
+from pydantic import BaseModel, Field
+from pydantic_core import from_json
+
+from .bundle import (
+    BundledReward,
+    BundleEnd,
+    BundleHeader,
+    DeliveryRecord,
+    EpisodeRecord,
+    FailureRecord,
+    Line,
+    check_header,
+    parse_line,
+)
+from .errors import InvalidRequest
+from .payload import DIGEST_PREFIX
+
+
+class Problem(BaseModel):
+    """One thing that is wrong with a bundle or a journal.
+
+    Attributes:
+        line: Where in the file, from 1; None where it is the whole.
+        eid: Of which episode.
+        t: At which delivery.
+        what: What is wrong.
+    """
+
+    line: int | None = None
+    eid: str | None = None
+    t: int | None = None
+    what: str
+
+
+class Verification(BaseModel):
+    """What a check of whole episodes found.
+
+    Attributes:
+        ok: Nothing is wrong.
+        problems: What is.
+        notes: What could not be checked, such as a fork whose parent is not there.
+    """
+
+    ok: bool = True
+    episodes: int = 0
+    deliveries: int = 0
+    errors: int = 0
+    rewards: int = 0
+    problems: list[Problem] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
+class EpisodeCheck:
+    """Checks records of whole episodes as they come: digests, t without a gap, origins, rewards.
+
+    Memory grows with the episodes, not with their payloads.
+    """
+
+    def __init__(self) -> None:
+        self.found = Verification()
+        self._line: int | None = None
+        self._episodes: dict[str, EpisodeRecord] = {}
+        self._last: dict[str, int] = {}
+        self._count: dict[str, int] = {}
+        self._reward_ids: dict[str, set[str]] = {}
+        self._wanted: dict[tuple[str, int], list[str]] = {}
+        self._origins: dict[str, str] = {}
+
+    def take(self, record: Line, line: int | None = None) -> None:
+        """Check one record."""
+        self._line = line
+        match record:
+            case EpisodeRecord():
+                self._episode(record)
+            case DeliveryRecord():
+                self._delivery(record)
+            case FailureRecord():
+                self.found.errors += 1
+                if self._known(record) and self._last.get(record.eid) != record.after_t:
+                    self.wrong(f"an error stands after t={record.after_t} and is not there", record.eid, record.after_t)
+                self._digest(record, record.after_t)
+            case BundledReward():
+                self._reward(record)
+            case BundleHeader() | BundleEnd():
+                pass
+
+    def done(self) -> Verification:
+        """Return what was found, after the last record."""
+        self._line = None
+        for eid, episode in self._episodes.items():
+            if self._count.get(eid, 0) != episode.deliveries:
+                self.wrong(f"it has {self._count.get(eid, 0)} deliveries of {episode.deliveries}", eid)
+            if len(self._reward_ids.get(eid, ())) != episode.rewards:
+                self.wrong(f"it has {len(self._reward_ids.get(eid, ()))} late rewards of {episode.rewards}", eid)
+        self.found.ok = not self.found.problems
+        return self.found
+
+    def wrong(self, what: str, eid: str | None = None, t: int | None = None) -> None:
+        """Take note of a problem."""
+        self.found.problems.append(Problem(line=self._line, eid=eid, t=t, what=what))
+
+    def _episode(self, record: EpisodeRecord) -> None:
+        self.found.episodes += 1
+        if record.eid in self._episodes:
+            self.wrong("it stands there twice", record.eid)
+            return
+        self._episodes[record.eid] = record
+        if record.origin is None:
+            return
+        if record.origin.eid in self._episodes:
+            self._wanted.setdefault((record.origin.eid, record.origin.t), []).append(record.eid)
+        else:
+            self.found.notes.append(
+                f"{record.eid} was forked from t={record.origin.t} of {record.origin.eid}, which is not there"
+            )
+
+    def _known(self, record: DeliveryRecord | FailureRecord | BundledReward) -> bool:
+        if record.eid in self._episodes:
+            return True
+        self.wrong(f"a {record.record} is of an episode that is not there", record.eid)
+        return False
+
+    def _delivery(self, record: DeliveryRecord) -> None:
+        self.found.deliveries += 1
+        if not self._known(record):
+            return
+        eid, t = record.eid, record.t
+        last = self._last.get(eid)
+        if last is None and t != 0 and not (t == 1 and record.kind == "mcp"):
+            self.wrong(f"it begins with t={t}", eid, t)
+        elif last is not None and t != last + 1:
+            self.wrong(f"t={t} follows t={last}", eid, t)
+        self._last[eid] = t
+        self._count[eid] = self._count.get(eid, 0) + 1
+        self._digest(record, t)
+        origin = self._episodes[eid].origin
+        if t == 0 and origin is not None and eid in self._origins and record.digest != self._origins[eid]:
+            self.wrong(f"its t=0 is not t={origin.t} of {origin.eid}, from which it was forked", eid, 0)
+        elif t == 0 and origin is not None and origin.eid in self._episodes and eid not in self._origins:
+            self.wrong(f"t={origin.t} of {origin.eid}, from which it was forked, is not there before it", eid, 0)
+        for child in self._wanted.get((eid, t), ()):
+            self._origins[child] = record.digest
+
+    def _digest(self, record: DeliveryRecord | FailureRecord, t: int) -> None:
+        what = f"t={t}" if isinstance(record, DeliveryRecord) else f"the error after t={t}"
+        payload = record.payload_bytes
+        if DIGEST_PREFIX + hashlib.sha256(payload).hexdigest() != record.digest:
+            self.wrong(f"the payload of {what} does not match its digest", record.eid, t)
+            return
+        try:
+            from_json(payload)
+        except ValueError:
+            self.wrong(f"the payload of {what} is no JSON", record.eid, t)
+
+    def _reward(self, record: BundledReward) -> None:
+        self.found.rewards += 1
+        if not self._known(record):
+            return
+        ids = self._reward_ids.setdefault(record.eid, set())
+        if record.reward_id in ids:
+            self.wrong(f"the reward_id {record.reward_id!r} stands there twice", record.eid, record.t)
+        ids.add(record.reward_id)
+        if record.t > self._last.get(record.eid, -1):
+            self.wrong(f"a reward is of t={record.t}, which is not there", record.eid, record.t)
+        if not math.isfinite(record.value):
+            self.wrong("a reward is not finite", record.eid, record.t)
+
+
+def verify_bundle(lines: Iterable[bytes], progress: Callable[[int], None] = lambda _: None) -> Verification:
+    """Check a bundle from its first line to its last: digests, t without a gap, origins of forks, its end.
+
+    A semantic digest is not computed again: it depends on which fields were declared volatile.
+
+    Args:
+        lines: With their newlines.
+        progress: Called with the number of each line.
+
+    Raises:
+        InvalidRequest: It is no bundle, or of another version.
+    """
+    check, sha, end, number = EpisodeCheck(), hashlib.sha256(), None, 0
+    for number, line in enumerate(lines, start=1):
+        progress(number)
+        try:
+            record = parse_line(line)
+        except ValueError as error:
+            if number == 1:
+                raise InvalidRequest("this is no episode bundle: its first line is not a bundle header") from error
+            check.found.problems.append(Problem(line=number, what=f"it cannot be read: {error}"))
+            record = None
+        if number == 1:
+            check_header(record)
+        if end is not None:
+            check.found.problems.append(Problem(line=number, what="it stands behind the end"))
+        if isinstance(record, BundleEnd):
+            end = record
+            if (end.records, end.sha256) != (number - 1, sha.hexdigest()):
+                check.found.problems.append(Problem(line=number, what="a line before it was changed, added or lost"))
+        elif record is not None:
+            check.take(record, number)
+        sha.update(line)
+    if number == 0:
+        check_header(None)
+    if end is None:
+        check.found.problems.append(Problem(what="the bundle was cut off: its last line is missing"))
+    return check.done()

@@ -1,0 +1,160 @@
+"""From a journal to the records of a bundle, one delivery in memory at a time (docs/export.md)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+
+from errata_protocol.bundle import (
+    BundledReward,
+    BundleHeader,
+    BundleWriter,
+    DeliveryRecord,
+    EpisodeRecord,
+    FailureRecord,
+    Line,
+    request_fields,
+)
+from errata_protocol.errors import JournalUnavailable, UnknownEpisode
+from errata_protocol.replay import Origin
+
+from .delivery import wire_digest
+from .ids import name_of
+from .journal.base import DeliveryRow, EpisodeRow
+from .ownership import owned_episode
+from .runtime import Runtime
+
+
+async def bundle(
+    runtime: Runtime, eids: Sequence[str], principal: str | None, *, ancestors: bool = True
+) -> AsyncIterator[bytes]:
+    """Yield the lines of a bundle of episodes, as they stand now: a running one ends with its last commit.
+
+    Args:
+        runtime: Its journal.
+        eids: Which episodes; one that is named twice is there once.
+        principal: Whose they are.
+        ancestors: Put in the episodes that they were forked from too, and those of these.
+
+    Raises:
+        UnknownEpisode: One is not there, or somebody else's; raised before the first line.
+        JournalUnavailable: One was deleted meanwhile; the bundle has no end then.
+    """
+    chosen = await _with_ancestors(runtime, eids, principal, ancestors)
+    writer = BundleWriter()
+    header = BundleHeader(
+        created=runtime.clock.time(), server=version("openenv-errata"), episodes=tuple(dict.fromkeys(eids))
+    )
+    described = [await describe(runtime, row) for row in chosen]
+    yield writer.line(header)
+    for record in described:
+        yield writer.line(record)
+    for record in described:
+        async for line in contents(runtime, record):
+            yield writer.line(line)
+    yield writer.end()
+
+
+async def describe(runtime: Runtime, row: EpisodeRow) -> EpisodeRecord:
+    """Return the record of an episode as it stands now; `contents` gives as much as it promises."""
+    turns = await runtime.read(runtime.journal.turns, row.eid)
+    rewards = await runtime.read(runtime.journal.rewards, row.eid)
+    session = await runtime.read(runtime.journal.session, row.sid)
+    forked = row.origin_eid is not None and row.origin_t is not None
+    return EpisodeRecord(
+        eid=row.eid,
+        episode_id=row.episode_id,
+        environment=row.environment,
+        session=name_of(row.sid),
+        created=row.created,
+        origin=Origin(eid=row.origin_eid, t=row.origin_t) if forked else None,  # type: ignore[arg-type]
+        agent_text_version=row.agent_text_version,
+        recovery=session.recovery if session is not None else None,
+        deliveries=len(turns),
+        rewards=len(rewards),
+    )
+
+
+async def contents(runtime: Runtime, record: EpisodeRecord) -> AsyncIterator[Line]:
+    """Yield an episode's deliveries with the errors recorded between them, then its late rewards.
+
+    Raises:
+        JournalUnavailable: A delivery that was there is not there any more.
+    """
+    journal, eid = runtime.journal, record.eid
+    t, given = 0, 0
+    while given < record.deliveries:
+        rows = await runtime.read(journal.recorded, eid, t)
+        if rows:
+            given += 1
+            yield delivery_record(rows[0])
+            for error in rows[1:]:
+                if error.status != "ok":  # nor the reply to a fork or a close
+                    yield _failure(error, t)
+        elif t > 0:  # an episode that began with a tools/call has no t=0
+            raise JournalUnavailable(f"t={t} of episode {eid} is not in the journal: it was deleted, or is damaged")
+        t += 1
+    for reward in (await runtime.read(journal.rewards, eid))[: record.rewards]:
+        yield BundledReward(
+            eid=eid,
+            t=reward.t,
+            value=reward.value,
+            source=reward.source,
+            reward_id=reward.reward_id,
+            created=reward.created,
+        )
+
+
+def delivery_record(row: DeliveryRow) -> DeliveryRecord:
+    """Return the record of a delivery."""
+    assert row.t is not None
+    return DeliveryRecord(
+        eid=row.eid,
+        t=row.t,
+        kind=row.wire_kind,
+        id=row.id,
+        **request_fields(row.request),
+        request_sha256=row.request_sha.hex(),
+        payload=row.payload.decode(),
+        digest=wire_digest(row.digest),
+        semantic_digest=wire_digest(row.semantic_digest) if row.semantic_digest is not None else None,
+        reward=row.reward,
+        done=row.done,
+        error_kind=row.error_kind,
+        hint_template_key=row.hint_template_key,
+        created=row.created,
+    )
+
+
+def _failure(row: DeliveryRow, after_t: int) -> FailureRecord:
+    return FailureRecord(
+        eid=row.eid,
+        after_t=after_t,
+        kind=row.wire_kind,
+        code=row.status,
+        id=row.id,
+        **request_fields(row.request),
+        request_sha256=row.request_sha.hex(),
+        payload=row.payload.decode(),
+        digest=wire_digest(row.digest),
+        created=row.created,
+    )
+
+
+async def _with_ancestors(
+    runtime: Runtime, eids: Sequence[str], principal: str | None, ancestors: bool
+) -> list[EpisodeRow]:
+    """Return the episodes, parents before their forks; an ancestor that was deleted is left out."""
+    rows: dict[str, EpisodeRow] = {}
+    for eid in eids:
+        lineage = [await owned_episode(runtime, eid, principal)]
+        while ancestors and (origin := lineage[-1].origin_eid) is not None and origin not in rows:
+            try:
+                lineage.append(await owned_episode(runtime, origin, principal))
+            except UnknownEpisode:
+                break
+        for row in reversed(lineage):
+            rows.setdefault(row.eid, row)
+    if not ancestors:  # asked for in any order
+        return sorted(rows.values(), key=lambda row: row.created)
+    return list(rows.values())

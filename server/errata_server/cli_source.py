@@ -1,0 +1,260 @@
+"""Where a command reads episodes from: a server, or a data directory, with a server running on it or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+from pydantic import TypeAdapter
+
+from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.errors import (
+    ErrataError,
+    InvalidRequest,
+    JournalUnavailable,
+    NotSupported,
+    Unauthorized,
+    UnknownEpisode,
+    error_from_wire,
+)
+from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, RewardRecord
+
+from .auth import principal_of
+from .rewards import reward_record
+from .runtime import Runtime, owner_url
+from .settings import Settings
+
+T = TypeVar("T")
+_EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_RECORDS = TypeAdapter(list[RewardRecord])
+
+
+def directory(text: str) -> Path:
+    """Read a directory option; an empty one is a variable that was not set, not the current directory."""
+    if not text.strip():
+        raise typer.BadParameter("the directory is empty: is a variable unset?")
+    return Path(text)
+
+
+_DEFAULT = "[default: ERRATA_DATA_DIR, else errata in XDG_DATA_HOME or ~/.local/share]"
+DataDir = Annotated[Path | None, typer.Option(parser=directory, metavar="PATH", help=f"Journal to read. {_DEFAULT}")]
+ServersDir = Annotated[
+    Path | None,
+    typer.Option(
+        parser=directory, metavar="PATH", help=f"Journal and sandbox layers; one server per directory. {_DEFAULT}"
+    ),
+]
+Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+def default_data_dir() -> Path:
+    """Return where ``errata serve`` keeps its journal unless told otherwise."""
+    configured = os.environ.get("ERRATA_DATA_DIR")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata"
+
+
+class Source:
+    """A journal to read: over HTTP, or straight from its directory.
+
+    A directory is read in place also while a server runs on it; deleting goes through the server then.
+    """
+
+    def __init__(self, data_dir: Path | None, url: str | None, *, writes: bool = False) -> None:
+        self._token = os.environ.get("ERRATA_TOKEN")
+        self._url = _checked(url) if url is not None else None
+        self._runtime: Runtime | None = None
+        self._directory = data_dir or default_data_dir()
+        if url is None and not (self._directory / "journal.db").exists():
+            raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
+        if url is None and writes:
+            self._take_or_ask()
+
+    def _take_or_ask(self) -> None:
+        try:
+            self._runtime = Runtime(Settings(data_dir=self._directory))
+        except JournalUnavailable:
+            self._url = owner_url(self._directory)
+            if self._url is None:
+                raise
+
+    def __enter__(self) -> Source:
+        if self._url is None and self._runtime is None:
+            from .journal import ReadOnlyJournal
+
+            journal = ReadOnlyJournal(self._directory / "journal.db")
+            self._runtime = Runtime(Settings(data_dir=None), journal=journal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runtime is not None:
+            asyncio.run(self._runtime.close())
+
+    @property
+    def _principal(self) -> str | None:
+        return principal_of(self._token) if self._token else None
+
+    def page(self, query: dict[str, Any]) -> EpisodePage:
+        if self._url is not None:
+            params = {k: v for k, v in query.items() if v is not None}
+            return EpisodePage.model_validate_json(self._http("GET", "/episodes", params=params).content)
+        return self._local(lambda r: r.page(**query, principal=self._principal))
+
+    def detail(self, eid: str) -> EpisodeDetail:
+        if self._url is not None:
+            return EpisodeDetail.model_validate_json(self._http("GET", _path(eid)).content)
+        return self._local(lambda r: r.detail(eid, self._principal))
+
+    def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
+        if self._url is not None:
+            found = self._http("GET", f"{_path(eid)}/states/{t}")
+            return found.content, found.headers["etag"].strip('"'), found.headers["x-errata-kind"]
+        row = self._local(lambda r: r.delivery(eid, t, self._principal))
+        return row.payload, f"sha256:{row.digest.hex()}", row.wire_kind
+
+    def rewards(self, eid: str) -> list[RewardRecord]:
+        if self._url is not None:
+            return _RECORDS.validate_json(self._http("GET", f"{_path(eid)}/rewards").content)
+        assert self._runtime is not None
+        return [reward_record(row) for row in asyncio.run(self._runtime.rewards.list(eid, self._principal))]
+
+    def reward(self, eid: str, post: RewardPost) -> RewardRecord:
+        if self._url is not None:
+            answer = self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump())
+            return RewardRecord.model_validate_json(answer.content)
+        assert self._runtime is not None
+        return reward_record(asyncio.run(self._runtime.rewards.post_all(eid, [post], self._principal))[0])
+
+    def bundle(self, eids: Sequence[str], write: Callable[[bytes], object], *, ancestors: bool) -> None:
+        """Hand the bytes of a bundle to ``write`` as they come."""
+        if self._url is None:
+            asyncio.run(self._write_bundle(eids, write, ancestors))
+            return
+        params: list[tuple[str, str]] = [("also", eid) for eid in eids[1:]]
+        params.append(("ancestors", str(ancestors).lower()))
+        with self._stream(f"{_path(eids[0])}/bundle", params) as answer:
+            for part in answer.iter_raw():
+                write(part)
+
+    async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
+        from .bundling import bundle
+
+        assert self._runtime is not None
+        async for line in bundle(self._runtime, eids, self._principal, ancestors=ancestors):
+            write(line)
+
+    def delete(self, eid: str) -> int:
+        if self._url is not None:
+            return int(self._http("DELETE", _path(eid)).json()["deleted"])
+        return self._local(lambda r: r.delete(eid, self._principal))
+
+    def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
+        from .replay import Replay
+
+        assert self._runtime is not None
+        replay_ = Replay(self._runtime)
+
+        async def call() -> T:
+            return await read(replay_)
+
+        return asyncio.run(call())
+
+    def _http(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        return self._checked_answer(self._ask(method, path, **kwargs))
+
+    @contextlib.contextmanager
+    def _stream(self, path: str, params: Any) -> Iterator[httpx.Response]:
+        assert self._url is not None
+        try:
+            with httpx.stream(
+                "GET", self._url.rstrip("/") + path, params=params, headers=self._headers, timeout=60
+            ) as answer:
+                if answer.is_error:
+                    answer.read()
+                yield self._checked_answer(answer)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._no_answer(error) from error
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def _no_answer(self, error: Exception) -> JournalUnavailable:
+        return JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?")
+
+    def _checked_answer(self, answer: httpx.Response) -> httpx.Response:
+        if answer.status_code == 401 and self._token is None:
+            raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN")
+        if answer.status_code == 401:
+            raise Unauthorized(f"{self._url} refused the token in ERRATA_TOKEN: set one of the server's")
+        if answer.status_code == 404 and not _has_code(answer) and self._is_ours():
+            raise NotSupported(
+                f"{self._url} is in production mode, which serves no episodes: read its journal on its machine "
+                "with --data-dir"
+            )
+        if answer.is_error:
+            raise _error_of(answer)
+        return answer
+
+    def _ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        assert self._url is not None
+        try:
+            return httpx.request(method, self._url.rstrip("/") + path, headers=self._headers, timeout=60, **kwargs)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._no_answer(error) from error
+
+    def _is_ours(self) -> bool:
+        """Return whether the server is an Errata server: one without episodes is in production mode."""
+        try:
+            told = self._ask("GET", "/capabilities").json()
+        except ValueError:
+            return False
+        if not isinstance(told, dict):
+            return False
+        each = told.get("environments", {"": told})  # of several environments at the root
+        return isinstance(each, dict) and any(
+            isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
+        )
+
+
+def _checked(url: str) -> str:
+    """Return the address of a server.
+
+    Raises:
+        InvalidRequest: It is none of HTTP's.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidRequest(f"--url takes http://HOST:PORT or https://HOST, not {url!r}")
+    return url
+
+
+def _path(eid: str) -> str:
+    """Return where an episode is served. A text that no server mints would lead to another address."""
+    if not _EID.fullmatch(eid):
+        raise UnknownEpisode(eid)
+    return f"/episodes/{eid}"
+
+
+def _has_code(answer: httpx.Response) -> bool:
+    try:
+        body = answer.json()
+    except ValueError:
+        return False
+    return isinstance(body, dict) and "code" in body
+
+
+def _error_of(answer: httpx.Response) -> ErrataError:
+    if _has_code(answer):
+        return error_from_wire(answer.json())
+    return JournalUnavailable(f"{answer.request.url}: HTTP {answer.status_code}; is it an Errata server?")

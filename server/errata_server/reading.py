@@ -1,0 +1,48 @@
+"""What the reading half of ``/episodes`` needs: a live server's journal has it, and so have files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from errata_protocol.replay import EpisodeDetail, EpisodePage, Kind, RewardRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A delivery as ``GET /episodes/{eid}/states/{t}`` answers with it."""
+
+    t: int
+    kind: Kind
+    payload: bytes
+    digest: str
+
+
+class EpisodeReads(Protocol):
+    """Reads of episodes; each may raise `errata_protocol.errors.UnknownEpisode`."""
+
+    async def page(
+        self,
+        *,
+        limit: int,
+        cursor: str | None,
+        environment: str | None,
+        error_kind: str | None,
+        episode_id: str | None,
+        principal: str | None,
+    ) -> EpisodePage:
+        """Return one page of episodes, newest first."""
+        ...
+
+    async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
+        """Return an episode and its turns."""
+        ...
+
+    async def rewards(self, eid: str, principal: str | None) -> Sequence[RewardRecord]:
+        """Return the late rewards of an episode, in the order of their commits."""
+        ...
+
+    async def delivered(self, eid: str, t: int, principal: str | None) -> Delivered:
+        """Return the exact payload of delivery t."""
+        ...
