@@ -79,20 +79,18 @@ class Admission:
             admitted = Admitted(eid, t, session.sid, request.id, request.kind, request.data, created, received_sha)
             try:
                 executed = await self.on_host(session, lambda host: self._execution.run(host, admitted, request))
-                if session.recoverable and host.recovery is Recovery.NONE:  # its first snapshot was none of ours
-                    session.row = replace(session.row, recovery=Recovery.NONE)
+                self.look_at_recovery(session, host)
                 records: list[Record] = [] if session.committed else [session.row]
                 if new_episode:
                     records.append(await self._episode_row(session, eid, request))
             except ServiceError as error:
-                _log_failure(session, admitted, error)
-                await self._after_failure(session, admitted, error)
+                await self.failed(session, admitted, error)
                 raise
             # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
             try:
                 await self._runtime.rewards.commit(session.row, executed.rewards, executed.row, records)
             except BaseException:
-                await self._waker.drop(session, "a delivery could not be journaled")
+                await self.unkept(session)
                 raise
             session.committed = True
             session.eid, session.t = eid, t
@@ -114,8 +112,18 @@ class Admission:
             agent_text_version=self._agent_text_version,
         )
 
-    async def _after_failure(self, session: Session, admitted: Admitted, error: ServiceError) -> None:
-        """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""
+    def look_at_recovery(self, session: Session, host: EnvHost) -> None:
+        """Take note of what a first snapshot may have shown: that it is none of ours."""
+        if host.recovery is Recovery.NONE and session.recoverable:
+            session.row = replace(session.row, recovery=Recovery.NONE)
+
+    async def unkept(self, session: Session) -> None:
+        """Give up an instance that ran what the journal does not have. In the session's turn."""
+        await self._waker.drop(session, "a delivery could not be journaled")
+
+    async def failed(self, session: Session, admitted: Admitted, error: ServiceError) -> None:
+        """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10). In its turn."""
+        _log_failure(session, admitted, error)
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
             if host.gone or host.recovery is Recovery.SNAPSHOT:  # else nothing has run: no thread was free in time

@@ -42,4 +42,7 @@ class Declared:
 
     def volatile_fields(self, observation: Observation | None = None) -> Collection[str]:
         """Return the volatile fields of an observation; of an MCP result where there is none."""
-        return frozenset((*self.volatile, *getattr(type(observation), "VOLATILE_FIELDS", ())))
+        of_class = getattr(type(observation), "VOLATILE_FIELDS", ())
+        if not of_class:
+            return self.volatile
+        return frozenset((*self.volatile, *of_class))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from msgspec import Struct, field
 
+from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid
 
 from .declared import Declared
@@ -72,11 +74,19 @@ class Execution:
         done = bool(getattr(observation, "done", False))
         rewards = await host.step_rewards(admitted.t, timeout_s=timeout_s) if done else {}
         snapshot = await host.snapshot()
+        row = self.row(admitted, request, observation, snapshot)
+        return Executed(row, self._declared.volatile_fields(observation), rewards)
+
+    def row(self, admitted: Admitted, request: Request, observation: Any, snapshot: Snapshot | None) -> DeliveryRow:
+        """Return the row of what a reset or step returned.
+
+        Raises:
+            EnvironmentOutputInvalid: It cannot be kept.
+        """
         try:
             if request.action is not None and self._declared.detect is not None:
                 observation = marked_observation(observation, request.action, admitted.t, self._declared.detect)
-            volatile = self._declared.volatile_fields(observation)
-            return Executed(observation_row(admitted, observation, snapshot, volatile), volatile, rewards)
+            return observation_row(admitted, observation, snapshot, self._declared.volatile_fields(observation))
         except EnvironmentOutputInvalid:
             raise
         except Exception as error:  # what it returned is not an observation, in one of many ways

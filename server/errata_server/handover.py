@@ -66,11 +66,15 @@ class Call:
     __slots__ = ("_function", "_loop", "_outbox", "_unclaimed", "error", "future", "result", "worker")
 
     def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.prepare(function, loop)
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def prepare(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Set up all but the future, for those that do otherwise with the result."""
         self._function = function
         self._loop = loop
         self._outbox = _Outbox.of(loop)
         self._unclaimed = [True]  # list.pop is atomic: who runs the call and who withdraws it cannot both win
-        self.future: asyncio.Future[Any] = loop.create_future()
         self.result: Any = None
         self.error: Exception | None = None
         self.worker: Worker | None = None

@@ -80,6 +80,14 @@ class EnvHost:
             place.release()
             self._place = None
         self._mcp: _McpKeeper | None = None
+        self._scope = contextvars.copy_context()
+        self._scope.run(_current.set, context)
+        self.on_loop = self._async_step
+        """Its step is a coroutine of the event loop; else it runs at `place`."""
+        self.express = self.credit.compute is None and (
+            self._async_step or (recovery is not Recovery.SNAPSHOT and self._place is not None)
+        )
+        """A step of it is one call and, on the event loop, a snapshot: nothing has to be waited for in between."""
 
     @classmethod
     async def create(
@@ -140,6 +148,48 @@ class EnvHost:
     def gone(self) -> bool:
         """A call was abandoned, here or on the thread the instance shares: it takes no further call."""
         return self._half_run or (self._place is not None and self._place.gone)
+
+    # -- one step, for `express` ---------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """Where its synchronous calls run."""
+        assert self._place is not None
+        return self._place
+
+    def scope(self) -> contextvars.Context:
+        """Return a context in which `current_session` is this one's, for one call."""
+        return self._scope.copy()
+
+    def bound_step(self, action: Action) -> Callable[[], Any]:
+        """Return the synchronous step, to be called at `place`."""
+        return functools.partial(self._scope.copy().run, self.env.step, action)
+
+    def begin_step(self, action: Action) -> Awaitable[Any]:
+        """Return the step that runs on the event loop, in a task whose context is `scope`."""
+        return self.env.step_async(action)
+
+    def break_off(self) -> None:
+        """Say that a call was abandoned while it ran."""
+        self._half_run = True
+
+    async def give_up(self, task: asyncio.Task[Any]) -> None:
+        """Abandon a call on the event loop that ran too long, even if it ignores that it is cancelled."""
+        self._half_run = True
+        if self._place is not None:
+            self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
+        task.cancel()
+        if not await _ends_within(CANCEL_S, task):
+            ledger = self._threads.ledger
+            ledger.write_off(task)
+            task.add_done_callback(ledger.returned)
+        task.add_done_callback(_look_at)
+
+    async def finished(self, result: Awaitable[Any], timeout_s: float) -> Any:
+        """Return what a synchronous step that returned an awaitable comes to."""
+        return await self._call(lambda: result, timeout_s, on_loop=True, name="step")
+
+    # -- any call -------------------------------------------------------------------------------------------------
 
     async def scoped(self, call: Callable[[EnvHost], Awaitable[T]], *, timeout_s: float) -> T:
         """Run ``call`` on the loop with this session's `current_session`; what it raises passes unchanged.
@@ -323,19 +373,10 @@ class EnvHost:
         try:
             if await _ends_within(timeout_s, task):
                 return task.result()
-            self._half_run = True
-            if self._place is not None:
-                self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
-            task.cancel()
-            ended = await _ends_within(CANCEL_S, task)
+            await self.give_up(task)
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if not ended:
-            ledger = self._threads.ledger
-            ledger.write_off(task)
-            task.add_done_callback(ledger.returned)
-        task.add_done_callback(_look_at)
         raise StepTimeout(f"{name} {_how_abandoned(CallAbandoned(ran=True), timeout_s)}")
 
     async def _contained(self, call: Callable[[], Awaitable[T]]) -> T:

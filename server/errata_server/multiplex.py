@@ -11,6 +11,7 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -65,6 +66,7 @@ from .replay import Replay
 from .rewards import push_data
 from .room import Room
 from .session import Address, Session
+from .session import Reply as SessionReply
 from .sessions import Sessions
 
 log = logging.getLogger("errata.mux")
@@ -260,22 +262,47 @@ class Multiplex:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _run(self, run: Run) -> None:
+        if run.kind == "step":
+            session: Session = run.session.handle
+            try:
+                request = self._reading.request(run, self._remaining(run))
+            except (ErrataError, RpcRefused):
+                pass  # told below
+            else:
+                if self._sessions.begin(session, request, None, partial(self._settled, run)):
+                    return
         self._spawn(self._answer(run))
+
+    def _remaining(self, run: Run) -> float | None:
+        return None if run.deadline is None else run.deadline - asyncio.get_running_loop().time()
+
+    def _settled(self, run: Run, done: SessionReply | None, error: Exception | None) -> None:
+        """Take the outcome of a step that was begun."""
+        if done is not None:
+            reply = Reply("observation", done.payload, done.eid, done.t, done.digest)
+            self._do(self.protocol.completed(run, reply, asyncio.get_running_loop().time()))
+        else:
+            assert error is not None
+            self._spawn(self._answer_failure(run, error))
 
     async def _answer(self, run: Run) -> None:
         """Run a request to its commit, or commit its error, or give its id back."""
         session: Session = run.session.handle
-        reply: Reply | None
         try:
             reply = await self._executed(session, run)
-        except ErrataError as error:
-            if not CODES[error.code].consumes_id:
-                self._give_back(run, error)
-                return
-            reply = await self._recorded_error(session, run, error)
-        except Exception as error:  # a defect of ours must not cost the client its session
-            log.exception("request failed")
-            reply = await self._recorded_error(session, run, EnvironmentFailed(str(error)))
+        except Exception as error:
+            await self._answer_failure(run, error)
+        else:
+            self._do(self.protocol.completed(run, reply, asyncio.get_running_loop().time()))
+
+    async def _answer_failure(self, run: Run, error: Exception) -> None:
+        if not isinstance(error, ErrataError):  # a defect of ours must not cost the client its session
+            log.error("request failed", exc_info=error)
+            error = EnvironmentFailed(str(error))
+        if not CODES[error.code].consumes_id:
+            self._give_back(run, error)
+            return
+        reply = await self._recorded_error(run.session.handle, run, error)
         if reply is not None:
             self._do(self.protocol.completed(run, reply, asyncio.get_running_loop().time()))
 
@@ -288,9 +315,8 @@ class Multiplex:
             injected = injected_fork(object_of(run.data))
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
-        timeout_s = None if run.deadline is None else run.deadline - asyncio.get_running_loop().time()
         try:
-            request = self._reading.request(run, timeout_s)
+            request = self._reading.request(run, self._remaining(run))
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._runtime.journal.commit(row)

@@ -28,6 +28,7 @@ from .admission import Admission
 from .declared import Declared
 from .decoding import Decoder
 from .execution import Execution
+from .express import Express, Settled
 from .hosting import EnvHost, EnvironmentFactory
 from .journal.base import DeliveryRow, Record, SessionChange, SessionRow, SessionStatus
 from .recovery import Reexecution
@@ -82,6 +83,13 @@ class Sessions:
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
         self._waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
         self._admission = Admission(runtime, self._waker, execution, environment, agent_text_version, self._make_room)
+        self._express = Express(
+            runtime,
+            execution,
+            self._admission,
+            lambda kind, outcome, seconds: runtime.metrics.request(environment, kind, outcome, seconds),
+            self.own,
+        )
         self.recovery = self._waker.recovery_of(factory)
         self.session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
@@ -416,6 +424,14 @@ class Sessions:
         finally:
             seconds = asyncio.get_running_loop().time() - started
             self.runtime.metrics.request(self.environment, request.kind, outcome, seconds)
+
+    def begin(self, session: Session, request: Request, socket: object | None, settled: Settled) -> bool:
+        """As `run`, for a step that has to wait for nothing but its environment: ``settled`` is told what came of it.
+
+        Returns:
+            False where something has to be waited for: nothing was done, and `run` does it all.
+        """
+        return self._express.begin(session, request, socket, settled)
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` in a task that goes on when whoever waits for it (shielded) is gone."""

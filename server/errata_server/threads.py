@@ -107,6 +107,18 @@ class Place(ABC):
         """
 
     @abstractmethod
+    def start(self, call: Call) -> None:
+        """Begin ``call``, which says itself what it came to; `ended` then.
+
+        Raises:
+            ThreadGone: This place is gone.
+        """
+
+    @abstractmethod
+    def ended(self) -> None:
+        """Forget the call that was started last."""
+
+    @abstractmethod
     def give_up(self) -> None:
         """Write off what still runs here, e.g. after who waited for it was cancelled."""
 
@@ -302,11 +314,17 @@ class _PinnedPlace(Place):
 
     async def run(self, function: Callable[[], T], timeout_s: float) -> T:
         call = Call(function, asyncio.get_running_loop())
-        self._worker.submit(call)
-        self._last = call
+        self.start(call)
         result = await call.wait(timeout_s)
         self._last = None  # an idle place holds no result alive
         return result  # type: ignore[no-any-return]
+
+    def start(self, call: Call) -> None:
+        self._worker.submit(call)
+        self._last = call
+
+    def ended(self) -> None:
+        self._last = None
 
     def give_up(self) -> None:
         if self._last is not None:
@@ -325,11 +343,8 @@ class _FreePlace(Place):
         self._last: Call | None = None
 
     async def run(self, function: Callable[[], T], timeout_s: float) -> T:
-        if self.gone:
-            raise ThreadGone
         call = Call(function, asyncio.get_running_loop())
-        self._last = call
-        self._threads.submit_free(call)
+        self.start(call)
         try:
             result = await call.wait(timeout_s)
         except CallAbandoned as abandoned:
@@ -337,6 +352,15 @@ class _FreePlace(Place):
             raise
         self._last = None
         return result  # type: ignore[no-any-return]
+
+    def start(self, call: Call) -> None:
+        if self.gone:
+            raise ThreadGone
+        self._last = call
+        self._threads.submit_free(call)
+
+    def ended(self) -> None:
+        self._last = None
 
     def give_up(self) -> None:
         if self._last is not None and self._last.give_up():

@@ -20,12 +20,22 @@ class Turnstile:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held = False
-        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] | None = None  # most have none
 
     @property
     def busy(self) -> bool:
         """Somebody holds it."""
         return self._held
+
+    def take(self) -> bool:
+        """Hold it and return True if nobody does; whoever took it calls `leave`."""
+        with self._guard:
+            taken, self._held = not self._held, True
+        return taken
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._pass_on()
 
     async def __aenter__(self) -> None:
         with self._guard:
@@ -34,6 +44,8 @@ class Turnstile:
                 return
             loop = asyncio.get_running_loop()
             turn: asyncio.Future[None] = loop.create_future()
+            if self._waiting is None:
+                self._waiting = deque()
             self._waiting.append((loop, turn))
         try:
             await turn

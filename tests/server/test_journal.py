@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.journal import (
     DirectoryDisk,
     Journal,
@@ -457,6 +457,14 @@ async def test_a_commit_that_the_disk_refuses_at_its_sync_is_written_once_when_t
     journal.close()
 
 
+async def committed(writer: ThreadWriter, records: list[Record]) -> None:
+    settled: asyncio.Future[ErrataError | None] = asyncio.get_running_loop().create_future()
+    writer.submit(records, settled.set_result)
+    error = await settled
+    if error is not None:
+        raise error
+
+
 async def test_commits_wait_while_the_store_fails_and_go_on_when_it_recovers() -> None:
     failing = threading.Event()
     failing.set()
@@ -471,7 +479,7 @@ async def test_commits_wait_while_the_store_fails_and_go_on_when_it_recovers() -
         return [None] * len(groups)
 
     writer = ThreadWriter(write, "test")
-    waiting = asyncio.ensure_future(writer.commit([session()]))
+    waiting = asyncio.ensure_future(committed(writer, [session()]))
     await asyncio.to_thread(attempted.wait, 5)
     assert not waiting.done()
     failing.clear()
@@ -489,7 +497,7 @@ async def test_a_store_that_fails_until_shutdown_refuses_what_waits() -> None:
         raise StoreFailed("disk full")
 
     writer = ThreadWriter(write, "test")
-    waiting = asyncio.ensure_future(writer.commit([session()]))
+    waiting = asyncio.ensure_future(committed(writer, [session()]))
     await asyncio.to_thread(attempted.wait, 5)
     await asyncio.to_thread(writer.close)
     with pytest.raises(JournalUnavailable, match="disk full"):

@@ -10,13 +10,15 @@ structs: a frozen dataclass of as many fields takes ten times as long to make.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import ErrataError
 from errata_protocol.replay import Kind
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
@@ -212,9 +214,10 @@ class Journal(ABC):
     def watch(self, written: Callable[[int, float], None]) -> None:  # noqa: B027 - not every store has a writer
         """Call ``written(commits, seconds)`` after each transaction, on whatever thread wrote it."""
 
-    @abstractmethod
     async def commit(self, *records: Record) -> None:
         """Make ``records`` durable together, in order, and return. Waits as long as the store cannot write.
+
+        Cancelling the wait does not take the commit back.
 
         Raises:
             errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
@@ -226,6 +229,30 @@ class Journal(ABC):
             errata_protocol.errors.EnvironmentOutputInvalid: The store has no form for a value of a record, such as a
                 text with a lone surrogate; nothing of the group was written.
             errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: ErrataError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.submit(records, settle)
+        await future
+
+    @abstractmethod
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+        """As `commit`, for callers that have no task to wait in.
+
+        Args:
+            records: To make durable.
+            settled: Called once on this event loop, now or later, with None or the error that `commit` would raise.
+
+        Raises:
+            errata_protocol.errors.JournalUnavailable: The journal is closed; ``settled`` is not called.
         """
 
     @abstractmethod

@@ -82,8 +82,8 @@ class LogJournal(Tables):
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
 
-    async def commit(self, *records: Record) -> None:
-        await self._writer.commit(records)
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+        self._writer.submit(records, settled)
 
     def delete_episode(self, eid: str) -> int:
         with self._lock:

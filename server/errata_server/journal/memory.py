@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from errata_protocol.errors import JournalUnavailable
+from collections.abc import Callable, Sequence
+
+from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from .base import Record, SessionRow
 from .tables import ROW_BYTES, Claims, Tables
@@ -26,14 +28,19 @@ class MemoryJournal(Tables):
     def failing(self) -> str | None:
         return None
 
-    async def commit(self, *records: Record) -> None:
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
         if self._closed:
             raise JournalUnavailable("the journal is closed: the server is shutting down")
-        self._check(records, Claims())
+        try:
+            self._check(records, Claims())
+        except ErrataError as error:
+            settled(error)
+            return
         for record in records:
             self._apply(record)
         if self._bytes > self._max_bytes:
             self._forget()
+        settled(None)
 
     def delete_episode(self, eid: str) -> int:
         return self._delete(eid)

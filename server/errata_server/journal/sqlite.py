@@ -151,8 +151,8 @@ class SqliteJournal(SqliteReads):
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
 
-    async def commit(self, *records: Record) -> None:
-        await self._writer.commit(records)
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+        self._writer.submit(records, settled)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import apsw
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import JournalUnavailable
+from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from . import columns
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, RewardRow, SessionRow, TurnRow
@@ -191,7 +191,7 @@ class ReadOnlyJournal(SqliteReads):
     def failing(self) -> str | None:
         return "it was opened to be read only"
 
-    async def commit(self, *records: Record) -> None:
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
         raise self._refusal()
 
     def delete_episode(self, eid: str) -> int:

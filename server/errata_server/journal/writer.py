@@ -38,7 +38,7 @@ class Pending:
 
     records: Sequence[Record]
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
+    settled: Callable[[ErrataError | None], None]
     error: ErrataError | None = field(default=None)
 
 
@@ -70,16 +70,13 @@ class GroupWriter(ABC):
         self._closing = False
         self.failing: str | None = None
 
-    async def commit(self, records: Sequence[Record]) -> None:
-        """Wait until ``records`` are durable; cancelling the wait does not take the commit back.
+    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+        """Make ``records`` durable, then call ``settled`` on this event loop with None, or what is wrong with them.
 
         Raises:
-            JournalUnavailable: The writer was closed before.
+            JournalUnavailable: The writer was closed before; ``settled`` is not called.
         """
-        loop = asyncio.get_running_loop()
-        pending = Pending(records, loop, loop.create_future())
-        self._submit(pending)
-        await pending.future
+        self._submit(Pending(records, asyncio.get_running_loop(), settled))
 
     @abstractmethod
     def close(self) -> None:
@@ -203,9 +200,7 @@ def _answer(group: list[Pending]) -> None:
 
 def _resolve(pendings: list[Pending]) -> None:
     for pending in pendings:
-        if pending.future.done():
-            continue
-        if pending.error is None:
-            pending.future.set_result(None)
-        else:
-            pending.future.set_exception(pending.error)
+        try:
+            pending.settled(pending.error)
+        except Exception:  # a defect of one who waited must not strand the others
+            log.exception("what followed a commit failed")

@@ -1,0 +1,324 @@
+"""Steps that need nothing but their awake environment: no task of the server's own, no lock that is waited for.
+
+A session that is awake and has nothing else to do takes this way, which is nearly every step of a busy server. Whatever
+is out of the ordinary (asleep, busy, no room on the disk, a failure, a deadline) is left to `admission`, which does the
+same in the same order and can wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from openenv.core.env_server.types import Action
+
+from errata_protocol.environment import Recovery, Snapshot
+from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError, StepTimeout
+from errata_protocol.payload import DIGEST_PREFIX
+
+from .admission import Admission
+from .deadlines import Deadlines
+from .delivery import Admitted
+from .execution import Execution
+from .handover import Call, CallAbandoned, ThreadGone
+from .hosting import EnvHost
+from .journal.base import DeliveryRow
+from .runtime import Runtime
+from .session import Reply, Request, Session
+
+log = logging.getLogger("errata.sessions")
+
+Settled = Callable[[Reply | None, Exception | None], None]
+"""Told once, on the event loop: the committed reply, or why there is none."""
+
+
+class Express:
+    """Runs steps of one environment's sessions.
+
+    Args:
+        runtime: Journal and clock.
+        execution: Makes rows.
+        admission: Takes what is out of the ordinary.
+        observe: Told the outcome and seconds of each request.
+        own: Runs a coroutine to its end.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        execution: Execution,
+        admission: Admission,
+        observe: Callable[[str, str, float], None],
+        own: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.runtime = runtime
+        self.execution = execution
+        self.admission = admission
+        self.observe = observe
+        self.own = own
+        self._deadlines: Deadlines | None = None
+
+    def begin(self, session: Session, request: Request, socket: object | None, settled: Settled) -> bool:
+        """Begin a step and return True, or return False and do nothing.
+
+        Args:
+            session: Whose step it is.
+            request: The step.
+            socket: As in `Sessions.admit`.
+            settled: Told the outcome, unless False is returned.
+        """
+        host = session.host
+        if (
+            host is None
+            or not host.express
+            or host.gone
+            or request.action is None
+            or not session.committed
+            or session.eid is None
+            or session.t is None
+            or session.lost is not None
+            or session.closed
+            or (socket is not None and session.attached is not socket)
+            or self.runtime.trouble() is not None
+            or not session.turn.take()
+        ):
+            return False
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None or self._deadlines.loop is not loop:
+            self._deadlines = Deadlines(loop)
+        created = session.last_used = self.runtime.clock.time()
+        admitted = Admitted(
+            session.eid, session.t + 1, session.row.sid, request.id, "step", request.data, created, request.sha or b""
+        )
+        flight = _Flight(self, session, host, request, admitted, settled, loop)
+        timeout_s = self.runtime.settings.step_timeout_s
+        if request.timeout_s is not None and request.timeout_s < timeout_s:
+            timeout_s = request.timeout_s
+        try:
+            flight.depart(request.action)
+        except ThreadGone:
+            session.turn.leave()
+            return False
+        flight.deadline = self._deadlines.add(timeout_s, flight.expire)
+        flight.timeout_s = timeout_s
+        return True
+
+
+class _Flight:
+    """One step under way."""
+
+    __slots__ = (
+        "_action",
+        "_admitted",
+        "_call",
+        "_express",
+        "_host",
+        "_loop",
+        "_request",
+        "_row",
+        "_session",
+        "_settled",
+        "_started",
+        "_task",
+        "deadline",
+        "landed",
+        "timeout_s",
+    )
+
+    def __init__(
+        self,
+        express: Express,
+        session: Session,
+        host: EnvHost,
+        request: Request,
+        admitted: Admitted,
+        settled: Settled,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._express = express
+        self._session = session
+        self._host = host
+        self._request = request
+        self._admitted = admitted
+        self._settled = settled
+        self._loop = loop
+        self._started = loop.time()
+        self._task: asyncio.Task[None] | None = None
+        self._call: Call | None = None
+        self._row: DeliveryRow | None = None
+        self.deadline: Any = None
+        self.timeout_s = 0.0
+        self.landed = False
+        """The call of the environment has come back, or is not waited for any more."""
+
+    # -- the call -----------------------------------------------------------------------------------------------------
+
+    def depart(self, action: Action) -> None:
+        """Begin the call.
+
+        Raises:
+            ThreadGone: The instance's thread was given up meanwhile.
+        """
+        if self._host.on_loop:
+            self._task = self._loop.create_task(self._fly(action), context=self._host.scope())
+        else:
+            self._call = _FlightCall(self._host.bound_step(action), self._loop, self)
+            self._host.place.start(self._call)
+
+    async def _fly(self, action: Action) -> None:
+        try:
+            observation = await self._host.begin_step(action)
+            snapshot = await self._host.snapshot() if self._host.recovery is Recovery.SNAPSHOT else None
+        except asyncio.CancelledError:
+            if not self.landed:
+                self._land()
+                self._fail(EnvironmentFailed("step was cancelled by its own code"))
+            raise
+        except BaseException as error:
+            if not self.landed:
+                self._land()
+                self._fail(_as_failure(error))
+        else:
+            if not self.landed:
+                self._land()
+                self.returned(observation, snapshot)
+
+    def answered(self, call: Call) -> None:
+        """Take the outcome of a call in a thread."""
+        if self.landed:
+            return
+        self._land()
+        self._host.place.ended()
+        if call.error is None:
+            if inspect.isawaitable(call.result):
+                self._express.own(self._await(call.result))
+            else:
+                self.returned(call.result, None)
+        elif isinstance(call.error, ThreadGone):  # it ran nothing
+            self._session.turn.leave()
+            self._express.own(self._again())
+        else:
+            self._fail(_as_failure(call.error))
+
+    def _land(self) -> None:
+        self.landed = True
+        deadlines = self._express._deadlines
+        if deadlines is not None and self.deadline is not None:
+            deadlines.remove(self.deadline)
+
+    def expire(self) -> None:
+        """Give the call up: its time is over."""
+        if self.landed:
+            return
+        error = StepTimeout(f"step ran longer than the server's {self.timeout_s:g} s and was abandoned")
+        if self._call is not None:
+            if self._call.withdraw():
+                error = StepTimeout(f"step got no thread within the server's {self.timeout_s:g} s and did not run")
+            elif not (self._call.worker is not None and self._call.worker.write_off(self._call)):
+                return  # it has just ended, and its result is on the way
+            else:
+                self._host.break_off()
+        self.landed = True
+        self._express.own(self._abandon(error))
+
+    async def _abandon(self, error: StepTimeout) -> None:
+        if self._task is not None:
+            await self._host.give_up(self._task)
+        await self._failed(error)
+
+    async def _await(self, result: Any) -> None:
+        try:
+            observation = await self._host.finished(result, self.timeout_s)
+        except ErrataError as error:
+            await self._failed(error)
+        else:
+            self.returned(observation, None)
+
+    async def _again(self) -> None:
+        try:
+            reply = await self._express.admission.deliver(self._session, self._request, None)
+        except Exception as error:
+            self._settle(None, error)
+        else:
+            self._settle(reply, None)
+
+    # -- what came of it ------------------------------------------------------------------------------------------
+
+    def returned(self, observation: Any, snapshot: Snapshot | None) -> None:
+        """Commit what the environment returned."""
+        try:
+            row = self._row = self._express.execution.row(self._admitted, self._request, observation, snapshot)
+        except ErrataError as error:
+            self._fail(error)
+            return
+        self._express.admission.look_at_recovery(self._session, self._host)
+        # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
+        try:
+            self._express.runtime.journal.submit((row,), self._committed)
+        except ErrataError as error:  # it was closed
+            self._committed(error)
+
+    def _committed(self, error: ErrataError | None) -> None:
+        row, session = self._row, self._session
+        assert row is not None and row.t is not None
+        if error is not None:
+            self._express.own(self._unkept(error))
+            return
+        session.eid, session.t = row.eid, row.t
+        session.turn.leave()
+        self._settle(Reply(row.eid, row.t, row.payload, DIGEST_PREFIX + row.digest.hex()), None)
+
+    async def _unkept(self, error: ErrataError) -> None:
+        try:
+            await self._express.admission.unkept(self._session)
+        finally:
+            self._session.turn.leave()
+            self._settle(None, error)
+
+    def _fail(self, error: Exception) -> None:
+        self._express.own(self._failed(error))
+
+    async def _failed(self, error: Exception) -> None:
+        """Do after a failure what `Admission.deliver` does, still in the session's turn."""
+        try:
+            if isinstance(error, ServiceError):
+                await self._express.admission.failed(self._session, self._admitted, error)
+        except Exception as worse:
+            error = worse
+        finally:
+            self._session.turn.leave()
+            self._settle(None, error)
+
+    def _settle(self, reply: Reply | None, error: Exception | None) -> None:
+        outcome = "ok" if error is None else error.code if isinstance(error, ErrataError) else "INTERNAL"
+        self._express.observe("step", outcome, self._loop.time() - self._started)
+        self._settled(reply, error)
+
+
+class _FlightCall(Call):
+    """A call in a thread whose result goes to a flight."""
+
+    __slots__ = ("_flight",)
+
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop, flight: _Flight) -> None:
+        self.prepare(function, loop)
+        self._flight = flight
+
+    def resolve(self) -> None:
+        self._flight.answered(self)
+
+
+def _as_failure(error: BaseException) -> Exception:
+    if isinstance(error, ErrataError):
+        return error
+    if isinstance(error, CallAbandoned):
+        return StepTimeout(str(error))
+    if isinstance(error, SystemExit | KeyboardInterrupt):  # asyncio would let these end the event loop
+        failed = EnvironmentFailed(f"it raised {type(error).__name__}: {error}")
+    else:
+        failed = EnvironmentFailed(str(error))
+    failed.__cause__ = error
+    return failed
