@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 SMOKE_ROUNDS = 1
 SMOKE_SESSIONS = 20
 SMOKE_SECONDS = 0.3
+
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     load_before = os.getloadavg()[0]
     _say(f"{directory} on {disk}, load average {load_before:.2f}")
     reports = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its servers would outlive it
+    interrupted = False
     for scenario in scenarios:
         plan = Plan(
             sessions=options.sessions
@@ -59,7 +64,12 @@ def main(arguments: Sequence[str]) -> int:
             progress=partial(_say, scenario.name),
         )
         _say(scenario.name, f"{plan.sessions:,} {scenario.counted}, {plan.rounds} rounds")
-        report = asyncio.run(suite.run(scenario, plan, _command(options, scenario.name)))
+        try:
+            report = asyncio.run(suite.run(scenario, plan, _command(options, scenario.name)))
+        except KeyboardInterrupt:
+            _say(scenario.name, "interrupted; what was measured before it follows")
+            interrupted = True
+            break
         _say(scenario.name, f"{report.status} after {report.seconds:.0f} s {report.reason}".rstrip())
         reports.append(report)
     result = Report(
@@ -72,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         options.json.write_text(result.model_dump_json(by_alias=True, indent=1) + "\n")
     print(table.text(result), end="")
+    if interrupted:
+        return INTERRUPTED
     return 1 if any(report.status != "ok" for report in reports) else 0
 
 

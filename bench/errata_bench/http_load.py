@@ -53,12 +53,11 @@ class HttpLoad:
             raise RuntimeError(f"/metrics has no {name}")
         return {"value": sum(values)}
 
-    async def close(self) -> dict[str, float]:
-        """End the connection."""
+    def abandon(self) -> None:
+        """End the connection after a failure: the rest of an answer may still be under way."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
-        return {}
 
     async def _get(self, path: str) -> tuple[str, bytes]:
         if self._streams is None:

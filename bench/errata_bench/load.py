@@ -32,10 +32,14 @@ class Load:
 
     Args:
         process: It.
+
+    Attributes:
+        failed: It has failed once and let go of its sockets.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.failed = False
 
     @classmethod
     async def start(cls, door: str, port: int, **options: Any) -> Self:
@@ -46,6 +50,7 @@ class Load:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LINE_BYTES,
+                start_new_session=True,  # a ^C is for the benchmark; this one ends with its standard input
             )
         )
 
@@ -64,6 +69,7 @@ class Load:
             raise LoadFailed(f"the load generator ended with status {await self._process.wait()}")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
+            self.failed = True
             raise LoadFailed(found["error"])
         return found
 
@@ -88,6 +94,7 @@ async def _serve(door: str, options: dict[str, Any]) -> None:
             found: dict[str, Any] = await getattr(load, name)(**arguments)
         except Exception as error:
             found = {"error": f"{name}: {type(error).__name__}: {error}"}
+            load.abandon()
         gc.collect()
         print(json.dumps(found), flush=True)
 

@@ -205,7 +205,7 @@ class MuxLoad:
             timeout_s: How long the server may be unreachable.
         """
         data = json.dumps(action, separators=(",", ":")).encode()
-        first = resumed = 0.0
+        first = resumed = stepped = 0.0
         missed = 0
         clock = time.monotonic
         sessions = self._sessions
@@ -215,7 +215,7 @@ class MuxLoad:
             session.left = 0  # ids the server has accepted and will answer by itself
 
         def take(link: Link, envelope: Envelope) -> None:
-            nonlocal first, resumed, missed, left_to_resume
+            nonlocal first, resumed, stepped, missed, left_to_resume
             session = sessions[envelope.sid]  # type: ignore[index]
             first = first or clock()
             if envelope.type == "resumed":
@@ -243,6 +243,7 @@ class MuxLoad:
                 missed += 1
                 link.ready.append(session.message(b"step", data))
             else:
+                stepped = stepped or clock()
                 phase.one()
 
         async def again(link: Link) -> None:
@@ -267,6 +268,7 @@ class MuxLoad:
         return {
             "first_answer_s": first - since,
             "all_resumed_s": resumed - since,
+            "first_stepped_s": stepped - since,
             "all_stepped_s": clock() - since,
             "replies_missed": float(missed),
         }
@@ -277,6 +279,12 @@ class MuxLoad:
             link.cut()
         self._connected = False
         return {}
+
+    def abandon(self) -> None:
+        """Drop every socket after a failure: the others would step on."""
+        for link in self._links:
+            link.cut()
+        self._connected = False
 
     async def close(self, frame: int = 64) -> dict[str, float]:
         """End every session, then the sockets."""

@@ -153,12 +153,12 @@ class PlainLoad:
             **spread_ms(took),
         }
 
-    async def cut(self) -> dict[str, float]:
-        """Drop every socket."""
+    def abandon(self) -> None:
+        """Drop every socket after a failure: the others would step on."""
         self._stop_pings()
         for socket in self._sockets:
             socket.cut()
-        return await self.close()
+        self._sockets = []
 
     async def close(self) -> dict[str, float]:
         """End every session."""

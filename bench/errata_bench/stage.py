@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,23 @@ class Stage:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
         self.directory = directory
-        self._servers: list[Server] = []
+        self._starting: list[asyncio.Future[Server]] = []
         self._loads: list[Load] = []
         self._opened: dict[tuple[str, int], Load] = {}
 
     async def stock(self, kind: str, *, deflate: bool = False, env: dict[str, str] | None = None) -> Server:
         """Start a stock server."""
-        places = DOORS * self.plan.sessions + SPARE
-        return self._kept(await asyncio.to_thread(Server.stock, kind, places, deflate=deflate, env=env))
+        return await self._start(partial(Server.stock, kind, self._places, deflate=deflate, env=env))
 
     async def errata(
         self, target: str, *options: str, name: str = "errata", env: dict[str, str] | None = None
     ) -> Server:
         """Start ``errata serve``; ``name`` is that of its data directory, kept until the stage ends."""
-        places = DOORS * self.plan.sessions + SPARE
-        return self._kept(
-            await asyncio.to_thread(Server.errata, target, places, self.directory / name, *options, env=env)
-        )
+        return await self._start(partial(Server.errata, target, self._places, self.directory / name, *options, env=env))
 
     async def forgetful(self, target: str) -> Server:
         """Start Errata with its journal in memory."""
-        return self._kept(await asyncio.to_thread(Server.forgetful, target, DOORS * self.plan.sessions + SPARE))
+        return await self._start(partial(Server.forgetful, target, self._places))
 
     async def load(self, door: str, server: Server, **options: Any) -> Load:
         """Start a load generator for a server."""
@@ -66,7 +63,7 @@ class Stage:
         Called by each arm rather than before all of them, so that a door that does not open fails its own arms only.
         """
         load = self._opened.get((door, server.port))
-        if load is None:
+        if load is None or load.failed:
             load = await self.load(door, server, **options)
             self.plan.progress(f"opening {self.plan.sessions:,} sessions at the {door} door")
             await load.do("open", sessions=self.plan.sessions)
@@ -76,12 +73,19 @@ class Stage:
     async def end(self) -> None:
         """End all of them; load generators first, whose sockets a server would wait for."""
         await asyncio.gather(*(load.stop() for load in self._loads))
-        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self._servers))
-        self._servers, self._loads, self._opened = [], [], {}
+        started = await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in started if isinstance(server, Server)))
+        self._starting, self._loads, self._opened = [], [], {}
 
-    def _kept(self, server: Server) -> Server:
-        self._servers.append(server)
-        return server
+    async def _start(self, start: Callable[[], Server]) -> Server:
+        # No task, which the end of the event loop would cancel: what a thread starts is ended when it is there.
+        starting = asyncio.get_running_loop().run_in_executor(None, start)
+        self._starting.append(starting)
+        return await asyncio.shield(starting)
+
+    @property
+    def _places(self) -> int:
+        return DOORS * self.plan.sessions + SPARE
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 from websockets.typing import ExtensionParameter
 
+from errata_bench.load import Load, LoadFailed
 from errata_bench.mux_link import Link, Session, envelopes, framed
 from errata_bench.plain_load import PlainLoad
 from errata_bench.websocket import WebSocket, prepared
@@ -136,6 +138,35 @@ async def test_a_load_whose_server_hangs_up_says_so() -> None:
         assert (await load.open(3))["opened"] == 3
         with pytest.raises(ConnectionResetError, match="closed a socket between two steps"):
             await load.step(1.0, {"text": "x"})
+
+
+async def test_a_load_that_failed_lets_go_of_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "bench"), prepend=os.pathsep)
+    open_sockets: set[ServerConnection] = set()
+    all_gone = asyncio.Event()
+
+    async def answer(socket: ServerConnection) -> None:
+        open_sockets.add(socket)
+        try:
+            async for text in socket:
+                refused = '{"type":"error","data":{"message":"no","code":"EXECUTION_ERROR"}}'
+                await socket.send(refused if "step" in str(text) else '{"type":"observation","data":{}}')
+        finally:
+            open_sockets.discard(socket)
+            if not open_sockets:
+                all_gone.set()
+
+    async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(20):
+        load = await Load.start("plain", server.sockets[0].getsockname()[1])
+        try:
+            await load.do("open", sessions=3)
+            assert len(open_sockets) == 3
+            with pytest.raises(LoadFailed, match=r"a step was answered .*EXECUTION_ERROR"):
+                await load.do("step", seconds=5, action={"text": "x"})
+            assert load.failed
+            await all_gone.wait()
+        finally:
+            await load.stop()
 
 
 def test_the_offered_parameters_are_those_of_the_websockets_client() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from errata_bench.budgets import Budget
 from errata_bench.figures import Round
 from errata_bench.report import Report
 from errata_bench.scenario import Found, Metric, Plan, Scenario, alternate
-from errata_bench.scenarios import SCENARIOS
+from errata_bench.scenarios import SCENARIOS, terminal
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,22 +147,43 @@ def test_what_was_read_is_cached_and_what_was_dropped_is_not(tmp_path: Path) -> 
     assert page_cache.cached_share([file]) == 1
 
 
+def started(*words: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "errata_bench", "--quick", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp_path: Path) -> None:
+    running = started("--only", "burst", "--sessions", "2", "--data-dir", str(tmp_path))
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "burst: 2 sessions" in line:
+            break
+    while not (below := terminal.descendants(running.pid)):
+        time.sleep(0.02)  # a process that is about to start says nothing
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=100)
+    assert running.returncode == cli.INTERRUPTED, out + err
+    assert "SMOKE RUN" in out
+    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.timeout(120)
 def test_a_small_run_against_both_servers_gives_a_report_of_the_schema(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    words = ["--quick", "--only", "plain-async", "--sessions", "4", "--seconds", "0.1", "--json", str(out)]
-    path = os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "errata_bench", *words, "--data-dir", str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SMOKE RUN" in done.stdout
-    assert re.search(r"\$ errata bench --only plain-async --quick --sessions 4 ", done.stdout)
+    words = ["--only", "plain-async", "--sessions", "4", "--seconds", "0.1", "--json", str(out)]
+    running = started(*words, "--data-dir", str(tmp_path / "data"))
+    out_text, err = running.communicate(timeout=100)
+    assert running.returncode == 0, out_text + err
+    assert "SMOKE RUN" in out_text
+    assert re.search(r"\$ errata bench --only plain-async --quick --sessions 4 ", out_text)
     told = json.loads(out.read_text())
     jsonschema.validate(told, Report.model_json_schema(by_alias=True))
     report = Report.model_validate(told)

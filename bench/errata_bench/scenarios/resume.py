@@ -10,6 +10,7 @@ from ..stage import stage, target
 METRICS = (
     Metric("first_answer_s", "first session resumed after", "s"),
     Metric("all_resumed_s", "all resumed after", "s"),
+    Metric("first_stepped_s", "first session has answered its next step after", "s"),
     Metric("all_stepped_s", "all have answered their next step after", "s"),
     Metric("replies_missed", "replies that were under way and were sent again"),
     Metric("load_average", "load average"),

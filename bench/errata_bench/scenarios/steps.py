@@ -64,6 +64,7 @@ SCENARIOS = (
         partial(run, kind="async"),
         METRICS,
         _budgets(4, 8),
+        smoke_sessions=0,
     ),
     Scenario(
         "steps-pinned",

@@ -23,6 +23,7 @@ METRICS = (
     Metric("server_cpu_us", "server's CPU a command, its sandboxes' not counted", "us"),
     Metric("kib_per_session", "server's resident memory a session", "KiB"),
     Metric("disk_kib_per_session", "disk a session, journal included", "KiB"),
+    Metric("sandboxes_held", "sandboxes with a directory of their own while they are held"),
     Metric("processes_held", "processes while they are held, without the server's own"),
     Metric("close_s", "until all were closed", "s"),
     Metric("sandboxes_left", "sandboxes left after closing"),
@@ -85,6 +86,7 @@ async def run(plan: Plan) -> Found:
                 "server_cpu_us": cpu / plan.sessions * 1e6,
                 "kib_per_session": (server.rss_kib() - rss) / plan.sessions,
                 "disk_kib_per_session": (disk_kib(data_dir) - disk) / plan.sessions,
+                "sandboxes_held": float(live(data_dir)),
                 "processes_held": float(len(descendants(server.process.pid)) - own),
             }
             plan.progress(f"{plan.sessions} terminals are open; closing them")
