@@ -140,15 +140,24 @@ class ClientProtocol(Receiving):
     def cancel(self, session: ClientSession, request: ClientRequest) -> bool:
         """Take a request back if it has not started; its outcome comes as for any other.
 
+        Where it has to be sent again, because it was refused or its socket was lost, it goes with ``deadline_ms`` 0: if
+        the server had not accepted it before, its reply is TIMEOUT, and it has no effect. Its id may be used already,
+        so it is not left out.
+
         Returns:
             It was not even sent, and is gone: no event follows.
         """
+        request.cancelled = True
         if request.id is None and request in session.unsent:
             session.unsent.remove(request)
             return True
-        if request.id in session.sent and session.state is State.ATTACHED:
-            self._outbox.put(session.sid, b'{"sid":"%s","id":%d,"type":"cancel"}' % (session.sid.encode(), request.id))
+        self._send_cancel(session, request)
         return False
+
+    def drop(self, read: ClientRead) -> None:
+        """Forget a read whose answer nobody waits for any more."""
+        if read.q in self.reads:
+            self._finish_read(read)
 
     def claim(self, session: ClientSession) -> None:
         """Take a session back that another process took over."""

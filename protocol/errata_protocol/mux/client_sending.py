@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LocalProtocolError
-from .client_session import ClientConfig, ClientRead, ClientSession
+from .client_session import ClientConfig, ClientRead, ClientRequest, ClientSession
 from .envelope import write_envelope
 from .parts import Assembly, Outbox
 from .state import Action, Event, Role, State, transition
@@ -112,6 +112,10 @@ class Sending:
             session.sent[id] = request
             self._in_flight += 1
             self._outbox.put(session.sid, request.envelope(session.sid, id), id=id)
+
+    def _send_cancel(self, session: ClientSession, request: ClientRequest) -> None:
+        if request.id in session.sent and session.state is State.ATTACHED:
+            self._outbox.put(session.sid, b'{"sid":"%s","id":%d,"type":"cancel"}' % (session.sid.encode(), request.id))
 
     def _freed(self, session: ClientSession) -> None:
         """Something of the session is answered: send more of it, or of what the socket's bound held back."""

@@ -37,7 +37,7 @@ class ClientConfig:
 class ClientRequest:
     """A mutating request; its ``id`` is given when it is sent, and holds once the server accepted it."""
 
-    __slots__ = ("child", "condition", "data", "deadline_ms", "id", "kind")
+    __slots__ = ("cancelled", "child", "condition", "data", "deadline_ms", "id", "kind")
 
     def __init__(
         self, kind: RequestKind, data: bytes, condition: tuple[int, str | None] | None, deadline_ms: int | None
@@ -48,6 +48,7 @@ class ClientRequest:
         self.condition = condition
         self.deadline_ms = deadline_ms
         self.child: tuple[str, str] | None = None
+        self.cancelled = False
 
     def envelope(self, sid: str, id: int) -> bytes:
         """Return the envelope with the exact bytes of ``data``."""
@@ -56,8 +57,9 @@ class ClientRequest:
             t, eid = self.condition
             place = {"t": t} if eid is None else {"t": t, "eid": eid}
             extra = f',"if":{msgspec.json.encode(place).decode()}'
-        if self.deadline_ms is not None:
-            extra += f',"deadline_ms":{self.deadline_ms}'
+        deadline_ms = 0 if self.cancelled else self.deadline_ms
+        if deadline_ms is not None:
+            extra += f',"deadline_ms":{deadline_ms}'
         return f'{{"sid":"{sid}","id":{id},"type":"{self.kind}"{extra},"data":'.encode() + self.data + b"}"
 
 

@@ -356,6 +356,33 @@ def test_d10_what_was_not_sent_is_cancelled_here(client: Client) -> None:
     assert client.sent() == [{"sid": SID, "id": 2, "type": "cancel"}]
 
 
+def test_d10_what_is_cancelled_and_has_to_be_sent_again_has_no_effect_then(client: Client) -> None:
+    session = client.attached()
+    requests = [client.protocol.request(session, "step") for _ in range(3)]
+    client.sent()
+    client.protocol.disconnected(client.now)
+    assert not client.protocol.cancel(session, requests[0]) and not client.protocol.cancel(session, requests[1])
+    client.protocol.connected(client.now)
+    client.sent()
+    client.hear(position(next_id=2))
+    cancel, second, third = client.sent()
+    assert (cancel["type"], cancel["id"]) == ("cancel", 1), "it was accepted, and may not have started"
+    assert (second["id"], second["deadline_ms"]) == (2, 0)
+    assert third["id"] == 3 and "deadline_ms" not in third
+
+
+def test_a_dropped_read_is_not_repeated_and_its_answer_is_nobodys(client: Client) -> None:
+    session = client.attached()
+    read = client.protocol.read("state", session)
+    client.sent()
+    client.protocol.drop(read)
+    assert client.hear({"sid": SID, "q": read.q, "type": "state", "data": {}}) == []
+    client.reconnect()
+    client.sent()
+    client.hear(position())
+    assert client.sent() == []
+
+
 def test_d11_the_child_of_a_fork_is_resumed_when_the_reply_is_here(client: Client) -> None:
     session = client.attached()
     client.protocol.fork(session, 3, OTHER, KEY, "e-1")
