@@ -1,17 +1,16 @@
-"""The Errata client: OpenEnv's `EnvClient` with state(t), fork, history and sessions that can be attached again.
+"""The Errata client: OpenEnv's `EnvClient` with state(t), fork, history and sessions that outlive their sockets.
 
 Against an Errata server every delivery is verified by its digest and any past one is read back from the journal.
 Against a vanilla OpenEnv server the client answers state(t) from the bytes it received itself (`DeliveryLog`).
+
+Whether it goes over a multiplexed socket or a plain one is decided at its first connect (`TwoDoors`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
-
-from openenv.core.env_client import _is_localhost_ws_url
-from websockets.exceptions import ConnectionClosed
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import (
@@ -20,24 +19,26 @@ from errata_protocol.errors import (
     NoReset,
     NotSupported,
     ServiceError,
-    SessionLost,
     UnknownEpisode,
 )
-from errata_protocol.payload import digest
-from errata_protocol.replay import Kind, StateAt
+from errata_protocol.replay import ForkReply, StateAt
 
 from .codec import Codec
-from .fallback import DeliveryLog
-from .frames import Frame, FrameInvalid, replayed
-from .http_door import HttpDoor, why_no_fork
-from .plain_ws import ActT, ObsT, SocketClient, StateT, delivery_kind, reply_type
+from .connection import Connection
+from .doors import TwoDoors
+from .frames import FrameInvalid
+from .http_door import why_no_fork
+from .late_rewards import Reward
+from .plain_ws import ActT, ObsT, StateT
+from .stats import SessionStats
+from .ticket import Ticket, read_ticket
 from .trace import Lineage
 
 if TYPE_CHECKING:
     from .sync import SyncErrataClient
 
 
-class ErrataClient(SocketClient[ActT, ObsT, StateT]):
+class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
     """Client of one environment session, on an Errata server or a vanilla OpenEnv one.
 
     ``reset``, ``step``, ``state``, ``connect``, ``close``, ``new_session`` and ``from_docker_image`` are `EnvClient`'s.
@@ -49,9 +50,14 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         observation_cls: Class of observations; None gives mappings.
         state_cls: Class of the state; None gives mappings.
         session_id: Attach to this given-out session instead of opening a new one. ``close`` detaches from it.
-        durable: Have the server give the session out at the first connect, so that it survives a lost socket (and,
-            where the environment can be recovered, the server's crash). ``close`` detaches from it; `end_session`
-            ends it. Forked children are durable if their parent is, else they end at ``close``.
+        durable: Have the server give the session out at the first connect, so that any OpenEnv client can attach to it
+            by `session_id`. ``close`` detaches from it; `end_session` ends it. Forked children are durable if their
+            parent is, else they end at ``close``. Without ``mux`` or ``connection`` such a session is a plain one.
+        connection: Carry the session on this multiplexed connection; by default clients of an event loop share one.
+        mux: True takes no plain socket, False no multiplexed one; None takes the multiplexed one where it is offered,
+            except for sessions by `session_id`. On a multiplexed socket every session survives a lost socket.
+        retries: How often a request is sent again by itself after an infrastructure failure that the server rolled back
+            (SANDBOX_FAILED); only on a multiplexed socket. `stats` counts them.
     """
 
     def __init__(
@@ -71,8 +77,22 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         state_cls: type[StateT] | None = None,
         session_id: str | None = None,
         durable: bool = False,
+        connection: Connection | None = None,
+        mux: bool | None = None,
+        retries: int = 2,
     ) -> None:
+        if connection is not None and base_url is None:
+            base_url = connection.base_url
+        if session_id is not None and (mux or connection is not None):
+            raise InvalidRequest("session_id names a plain session: a multiplexed one is continued by its ticket")
+        if connection is not None and mux is False:
+            raise InvalidRequest("connection= is a multiplexed one: leave mux=False out")
         super().__init__(
+            session_id=session_id,
+            durable=durable,
+            connection=connection,
+            mux=mux,
+            retries=retries,
             base_url=base_url,
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
@@ -84,14 +104,8 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             headers=headers,
         )
         self._codec = Codec(action_cls, observation_cls, state_cls)
-        self._session_id = session_id
-        self._durable = durable
         self._ends_at_close = False
-        self._log = DeliveryLog()
         self._lineage = Lineage(self._log, self._fetch, lambda eid: self._http().episode(eid))
-        self._in_doubt: str | None = None
-        self._closed = False
-        self._door: HttpDoor | None = None
 
     @property
     def eid(self) -> str | None:
@@ -107,6 +121,11 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     def session_id(self) -> str | None:
         """Address of a given-out session, to attach again with; None for a session that ends with its socket."""
         return self._session_id
+
+    @property
+    def stats(self) -> SessionStats:
+        """What this client had to ask for again, and what became of it; on a plain socket nothing is counted."""
+        return self._mux.stats
 
     async def capabilities(self) -> Capabilities | None:
         """Return what the server can do, None on a vanilla one. Connects if this client never did."""
@@ -191,17 +210,22 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return child
 
     async def reattach(self) -> Self:
-        """Attach again to the given-out session, after its socket was lost or from another place.
+        """Attach again to the session, after its socket was lost or another process took it over.
 
         Afterwards `eid` and `t` say where the session stands: a ``t`` one further than before means that the step
-        whose reply was lost did act, and ``state_at(client.t)`` is its outcome.
+        whose reply was lost did act, and ``state_at(client.t)`` is its outcome. On a multiplexed socket, which attaches
+        again by itself, it waits until no request is without outcome.
 
         Raises:
             NotSupported: The session was never given out and ended with its socket.
             SessionUnknown: The server does not know it (any more).
             ConnectionError: The server cannot be reached.
+            TimeoutError: A request is still running after ``message_timeout_s``.
         """
         self._enter()
+        if self._mux.session is not None:
+            await self._mux.session.settle(self._message_timeout)
+            return self
         if self._session_id is None:
             raise NotSupported(
                 "this session was never given out, so it ends with its socket: use ErrataClient(..., durable=True), "
@@ -217,8 +241,64 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     async def end_session(self) -> None:
         """End a given-out session on the server and close this client. Its episodes stay readable."""
         self._enter()
-        self._ends_at_close = self._session_id is not None
+        await self._end()
         await self._close_async()
+
+    async def rewards(self, eid: str | None = None) -> list[Reward]:
+        """Return the rewards that came after their step, in the order they came.
+
+        Args:
+            eid: Episode; None is the running one.
+
+        Raises:
+            UnknownEpisode: No such episode.
+            NoReset: No episode is running.
+        """
+        self._enter()
+        await self._ensure_probed()
+        target = eid if eid is not None else self._log.eid
+        if target is None:
+            raise NoReset("no episode is running here: call reset() first, or name an eid")
+        if self._mux.is_there:
+            try:
+                return await self._mux.rewards(target, self._message_timeout)
+            except UnknownEpisode:
+                pass  # the session knows its own episodes, the journal all
+        return await self._http().rewards(target)
+
+    def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
+        """Have ``callback`` called, on the event loop, with each late reward that the server pushes, once and in order.
+
+        Only multiplexed sessions are pushed to. What came while nobody listened is read by `rewards`.
+        """
+        self._mux.on_reward = callback
+
+    def ticket(self) -> Ticket:
+        """Return what another process needs to continue the multiplexed session: `resume`. JSON-able, and secret.
+
+        From now on the session does not end with this client; a request in flight is delivered to whoever resumes.
+
+        Raises:
+            NotSupported: There is no multiplexed session.
+        """
+        return self._mux.ticket()
+
+    @classmethod
+    def resume(cls, base_url: str, ticket: Mapping[str, Any], **kwargs: Any) -> Self:
+        """Return a client that continues a session of another process when it connects. ``close`` leaves the session.
+
+        Args:
+            base_url: Of the same environment.
+            ticket: What `ticket` returned.
+            kwargs: As for the class.
+
+        Raises:
+            InvalidRequest: It is no ticket.
+        """
+        client = cls(base_url, **kwargs)
+        client._mux_wanted = True
+        client._mux = client._new_mux(read_ticket(ticket))
+        return client
 
     async def call_tool(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
         """Call a tool of an MCP environment within this session; a delivery like a step.
@@ -261,6 +341,11 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         await super().__aenter__()
         return self
 
+    async def _end(self) -> None:
+        """Have the session ended by the close that follows."""
+        await self._mux.leave(end=True)
+        self._ends_at_close = self._session_id is not None
+
     def _step_payload(self, action: ActT) -> dict[str, Any]:
         return self._codec.action(action)
 
@@ -272,7 +357,9 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
 
     def _create_session_client(self) -> ErrataClient[ActT, ObsT, StateT]:
         child: ErrataClient[ActT, ObsT, StateT] = super()._create_session_client()
-        child._codec, child._durable = self._codec, self._durable
+        child._codec, child._durable, child._retries = self._codec, self._durable, self._retries
+        child._mux_wanted, child._connection = self._mux_wanted, self._connection
+        child._mux = child._new_mux()
         return child
 
     async def _forked(self, t: int, eid: str | None) -> ErrataClient[ActT, ObsT, StateT]:
@@ -283,27 +370,23 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         target = eid if eid is not None else self._log.eid
         if target is None:
             raise NoReset("no episode is running here: call reset() first, or name an eid")
-        reply = await self._http().fork(target, t, str(uuid.uuid4()))
         child = self._create_session_client()
-        child._session_id, child._ends_at_close = reply.session_id, not self._durable
+        reply: ForkReply | None = None
+        if self._mux.is_there:
+            try:
+                told = await self._mux.fork(t, eid, child._mux, self._message_timeout)
+                reply = ForkReply.model_validate({"session_id": told.get("sid"), **told})
+                child._probed, child._capabilities = True, self._capabilities
+            except UnknownEpisode:
+                if eid is None:
+                    raise
+        if reply is None:  # the socket knows the episodes of its session; the journal knows those of all
+            reply = await self._http().fork(target, t, str(uuid.uuid4()))
+            child._session_id, child._ends_at_close = reply.session_id, not self._durable
         child._log.seed(self._lineage.ancestors(target, t))
         child._log.move(reply.eid, reply.t)
         child._lineage.origins.update({**self._lineage.origins, reply.eid: reply.origin})
         return child
-
-    async def _connect_async(self) -> Self:
-        async with self.turn():
-            if not self.is_open:
-                if self._session_id is None:
-                    self._log.leave()  # a plain session ended with its socket: this is another one
-                await self._open()
-            self._settle()
-        return self
-
-    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
-        async with self.turn():
-            frame = await self._ask(message)
-        return {"type": frame.type, "data": frame.data}
 
     async def _close_async(self) -> None:
         if self._connecting:
@@ -329,121 +412,3 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         """Claim async use of this client, unless the blocking form called from its own loop."""
         if self._execution_mode != "sync" or self._sync_client is None or not self._sync_client.owns_running_loop():
             self._claim_execution_mode("async")
-
-    def _offers(self, extension: str) -> bool:
-        return self._capabilities is not None and self._capabilities.offers(extension)
-
-    def _http(self) -> HttpDoor:
-        if self._ws_url is None:
-            raise ConnectionError("the server of this client was stopped with its provider")
-        if self._door is None or self._door.ws_url != self._ws_url:
-            self._door = HttpDoor(
-                self._ws_url,
-                headers=self._headers,
-                timeout_s=self._message_timeout,
-                trust_env=not _is_localhost_ws_url(self._ws_url),
-            )
-        return self._door
-
-    async def _ensure_probed(self) -> None:
-        if not self._probed:
-            await self._connect_async()
-
-    async def _open(self) -> None:
-        """Open the socket and learn where the session stands. The caller holds the turn."""
-        self._closed = False
-        self._start_provider_if_needed()
-        if self._durable and self._session_id is None:
-            self._session_id = await self._http().create_session()
-        await self.open_socket()
-        position = self._capabilities.session if self._capabilities is not None else None
-        if self._session_id is None or position is None or position.eid is None or position.t is None:
-            return
-        eid, t = position.eid, position.t
-        if eid == self.eid and self.t is not None and t < self.t:
-            self.drop_socket()
-            raise SessionLost(
-                f"the server has episode {eid} at t={t} but delivered t={self.t} before: acknowledged deliveries are "
-                "gone; fork what is left, or open another session",
-                eid=eid,
-                t=t,
-            )
-        self._log.move(eid, t)
-
-    def _settle(self) -> None:
-        """An explicit connect of an Errata session told its position, so a lost reply is no longer in doubt."""
-        if self._capabilities is not None:
-            self._in_doubt = None
-
-    async def _ask(self, message: dict[str, Any]) -> Frame:
-        """Answer one request on the session it was meant for. The caller holds the turn."""
-        kind = delivery_kind(message)
-        if not self.is_open:
-            if self._session_id is None and self._log.eid is not None and kind != "reset":
-                raise SessionLost(
-                    f"the socket of this session was lost at t={self.t} of episode {self.eid}, and a session that was "
-                    "never given out ends with its socket: reset, or fork the episode from there",
-                    eid=self.eid,
-                    t=self.t,
-                )
-            await self._open()
-        if self._in_doubt is not None and kind in ("step", "mcp"):
-            raise SessionLost(self._in_doubt) if self._capabilities is None else InvalidRequest(self._in_doubt)
-        text = self.encode(message)
-        try:
-            frame = self.expect(await self.exchange(text), reply_type(message))
-        except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError) as error:
-            if kind is not None:
-                self._reply_lost(kind)
-            if self._in_doubt is not None:
-                error.add_note(self._in_doubt)
-            raise
-        if kind is not None:
-            self._received(kind, frame)
-        return frame
-
-    def _reply_lost(self, kind: Kind) -> None:
-        """The server may or may not have acted: refuse to act again until the caller has looked."""
-        if self._session_id is None:
-            return
-        way_out = "call reattach() and compare t before the next step"
-        if self._capabilities is None:
-            way_out = "this server keeps no record of it: reset to start another episode"
-        self._in_doubt = f"the reply to a {kind} after t={self.t} was lost: {way_out}"
-
-    def _received(self, kind: Kind, frame: Frame) -> None:
-        """Verify and keep a delivery. An error frame never comes here: it replaces a delivery and has no t."""
-        stamp = frame.stamp
-        if stamp is None:
-            if kind == "mcp" and (not isinstance(frame.data, dict) or frame.data.get("error") is not None):
-                return
-            if self._offers("state_at"):
-                raise FrameInvalid(f"the server delivered a {kind} without eid, t and digest")
-            eid = self._log.eid if kind != "reset" and self._log.eid is not None else f"local-{uuid.uuid4().hex}"
-            t = 0 if kind == "reset" else (self._log.t or 0) + 1
-            self._log.note(StateAt(eid, t, kind, frame.raw, digest(frame.raw), "history"))
-        else:
-            try:
-                stamp.verify(frame.raw)
-            except FrameInvalid:
-                self._log.move(stamp.eid, stamp.t)  # it was delivered; its bytes are not kept
-                raise
-            self._log.note(StateAt(stamp.eid, stamp.t, kind, frame.raw, stamp.digest, "history"))
-        if kind == "reset":
-            self._in_doubt = None
-
-    async def _fetch(self, t: int, eid: str | None) -> StateAt:
-        """Read one delivery from the server: over the socket if one is open, else without opening a session for it."""
-        target = eid if eid is not None else self._log.eid
-        if target is None or self.is_open:
-            wanted = {"t": t} if eid is None else {"t": t, "eid": eid}
-            try:
-                async with self.turn():
-                    frame = await self._ask({"type": "state", "data": wanted})
-                return replayed(frame, t, eid)
-            except UnknownEpisode:
-                if eid is None or eid == self._log.eid:
-                    raise
-        # The socket knows the episodes of its session; the journal knows those of all.
-        assert target is not None
-        return await self._http().state_at(target, t)

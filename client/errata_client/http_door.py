@@ -15,6 +15,7 @@ from errata_protocol.errors import CapacityReached, ErrataError, NotSupported, S
 from errata_protocol.replay import EpisodeDetail, ForkReply, StateAt
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
+from .late_rewards import Reward, read_rewards
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -113,6 +114,11 @@ class HttpDoor:
             raise FrameInvalid(f"state t={t} of episode {eid} came without a known X-Errata-Kind")
         Stamp(eid, t, announced).verify(response.content)
         return StateAt(eid, t, kind, response.content, announced, "server")
+
+    async def rewards(self, eid: str) -> list[Reward]:
+        """Return the rewards that an episode was given later."""
+        reply = _json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards"))
+        return read_rewards(reply if isinstance(reply, list) else [reply], eid)
 
     async def aclose(self) -> None:
         """Close idle connections. Idempotent; a later request opens new ones."""

@@ -67,6 +67,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         self._capabilities: Capabilities | None = None
         self._probed = False
         self._connecting = False
+        self._handed: Any = None  # a socket that was opened already, and turned out to be a plain one
         self._lock: asyncio.Lock | None = None
         self._lock_loop: asyncio.AbstractEventLoop | None = None
 
@@ -110,7 +111,10 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         try:
             if self._session_id is not None:
                 self._ws_url = f"{plain_url}?session_id={quote(self._session_id, safe='')}"
-            await super()._connect_async()
+            if self._handed is not None:  # as it is: a refusal may wait in it although the server closed it already
+                self._ws, self._ws_loop, self._handed = self._handed, asyncio.get_running_loop(), None
+            else:
+                await super()._connect_async()
         except ConnectionError as error:  # whoever reads a session id in a log could attach to the session
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
             if "HTTP 401" in text:

@@ -1,10 +1,11 @@
-"""The blocking form of `ErrataClient`, on a background event loop of its own (OpenEnv's `SyncEnvClient`)."""
+"""The blocking form of `ErrataClient` (OpenEnv's `SyncEnvClient`), on the event loop that all of this process share."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from openenv.core.sync_client import SyncEnvClient
@@ -12,7 +13,11 @@ from openenv.core.sync_client import SyncEnvClient
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.replay import StateAt
 
+from . import background
+from .late_rewards import Reward
 from .plain_ws import ActT, ObsT, StateT
+from .stats import SessionStats
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .client import ErrataClient
@@ -21,11 +26,44 @@ if TYPE_CHECKING:
 class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
     """What `ErrataClient.sync` returns: every method of the client, blocking.
 
-    Any thread may call it; requests of several threads go out one after the other. ``reset``, ``step``, ``state``,
-    ``disconnect`` and ``close`` are `SyncEnvClient`'s.
+    Any thread may call it; requests of several threads to one session go out one after the other, those to different
+    sessions at once. ``reset``, ``step``, ``state``, ``disconnect`` and ``close`` are `SyncEnvClient`'s.
+
+    All run on one background loop, so that they can share a socket; a client that starts its server by a provider,
+    which blocks, has a loop and thread of its own.
     """
 
     _async: ErrataClient[ActT, ObsT, StateT]
+    _loop: asyncio.AbstractEventLoop | None
+
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+        if self._async._provider is not None:
+            own: asyncio.AbstractEventLoop = super()._ensure_loop()
+            return own
+        self._loop = background.loop()
+        return self._loop
+
+    def _stop_loop(self) -> None:
+        if self._async._provider is not None:
+            super()._stop_loop()
+        else:
+            self._loop = None  # the others' too
+
+    def _run(self, coro: Any) -> Any:
+        """Run a coroutine on the loop and wait for it; a caller that is interrupted cancels it."""
+        self._claim_sync_mode()
+        loop = self._ensure_loop()
+        if asyncio._get_running_loop() is loop:
+            coro.close()
+            raise RuntimeError(
+                "a blocking call on the client's own event loop would wait for itself: use the async form"
+            )
+        future = asyncio.run_coroutine_threadsafe(coro, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     @property
     def eid(self) -> str | None:
@@ -41,6 +79,11 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
     def session_id(self) -> str | None:
         """See `ErrataClient.session_id`."""
         return self._async.session_id
+
+    @property
+    def stats(self) -> SessionStats:
+        """See `ErrataClient.stats`."""
+        return self._async.stats
 
     def capabilities(self) -> Capabilities | None:
         """Return what the server can do, None on a vanilla one. See `ErrataClient.capabilities`."""
@@ -77,8 +120,21 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
 
     def end_session(self) -> None:
         """End a given-out session on the server and close this client. See `ErrataClient.end_session`."""
-        self._async._ends_at_close = self._async.session_id is not None
+        self._run(self._async._end())
         self.close()
+
+    def rewards(self, eid: str | None = None) -> list[Reward]:
+        """Return the rewards that came after their step. See `ErrataClient.rewards`."""
+        rewards: list[Reward] = self._run(self._async.rewards(eid))
+        return rewards
+
+    def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
+        """Have ``callback`` called on the background thread; it must not block. See `ErrataClient.on_reward`."""
+        self._async.on_reward(callback)
+
+    def ticket(self) -> Ticket:
+        """Return what another process needs to continue the session. See `ErrataClient.ticket`."""
+        return self._async.ticket()
 
     def call_tool(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
         """Call a tool of an MCP environment. See `ErrataClient.call_tool`."""
@@ -119,3 +175,10 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         self._child_clients[:] = [c for c in self._child_clients if not c._async._closed]
         self._child_clients.append(client)
         return client
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,218 @@
+"""One multiplexed socket to a server (PROTOCOL D), shared by the sessions of many clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+from websockets.asyncio.client import ClientConnection
+
+from errata_protocol.errors import ErrataError, LocalProtocolError
+from errata_protocol.mux import Answered, ClientSession
+from errata_protocol.mux.effects import ReadKind
+
+from . import background
+from .carrier import Carrier, Outcome
+from .dialing import Backoff, Dial, ws_url_of
+
+_log = logging.getLogger("errata.client")
+
+
+class Connection(Carrier):
+    """One socket that carries the sessions of many clients: ``ErrataClient(url, connection=connection)``.
+
+    It belongs to the event loop that first uses it; blocking clients share the process's background loop. It connects
+    at its first use and again whenever the socket is lost.
+
+    Args:
+        base_url: Base URL of one environment, as `ErrataClient` takes it.
+        headers: Sent with each handshake, e.g. the token.
+        connect_timeout_s: For one handshake.
+        websocket_ping_interval_s: Seconds between pings; None sends none, and a half-open socket is not noticed.
+        websocket_ping_timeout_s: Seconds until an unanswered ping means that the socket is lost.
+        max_message_size_mb: Largest frame taken, MiB.
+        backoff: Waits between attempts, and when to give up.
+        group: Name of 21 to 128 characters ``A-Z a-z 0-9 _ -`` under which sessions are opened, so that another process
+            can end them all with `close_group`; random by default. Whoever knows it can end them.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 10.0,
+        websocket_ping_interval_s: float | None = 20.0,
+        websocket_ping_timeout_s: float | None = 20.0,
+        max_message_size_mb: float = 100.0,
+        backoff: Backoff | None = None,
+        group: str | None = None,
+    ) -> None:
+        dial = Dial(
+            ws_url_of(base_url),
+            Dial.header_items(headers),
+            connect_timeout_s,
+            websocket_ping_interval_s,
+            websocket_ping_timeout_s,
+            int(max_message_size_mb * 1024 * 1024),
+        )
+        super().__init__(dial, backoff or Backoff())
+        self.base_url = base_url.rstrip("/")
+        self.group = group or secrets.token_urlsafe(24)
+        self._forks = background.forks()
+        self._closing = False
+
+    @property
+    def sessions(self) -> int:
+        """Sessions it carries."""
+        return len(self._listeners)
+
+    async def connect(self) -> Self:
+        """Connect, if there is no socket, and learn what the server can do.
+
+        Raises:
+            ConnectionError: The server cannot be reached.
+            NotSupported: It does not speak the multiplexed protocol.
+        """
+        self.enter()
+        while not self.is_open:
+            self._run_on()
+            assert self._up is not None
+            await asyncio.shield(self._up)
+        if self.capabilities is None:
+            await self.read("capabilities")
+        return self
+
+    @classmethod
+    def on(cls, base_url: str, dial: Dial, socket: ClientConnection) -> Connection:
+        """Return a connection that begins with a socket whose server speaks the protocol.
+
+        Args:
+            base_url: The server's base URL.
+            dial: What opened the socket, and opens the ones after it.
+            socket: Open, of the running loop.
+        """
+        connection = cls(base_url)
+        connection.dial = dial
+        connection.enter()
+        connection._socket = socket
+        connection._run_on()
+        return connection
+
+    async def aclose(self) -> None:
+        """End the sessions that end with their clients, within two seconds, and close the socket."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._loop is None or background.forks() != self._forks:
+            self._closed = True
+            return
+        try:
+            async with asyncio.timeout(2.0):
+                await self._end_sessions()
+        except (TimeoutError, ErrataError, OSError) as error:
+            _log.debug("sessions were left to the server: %r", error)
+        finally:
+            self._closed = True
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                runner.cancel()
+                await asyncio.gather(runner, return_exceptions=True)
+            if self._socket is not None:
+                self._part(self._socket)
+            self._fail(ConnectionError("the connection was closed: make another Connection"))
+            if self._timer is not None:
+                self._timer.cancel()
+            await asyncio.gather(*self._farewells, return_exceptions=True)
+
+    def close(self) -> None:
+        """Do `aclose` from another thread than the loop's, e.g. in blocking code."""
+        if self._loop is not None and not self._loop.is_closed() and background.forks() == self._forks:
+            asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result()
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        return await self.connect()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        """Return it; its first blocking client connects it."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def close_group(self, group: str) -> int:
+        """End all sessions that were opened under ``group``, wherever they are attached.
+
+        Returns:
+            How many there were.
+        """
+        answer = await self.read("close_group", data=msgspec.json.encode({"group": group}))
+        found: dict[str, Any] = msgspec.json.decode(answer.payload)
+        return int(found["closed"])
+
+    def enter(self) -> None:
+        """Check that it may be used here.
+
+        Raises:
+            LocalProtocolError: It is closed, belongs to another event loop, or to the process before a fork.
+        """
+        if background.forks() != self._forks:
+            raise LocalProtocolError(
+                "this connection was opened before os.fork() and belongs to the parent process: open another here; "
+                "a session is handed over by client.ticket() and ErrataClient.resume()"
+            )
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise LocalProtocolError("this connection belongs to another event loop: make one for each loop")
+            self._loop = loop
+        if self._closed:
+            raise LocalProtocolError("this connection is closed: make another")
+
+    async def read(self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}") -> Answered:
+        """Ask a read until it is answered.
+
+        Raises:
+            ErrataError: The answer is an error.
+            ConnectionError: Nothing could be sent for too long.
+        """
+        self.enter()
+        answered: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if answered.done():
+                return
+            if isinstance(outcome, Exception):
+                answered.set_exception(outcome)
+            elif outcome.error is not None:
+                answered.set_exception(outcome.error)
+            else:
+                answered.set_result(outcome)
+
+        read = self.machine.read(kind, session, data)
+        self._reads[read] = settle
+        self.stir()
+        try:
+            return await answered
+        finally:
+            if self._reads.pop(read, None) is not None:  # the caller is gone
+                self.machine.drop(read)
+
+    async def _end_sessions(self) -> None:
+        """End the sessions that end with their clients: all by their group, or each by itself if some are to stay."""
+        ending = [listener for listener in self._listeners.values() if listener.ends]
+        if not ending or not self.is_open:
+            return
+        if len(ending) == len(self._listeners):
+            await self.close_group(self.group)
+        else:
+            await asyncio.gather(*(listener.end() for listener in ending))

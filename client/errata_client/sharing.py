@@ -1,0 +1,122 @@
+"""One connection for all clients of an event loop that would open it alike.
+
+Sharing is safe because a session is reached by its own random sid and key, whatever socket it is on: clients cannot
+meet in one, and closing one ends its own session only. Clients that differ in headers (the token), limits or timeouts
+do not share. The last one to leave closes the connection, so nothing outlives its users. A loop has its own: sockets do
+not cross loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from websockets.asyncio.client import ClientConnection
+
+from errata_protocol.capabilities import PROTOCOL_NAME
+
+from . import background
+from .connection import Connection
+from .dialing import Dial
+
+
+@dataclass(eq=False)
+class Lease:
+    """A client's share in a connection.
+
+    Args:
+        connection: What it may use.
+        entry: Where it is counted; None for a connection that the caller made and closes.
+    """
+
+    connection: Connection
+    entry: _Entry | None = None
+
+    def share(self) -> Lease:
+        """Return a lease of the same connection for another client."""
+        if self.entry is not None:
+            self.entry.users += 1
+        return Lease(self.connection, self.entry)
+
+    async def release(self) -> None:
+        """Give it back; the last one closes the connection."""
+        entry, self.entry = self.entry, None
+        if entry is not None:
+            await entry.leave()
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A connection that is shared, or about to be."""
+
+    dial: Dial
+    entries: dict[Dial, _Entry]
+    users: int = 0
+    connection: Connection | None = None
+    is_plain: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def leave(self) -> None:
+        self.users -= 1
+        if self.users == 0:
+            if self.entries.get(self.dial) is self:
+                del self.entries[self.dial]
+            connection, self.connection = self.connection, None
+            if connection is not None:
+                await connection.aclose()
+
+
+_lock = threading.Lock()
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Dial, _Entry]] = WeakKeyDictionary()
+
+
+async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
+    """Take part in the connection to a server, opened if it is not there.
+
+    Args:
+        base_url: The server's base URL.
+        dial: How its sockets are opened.
+
+    Returns:
+        The share. Where the server does not speak the multiplexed protocol, the plain socket that it accepted
+        instead, or None if another client just found that out.
+
+    Raises:
+        ConnectionError: The server cannot be reached.
+    """
+    with _lock:
+        entries = _loops.setdefault(asyncio.get_running_loop(), {})
+    entry = entries.setdefault(dial, _Entry(dial, entries))
+    entry.users += 1
+    socket: ClientConnection | None = None
+    try:
+        async with entry.lock:
+            if entry.connection is None and not entry.is_plain:
+                socket = await dial.open(compression="deflate")
+                entry.is_plain = socket.subprotocol != PROTOCOL_NAME
+                if not entry.is_plain:
+                    entry.connection = Connection.on(base_url, dial, socket)
+        if entry.connection is not None:
+            return Lease(entry.connection, entry)
+    except BaseException:
+        await entry.leave()
+        raise
+    await entry.leave()
+    return socket
+
+
+def _forget_loops() -> None:
+    global _lock, _loops
+    _lock, _loops = threading.Lock(), WeakKeyDictionary()
+
+
+async def _close_all(loop: asyncio.AbstractEventLoop) -> None:
+    for entry in list(_loops.get(loop, {}).values()):
+        if entry.connection is not None:
+            await entry.connection.aclose()
+
+
+background.after_fork(_forget_loops)
+background.at_exit(_close_all)

@@ -1,0 +1,548 @@
+"""`ErrataClient` on a multiplexed socket: the same methods, many sessions, accidents that nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mux_peer import MuxPeer, peered, until
+
+from errata_client import Backoff, Connection, ErrataClient, Reward
+from errata_protocol.capabilities import ServerLimits
+from errata_protocol.errors import (
+    CapacityReached,
+    ErrataError,
+    InvalidRequest,
+    JournalUnavailable,
+    LocalProtocolError,
+    NotAttached,
+    NotSupported,
+    RemoteProtocolError,
+    SandboxFailed,
+    SessionLost,
+    StateOutOfRange,
+)
+
+FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[MuxPeer]:
+    """A multiplexed server."""
+    async with peered() as peer:
+        yield peer
+
+
+@pytest.fixture
+async def connection(peer: MuxPeer) -> AsyncIterator[Connection]:
+    """A connection to it that comes back quickly."""
+    async with Connection(peer.url, backoff=FAST) as connection:
+        yield connection
+
+
+# -- the same client
+
+
+async def test_a_client_takes_the_multiplexed_socket_by_itself(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url) as client:
+        first = await client.reset()
+        assert first.observation == {"count": 0, "text": ""} and client.eid is not None and client.t == 0
+        step = await client.step({"text": "é\u2028"})
+        assert step.observation == {"count": 1, "text": "é\u2028"} and step.reward == 1.0 and client.t == 1
+        assert (await client.state())["step_count"] == 1
+        state = await client.state_at(1)
+        assert state.source == "server" and json.loads(state.payload)["observation"]["count"] == 1
+        assert [s.t for s in await client.history()] == [0, 1]
+        capabilities = await client.capabilities()
+        assert capabilities is not None and capabilities.offers("mux")
+        assert await client.call_tool("look") == {"count": 2} and client.t == 2
+        with pytest.raises(StateOutOfRange):
+            await client.state_at(9)
+    (row,) = peer.rows.values()
+    assert row.status == "closed" and not peer._sockets, "closing the last client ends session and socket"
+
+
+async def test_clients_of_one_loop_share_a_socket_and_those_with_other_tokens_do_not(peer: MuxPeer) -> None:
+    clients = [ErrataClient(peer.url) for _ in range(20)]
+    await asyncio.gather(*(client.connect() for client in clients))
+    assert len(peer._sockets) == 1 and len(peer.rows) == 20
+    other = ErrataClient(peer.url, headers={"Authorization": "Bearer x"})
+    await other.reset()
+    assert len(peer._sockets) == 2 and peer.headers == [None, "Bearer x"]
+    await asyncio.gather(*(client.close() for client in clients))
+    assert (await other.step({"text": "a"})).observation["count"] == 1
+    await other.close()
+
+
+async def test_errors_keep_their_types_and_openenvs_text(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url) as client:
+        with pytest.raises(InvalidRequest, match="JSON"):
+            await client.step({"text": float("nan")})
+        await client.reset()
+        peer.broken = [ErrataError("asked to fail")]
+        with pytest.raises(RuntimeError, match=r"Server error: asked to fail \(code: EXECUTION_ERROR\)"):
+            await client.step({"text": "a"})
+        assert client.t == 0 and (await client.step({"text": "b"})).observation["count"] == 1
+
+
+async def test_a_fork_goes_its_own_way_on_the_same_socket(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url) as client:
+        await client.reset()
+        await client.step({"text": "a"})
+        await client.step({"text": "b"})
+        child = await client.fork(1)
+        assert child.t == 0 and child.eid != client.eid
+        assert (await child.step({"text": "c"})).observation["count"] == 2
+        assert (await child.state_at(0)).payload == (await client.state_at(1)).payload
+        assert (await client.step({"text": "d"})).observation["count"] == 3
+        assert len(peer._sockets) == 1
+        with pytest.raises(StateOutOfRange):
+            await client.fork(99)
+    assert [row.status for row in peer.rows.values()] == ["closed", "closed"]
+
+
+async def test_a_large_payload_comes_in_parts_and_delays_no_other(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url) as one, ErrataClient(peer.url) as other:
+        await asyncio.gather(one.reset(), other.reset())
+        large = asyncio.create_task(one.step({"text": "x" * 1000, "repeat": 3000}))
+        assert (await other.step({"text": "a"})).observation["count"] == 1
+        assert len((await large).observation["text"]) == 3_000_000
+        await one.step({"text": "y" * 600_000})
+
+
+async def test_requests_of_several_tasks_run_in_the_order_they_were_made(connection: Connection, peer: MuxPeer) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        replies = await asyncio.gather(*(client.step({"text": str(n)}) for n in range(50)))
+        assert [reply.observation["text"] for reply in replies] == [str(n) for n in range(50)]
+        assert peer.steps() == ["reset", *(str(n) for n in range(50))]
+
+
+async def test_doors_that_contradict_each_other_are_refused(peer: MuxPeer, errata_url: str) -> None:
+    with pytest.raises(InvalidRequest, match="ticket"):
+        ErrataClient(peer.url, session_id="s", mux=True)
+    with pytest.raises(InvalidRequest, match="mux=False"):
+        ErrataClient(peer.url, connection=Connection(peer.url), mux=False)
+    with pytest.raises(NotSupported, match="multiplexed"):
+        await ErrataClient(errata_url, mux=True).connect()
+    with pytest.raises(NotSupported, match=r"openenv\.mux\.v1"):
+        await Connection(errata_url).connect()
+
+
+# -- sockets come and go
+
+
+@pytest.mark.parametrize("cuts", [{n} for n in range(1, 10)] + [{3, 4, 5}, {2, 6, 7, 9}])
+async def test_wherever_the_socket_is_cut_each_step_acts_once(peer: MuxPeer, cuts: set[int]) -> None:
+    peer.cut_at = cuts
+    async with Connection(peer.url, backoff=FAST) as connection:
+        clients = [ErrataClient(connection=connection) for _ in range(3)]
+
+        async def episode(client: ErrataClient[Any, Any, Any]) -> list[int]:
+            await client.reset()
+            return [(await client.step({"text": str(n)})).observation["count"] for n in range(5)]
+
+        counts = await asyncio.gather(*map(episode, clients))
+        assert counts == [[1, 2, 3, 4, 5]] * 3
+        for sid in peer.sids:
+            assert peer.steps(sid) == ["reset", "0", "1", "2", "3", "4"]
+        assert connection.stats.sockets_lost >= 1
+        assert [len(await client.history()) for client in clients] == [6, 6, 6]
+
+
+async def test_a_restart_that_loses_all_memory_is_not_noticed(peer: MuxPeer, connection: Connection) -> None:
+    clients = [ErrataClient(connection=connection) for _ in range(10)]
+    await asyncio.gather(*(client.reset() for client in clients))
+    for n in range(1, 6):
+        steps = [asyncio.create_task(client.step({"text": str(n)})) for client in clients]
+        await asyncio.sleep(0)
+        peer.lose_memory()
+        assert {(await step).observation["count"] for step in steps} == {n}
+    assert all(len(peer.steps(sid)) == 6 for sid in peer.sids)
+    assert all(client.stats.resumes >= 1 for client in clients)
+
+
+async def test_a_server_that_is_away_for_a_while_is_waited_for(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        await peer.stop()
+        step = asyncio.create_task(client.step({"text": "a"}))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(step)
+        peer.come_back()
+        await peer.start(peer.port)
+        assert (await step).observation["count"] == 1
+        assert peer.steps() == ["reset", "a"]
+
+
+async def test_a_half_open_socket_is_noticed_by_its_pings(peer: MuxPeer) -> None:
+    pings = {"websocket_ping_interval_s": 0.05, "websocket_ping_timeout_s": 0.1}
+    async with Connection(peer.url, backoff=FAST, **pings) as connection, ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.go_half_open()
+        async with asyncio.timeout(10):
+            assert (await client.step({"text": "a"})).observation["count"] == 1
+        assert connection.stats.connects == 2 and peer.steps() == ["reset", "a"]
+
+
+async def test_a_server_that_does_not_come_back_ends_the_wait_and_not_the_session(peer: MuxPeer) -> None:
+    backoff = Backoff(first_s=0.01, most_s=0.02, give_up_s=0.2)
+    async with Connection(peer.url, backoff=backoff) as connection, ErrataClient(connection=connection) as client:
+        await client.reset()
+        await peer.stop()
+        with pytest.raises(ConnectionError, match=r"no connection for 0\.2 s"):
+            await client.step({"text": "a"})
+        peer.come_back()
+        await peer.start(peer.port)
+        assert (await client.step({"text": "b"})).observation["count"] == 1
+        assert peer.steps() == ["reset", "b"], "what its caller was told had failed is not sent behind his back"
+
+
+async def test_what_cannot_be_reached_at_first_is_an_error_at_once(peer: MuxPeer) -> None:
+    await peer.stop()
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionError, match="Failed to connect"):
+            await ErrataClient(peer.url).connect()
+        with pytest.raises(ConnectionError, match="Failed to connect"):
+            await ErrataClient(connection=Connection(peer.url)).connect()
+    await peer.start(peer.port)
+
+
+async def test_a_server_that_goes_away_is_left_when_its_replies_are_here(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.hold()
+        running = asyncio.create_task(client.step({"text": "a"}))
+        await peer.arrived.acquire()
+        peer.go_away(0.05)
+        await asyncio.sleep(0)
+        later = asyncio.create_task(client.step({"text": "b"}))
+        peer.release()
+        assert (await running).observation["count"] == 1
+        peer.come_back()
+        assert (await later).observation["count"] == 2
+        assert connection.stats.goaways == 1 and connection.stats.sockets_lost == 0
+        assert peer.steps() == ["reset", "a", "b"]
+
+
+async def test_a_frame_that_breaks_the_protocol_costs_the_socket_and_nothing_else(
+    peer: MuxPeer, connection: Connection
+) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.garble = [lambda frame: frame.replace(b"count", b"COUNT"), lambda frame: b"{"]
+        assert (await client.step({"text": "a"})).observation == {"count": 1, "text": "a"}
+        assert connection.stats.protocol_errors >= 1 and peer.steps() == ["reset", "a"]
+
+
+async def test_a_server_that_keeps_breaking_the_protocol_is_given_up(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.garble = [lambda frame: b"{"] * 100
+        with pytest.raises(RemoteProtocolError):
+            await client.step({"text": "a"})
+        peer.garble = []
+        assert (await client.step({"text": "b"})).observation["text"] == "b"
+
+
+async def test_frames_that_come_twice_are_taken_once(peer: MuxPeer, connection: Connection) -> None:
+    peer.twice = True
+    rewards: list[Reward] = []
+    async with ErrataClient(connection=connection) as client:
+        client.on_reward(rewards.append)
+        await client.reset()
+        for n in range(1, 5):
+            assert (await client.step({"text": "a"})).observation["count"] == n
+            peer.push(peer.sids[0], float(n))
+        assert len(await client.rewards()) == 4
+    assert [reward.value for reward in rewards] == [1.0, 2.0, 3.0, 4.0]
+
+
+# -- refusals and infrastructure
+
+
+async def test_refusals_are_waited_out_and_counted(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.protocol.refuse(JournalUnavailable("no space", retry_after=0.02))
+        steps = [asyncio.create_task(client.step({"text": str(n)})) for n in range(5)]
+        await until(lambda: client.stats.refused["JOURNAL_UNAVAILABLE"] > 0)
+        peer.protocol.refuse(None)
+        assert [(await step).observation["count"] for step in steps] == [1, 2, 3, 4, 5]
+        assert peer.steps() == ["reset", "0", "1", "2", "3", "4"]
+
+
+async def test_a_refusal_that_lasts_longer_than_the_deadline_is_what_the_caller_hears(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url, message_timeout_s=0.15) as client:
+        await client.reset()
+        peer.protocol.refuse(JournalUnavailable("no space", retry_after=0.25))
+        with pytest.raises(JournalUnavailable):
+            await client.step({"text": "a"})
+        peer.protocol.refuse(None)
+        client._message_timeout = 60.0
+        assert (await client.step({"text": "b"})).observation["count"] == 1
+        assert peer.steps() == ["reset", "b"], "the refused one had no effect, then or later"
+
+
+async def test_bounds_of_the_server_are_kept_to(connection: Connection) -> None:
+    limits = ServerLimits(in_flight_session=2, in_flight_socket=4, max_elements=8)
+    async with peered(limits) as narrow, Connection(narrow.url, backoff=FAST) as connection:
+        clients = [ErrataClient(connection=connection) for _ in range(6)]
+        for client in clients:
+            await client.reset()
+        steps = [client.step({"text": str(n)}) for n in range(20) for client in clients]
+        await asyncio.gather(*steps)
+        assert all(narrow.steps(sid) == ["reset", *(str(n) for n in range(20))] for sid in narrow.sids)
+
+
+async def test_a_full_server_is_asked_again_until_the_connect_timeout(peer: MuxPeer) -> None:
+    peer.capacity = 1
+    async with ErrataClient(peer.url) as first:
+        await first.reset()
+        with pytest.raises(CapacityReached):
+            await ErrataClient(peer.url, connect_timeout_s=0.2).connect()
+        patient = ErrataClient(peer.url)
+        connecting = asyncio.ensure_future(patient.connect())
+        await until(lambda: patient.stats.refused["CAPACITY_REACHED"] > 0)
+        peer.capacity = 5
+        await connecting
+        await patient.close()
+
+
+async def test_a_failure_that_was_rolled_back_is_tried_again_and_counted(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.broken = [SandboxFailed("gone", retry_after=0.01), SandboxFailed("gone", retry_after=0.01)]
+        assert (await client.step({"text": "a"})).observation["count"] == 1
+        assert client.stats.retried == {"SANDBOX_FAILED": 2} and peer.steps() == ["reset", "a"]
+        peer.broken = [SandboxFailed("gone", retry_after=0.01)] * 3
+        with pytest.raises(SandboxFailed):
+            await client.step({"text": "b"})
+        assert client.t == 1 and (await client.step({"text": "c"})).observation["count"] == 2
+        peer.broken = [SandboxFailed("gone", retry_after=0.01)]
+        steps = asyncio.gather(*(client.step({"text": t}) for t in "de"), return_exceptions=True)
+        failed, acted = await steps
+        assert isinstance(failed, SandboxFailed), "what was asked behind it has acted: it is not tried at another t"
+        assert acted.observation["text"] == "e"
+
+
+async def test_a_lost_session_is_told_and_never_replaced_in_silence(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.rows.clear()
+        peer.lose_memory()
+        with pytest.raises(SessionLost):
+            await client.step({"text": "a"})
+        with pytest.raises(SessionLost):
+            await client.step({"text": "a"})
+        assert peer.steps() == ["reset"]
+        assert (await client.reset()).observation["count"] == 0, "a reset after it was told begins on purpose"
+        assert len(peer.rows) == 1 and client.t == 0
+
+
+async def test_a_loss_between_calls_is_told_to_the_next_one_even_a_reset(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.rows.clear()
+        peer.lose_memory()
+        session = client._mux.session
+        assert session is not None
+        await until(lambda: session.ended is not None)
+        with pytest.raises(SessionLost):
+            await client.reset()
+        await client.reset()
+
+
+# -- deadlines and cancellation
+
+
+async def test_a_deadline_costs_the_one_request(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client, ErrataClient(connection=connection) as other:
+        await asyncio.gather(client.reset(), other.reset())
+        peer.hold()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.step({"text": "slow"})
+        behind = asyncio.create_task(client.step({"text": "next"}))
+        peer.release()
+        assert (await behind).observation == {"count": 2, "text": "next"}
+        assert client.t == 2 and (await client.state_at(1)).kind == "step"
+        assert (await other.step({"text": "a"})).observation["count"] == 1
+        assert connection.stats.connects == 1 and client.stats.abandoned == 1
+
+
+async def test_what_had_not_started_is_taken_back(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.hold()
+        running = asyncio.create_task(client.step({"text": "running"}))
+        await peer.arrived.acquire()
+        waiting = asyncio.create_task(client.step({"text": "waiting"}))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.sleep(0.05)
+        peer.release()
+        await running
+        assert (await client.step({"text": "after"})).observation["count"] == 2
+        assert peer.steps() == ["reset", "running", "after"]
+
+
+async def test_reattach_waits_for_the_outcome_of_an_abandoned_step(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection, message_timeout_s=0.1) as client:
+        await client.reset()
+        peer.hold()
+        with pytest.raises(TimeoutError, match="reattach"):
+            await client.step({"text": "slow"})
+        with pytest.raises(TimeoutError, match="without outcome"):
+            await client.reattach()
+        assert client.t == 0
+        peer.release()
+        assert (await client.reattach()).t == 1
+
+
+async def test_a_step_cancelled_while_its_server_is_away_is_not_sent_later(
+    peer: MuxPeer, connection: Connection
+) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.silent = True
+        received = peer.frames_received
+        step = asyncio.create_task(client.step({"text": "a"}))
+        await until(lambda: peer.frames_received > received)
+        await peer.stop()
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        peer.silent = False
+        peer.come_back()
+        await peer.start(peer.port)
+        assert (await client.step({"text": "b"})).observation["count"] == 1
+        assert peer.steps() == ["reset", "b"]
+
+
+# -- more than one process
+
+
+async def test_a_ticket_continues_the_session_elsewhere_and_fences_the_first(peer: MuxPeer) -> None:
+    async with Connection(peer.url, backoff=FAST) as one, Connection(peer.url, backoff=FAST) as two:
+        first = ErrataClient(connection=one)
+        with pytest.raises(NotSupported):
+            first.ticket()
+        await first.reset()
+        await first.step({"text": "a"})
+        ticket = json.loads(json.dumps(first.ticket()))
+        await first.step({"text": "b"})
+        second = ErrataClient.resume(peer.url, ticket, connection=two)
+        await second.connect()
+        assert (second.eid, second.t) == (first.eid, 2), "the reply after the ticket is delivered to who resumes"
+        with pytest.raises(NotAttached, match="reattach"):
+            await first.step({"text": "c"})
+        assert (await second.step({"text": "d"})).observation["count"] == 3
+        await first.reattach()
+        assert first.t == 3 and (await first.step({"text": "e"})).observation["count"] == 4
+        await second.close()
+        await first.close()
+        assert peer.rows[ticket["sid"]].status == "open", "who gave a ticket away leaves the session"
+        third = ErrataClient.resume(peer.url, ticket)
+        await third.connect()
+        assert third.t == 4
+        await third.end_session()
+        assert peer.rows[ticket["sid"]].status == "closed"
+
+
+@pytest.mark.parametrize("ticket", [{}, {"version": 2}, "x", {"version": 1, "sid": "a", "key": "b", "last": 0}])
+def test_what_is_no_ticket_is_refused(ticket: Any) -> None:
+    with pytest.raises(InvalidRequest, match="ticket"):
+        ErrataClient.resume("http://127.0.0.1:1", ticket)
+
+
+async def test_a_step_running_while_another_process_takes_over_is_told(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client, Connection(peer.url) as other:
+        await client.reset()
+        ticket = client.ticket()
+        peer.hold()
+        step = asyncio.create_task(client.step({"text": "a"}))
+        await peer.arrived.acquire()
+        adopted = ErrataClient.resume(peer.url, ticket, connection=other)
+        await adopted.connect()
+        with pytest.raises(NotAttached):
+            await step
+        peer.release()
+        await adopted.reattach()
+        assert (await adopted.step({"text": "b"})).observation["count"] == 2
+
+
+async def test_a_group_is_ended_from_anywhere(peer: MuxPeer) -> None:
+    group = "trainer-7-0123456789abcdef"
+    async with Connection(peer.url, group=group) as dead, Connection(peer.url) as watcher:
+        clients = [ErrataClient(connection=dead) for _ in range(3)]
+        await asyncio.gather(*(client.reset() for client in clients))
+        assert await watcher.close_group(group) == 3
+        with pytest.raises(ErrataError, match="SESSION_CLOSED"):
+            await clients[0].step({"text": "a"})
+
+
+async def test_closing_a_connection_ends_its_sessions_at_once_but_for_those_to_stay(peer: MuxPeer) -> None:
+    connection = Connection(peer.url)
+    clients = [ErrataClient(connection=connection) for _ in range(3)]
+    await asyncio.gather(*(client.reset() for client in clients))
+    ticket = clients[1].ticket()
+    step = asyncio.create_task(clients[0].step({"text": "a"}))
+    await step
+    await connection.aclose()
+    assert {sid: row.status for sid, row in peer.rows.items() if row.status == "open"} == {ticket["sid"]: "open"}
+    with pytest.raises(LocalProtocolError, match="closed"):
+        await clients[1].step({"text": "b"})
+
+
+async def test_a_connection_stays_in_its_loop(peer: MuxPeer) -> None:
+    connection = Connection(peer.url)
+    await connection.connect()
+
+    def elsewhere() -> None:
+        with pytest.raises(LocalProtocolError, match="another event loop"):
+            asyncio.run(connection.connect())
+
+    await asyncio.to_thread(elsewhere)
+    await connection.aclose()
+    await connection.aclose()
+
+
+# -- late rewards
+
+
+async def test_late_rewards_are_pushed_once_in_order_across_lost_sockets(peer: MuxPeer, connection: Connection) -> None:
+    rewards: list[Reward] = []
+    async with ErrataClient(connection=connection) as client:
+        client.on_reward(rewards.append)
+        await client.reset()
+        (sid,) = peer.sids
+        for n in range(30):
+            peer.push(sid, float(n))
+            if n % 7 == 3:
+                peer.cut()
+            await asyncio.sleep(0.002)
+        await until(lambda: len(rewards) == 30)
+        assert [reward.value for reward in rewards] == [float(n) for n in range(30)]
+        assert await client.rewards() == rewards and client.stats.rewards == 30
+        client.on_reward(None)
+        with pytest.raises(ErrataError):
+            await client.rewards("nobody")
+
+
+async def test_a_callback_that_raises_costs_nothing_but_itself(peer: MuxPeer, connection: Connection) -> None:
+    def refuse(reward: Reward) -> None:
+        raise ValueError("no")
+
+    async with ErrataClient(connection=connection) as client:
+        client.on_reward(refuse)
+        await client.reset()
+        peer.push(peer.sids[0], 1.0)
+        assert (await client.step({"text": "a"})).observation["count"] == 1
+        assert client.stats.rewards == 1
