@@ -135,7 +135,8 @@ async def test_deleted_episodes_leave_no_layer(tmp_path: Path) -> None:
         layers = tmp_path / "sandboxes" / "layers"
         assert len(list(layers.iterdir())) >= 2
         for eid in eids:
-            assert httpx.delete(f"{server.url}/episodes/{eid}").json()["deleted"] == 2
+            deleted = httpx.delete(f"{server.url}/episodes/{eid}").json()["deleted"]
+            assert deleted >= 2, "reset and step, and the close where that was recorded"
         assert list(layers.iterdir()) == []
 
 
