@@ -5,19 +5,24 @@ from .connection import Connection
 from .dialing import Backoff
 from .frames import DigestMismatch, FrameInvalid
 from .late_rewards import Reward
+from .pool import BatchFailed, EnvPool, PoolStats, SyncEnvPool
 from .stats import ConnectionStats, SessionStats
 from .sync import SyncErrataClient
 from .ticket import Ticket
 
 __all__ = [
     "Backoff",
+    "BatchFailed",
     "Connection",
     "ConnectionStats",
     "DigestMismatch",
+    "EnvPool",
     "ErrataClient",
     "FrameInvalid",
+    "PoolStats",
     "Reward",
     "SessionStats",
+    "SyncEnvPool",
     "SyncErrataClient",
     "Ticket",
 ]

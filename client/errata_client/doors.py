@@ -117,8 +117,8 @@ class TwoDoors(PlainSession[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):
         return {"type": frame.type, "data": frame.data}
 
     def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Callable[[], None] | None:
-        """Send a request of a multiplexed session without waiting for it; None where the client has none."""
-        return self._mux.begin(kind, encode(data), done) if self._mux.is_there else None
+        """Send a request of a multiplexed session without waiting for it; None where there is none that is live."""
+        return self._mux.begin(kind, encode(data), done) if self._mux.is_live else None
 
     async def _disconnect_async(self) -> None:
         await self._mux.leave()

@@ -11,7 +11,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import InvalidRequest, NotSupported, SessionLost
+from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, SessionLost
 from errata_protocol.mux import Answered, Replied
 from errata_protocol.mux.effects import RequestKind
 from errata_protocol.replay import Kind, StateAt
@@ -96,6 +96,11 @@ class MuxDoor:
     def is_there(self) -> bool:
         """Whether the server speaks the protocol and this client has a session on it."""
         return self.session is not None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether requests can be sent at once."""
+        return self.session is not None and self.session.is_live
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -240,7 +245,7 @@ class MuxDoor:
 
         def take(outcome: Outcome) -> None:
             if isinstance(outcome, Exception):
-                self._told = self._told or session.ended is not None
+                self._told = self._told or _is_end(outcome)
                 done(outcome)
                 return
             try:
@@ -291,6 +296,10 @@ class MuxDoor:
     def _rewarded(self, payload: bytes) -> None:
         if self.on_reward is not None:
             self.on_reward(read_reward(decode(payload)))
+
+
+def _is_end(error: Exception) -> bool:
+    return isinstance(error, ErrataError) and error.code in CODES and not error.info.session_survives
 
 
 def _frame(answer: Answered) -> Frame:

@@ -87,6 +87,11 @@ class MuxSession:
         self._refusal: ErrataError | None = None
         self._changed: list[asyncio.Future[None]] = []
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it was opened, and neither ended nor was taken over."""
+        return self._session is not None and self.ended is None and not self._taken_over
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:

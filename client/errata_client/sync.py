@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Self
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from openenv.core.sync_client import SyncEnvClient
 
@@ -21,6 +21,9 @@ from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .client import ErrataClient
+
+
+T = TypeVar("T")
 
 
 class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
@@ -52,18 +55,7 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
     def _run(self, coro: Any) -> Any:
         """Run a coroutine on the loop and wait for it; a caller that is interrupted cancels it."""
         self._claim_sync_mode()
-        loop = self._ensure_loop()
-        if asyncio._get_running_loop() is loop:
-            coro.close()
-            raise RuntimeError(
-                "a blocking call on the client's own event loop would wait for itself: use the async form"
-            )
-        future = asyncio.run_coroutine_threadsafe(coro, loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return run_blocking(coro, self._ensure_loop())
 
     @property
     def eid(self) -> str | None:
@@ -175,6 +167,28 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         self._child_clients[:] = [c for c in self._child_clients if not c._async._closed]
         self._child_clients.append(client)
         return client
+
+
+def run_blocking(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+    """Run a coroutine on the background loop and wait for it; a caller that is interrupted cancels it.
+
+    Args:
+        coro: What to run.
+        loop: Another loop of a background thread.
+
+    Raises:
+        RuntimeError: The caller runs on that loop, and would wait for itself.
+    """
+    loop = loop or background.loop()
+    if _runs_here(loop):
+        coro.close()
+        raise RuntimeError("a blocking call on the client's own loop would wait for itself: use the async form there")
+    future = asyncio.run_coroutine_threadsafe(coro, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -356,3 +357,26 @@ async def peered(limits: ServerLimits | None = None) -> AsyncIterator[MuxPeer]:
     finally:
         peer.release()
         await peer.stop()
+
+
+@contextmanager
+def peered_in_a_thread() -> Iterator[MuxPeer]:
+    """Serve a peer from a thread, for blocking clients."""
+    started: list[MuxPeer] = []
+    ready, over = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with peered() as peer:
+            started.append(peer)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="mux-peer", daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield started[0]
+    finally:
+        over.set()
+        thread.join(20)
+        assert not thread.is_alive(), "the peer did not stop"

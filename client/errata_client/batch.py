@@ -1,0 +1,136 @@
+"""Requests to several sessions at once, their outcomes in the order they come, and one deadline for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from errata_protocol.errors import ErrataError
+from errata_protocol.replay import Kind
+
+from .client import ErrataClient
+
+Client = ErrataClient[Any, Any, Any]
+Result = Any
+"""A `StepResult`, or the exception of an environment that failed."""
+
+
+class Batch:
+    """What becomes of one request for each of several clients.
+
+    Args:
+        requests: (client, ``data``) by place.
+        kind: reset or step.
+        settled: Called once for each place with its result.
+    """
+
+    def __init__(
+        self, requests: Sequence[tuple[Client, Any]], kind: Kind, settled: Callable[[Kind, Result], None]
+    ) -> None:
+        self.results: list[Result] = [None] * len(requests)
+        self._pending: dict[int, Callable[[], None]] = {}
+        self._arrived: deque[int] = deque()
+        self._changed: asyncio.Future[None] | None = None
+        self._kind = kind
+        self._settled = settled
+        for place, (client, data) in enumerate(requests):
+            self._pending[place] = _nothing
+            try:
+                fields = client._step_payload(data) if kind == "step" else dict(data)
+                ask_back = client._begin(kind, fields, partial(self._take, place, client._parse_result))
+                if ask_back is None:
+                    ask_back = self._ask(place, client, fields)
+                if place in self._pending:
+                    self._pending[place] = ask_back
+            except Exception as error:  # of this environment only
+                self._settle(place, error)
+
+    def _ask(self, place: int, client: Client, fields: dict[str, Any]) -> Callable[[], None]:
+        """Ask where nothing can be sent at once: a plain socket, or a session that is not open yet."""
+        message = {"type": self._kind, "data": fields}
+        task = asyncio.ensure_future(client._send_and_receive(message))
+
+        def take(task: asyncio.Task[dict[str, Any]]) -> None:
+            error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._take(place, client._parse_result, task.result()["data"] if error is None else error)
+
+        task.add_done_callback(take)
+
+        def cancel() -> None:
+            task.cancel()
+
+        return cancel
+
+    def _take(self, place: int, parse: Callable[[Any], Any], outcome: Any) -> None:
+        if place not in self._pending:
+            return  # its caller is gone
+        if not isinstance(outcome, BaseException):
+            try:
+                outcome = parse(outcome)
+            except Exception as error:
+                outcome = error
+        self._settle(place, outcome)
+
+    def _settle(self, place: int, result: Result) -> None:
+        del self._pending[place]
+        self.results[place] = result
+        self._arrived.append(place)
+        self._settled(self._kind, result)
+        changed = self._changed
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    async def all(self, timeout_s: float) -> list[Result]:
+        """Wait for every result; what takes longer than ``timeout_s`` is asked back, and its result is TimeoutError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._pending:
+                    await self._change()
+        except TimeoutError:
+            self.give_up(timeout_s)
+        except BaseException:
+            self.drop()
+            raise
+        return self.results
+
+    async def next(self, until: float) -> int | None:
+        """Return the place of the next result, None when all were returned.
+
+        Args:
+            until: Loop time after which what is missing is asked back.
+        """
+        if not self._arrived and self._pending:
+            loop = asyncio.get_running_loop()
+            since = loop.time()
+            try:
+                async with asyncio.timeout_at(until):
+                    while not self._arrived:
+                        await self._change()
+            except TimeoutError:
+                self.give_up(until - since)
+        return self._arrived.popleft() if self._arrived else None
+
+    async def _change(self) -> None:
+        self._changed = asyncio.get_running_loop().create_future()
+        await self._changed
+
+    def give_up(self, waited_s: float) -> None:
+        """Ask back what has no result, and let it be TimeoutError."""
+        for place, ask_back in list(self._pending.items()):
+            ask_back()
+            text = f"no reply to a {self._kind} within {waited_s:g} s; it was asked back and may still act: see by t"
+            self._settle(place, TimeoutError(text))
+
+    def drop(self) -> None:
+        """Ask back what has no result; nobody waits."""
+        pending, self._pending = self._pending, {}
+        for ask_back in pending.values():
+            ask_back()
+            self._settled(self._kind, ErrataError("nobody waits for it any more"))
+
+
+def _nothing() -> None:
+    """Stands for what takes a request back before it is made."""

@@ -1,0 +1,345 @@
+"""Many sessions stepped together: `EnvPool`, the unit that a trainer's rollout batch is.
+
+A batch is handed to the socket in one turn of the event loop, so it leaves in a few frames, and no task is made for a
+step. On a server without the multiplexed protocol the same calls go over a plain socket for each environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.replay import Kind
+
+from .batch import Batch, Result
+from .client import ErrataClient
+from .connection import Connection
+from .stats import SessionStats
+from .sync import run_blocking
+
+T = TypeVar("T")
+
+Actions = Sequence[Any] | Mapping[int, Any]
+"""One for each environment of the batch, or by index."""
+
+
+class BatchFailed(ServiceError):
+    """Some environments of a batch failed; what the others answered is kept.
+
+    Args:
+        results: For each place of the batch its `StepResult`, or its exception.
+
+    Attributes:
+        results: Likewise.
+    """
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        failed = {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
+        place, first = next(iter(failed.items()))
+        super().__init__(
+            f"{len(failed)} of {len(results)} environments of the batch failed, the first at place {place}: {first!r}; "
+            ".results holds all, and return_exceptions=True returns them instead",
+            failed=sorted(failed),
+        )
+        self.results = list(results)
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Counters of a pool, from its beginning.
+
+    Attributes:
+        resets: Resets that were answered.
+        steps: Steps that were answered.
+        failed: Requests that ended in an exception, deadlines included.
+        in_flight: Requests of batches without outcome.
+    """
+
+    resets: int = 0
+    steps: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+class EnvPool:
+    """``n`` sessions on one server, by index.
+
+    Args:
+        base_url: As `ErrataClient` takes it.
+        n: How many.
+        client_cls: Class of the clients, e.g. ``TerminalEnv``.
+        connection: Carry them on this connection; by default they share the one of their event loop.
+        kwargs: For each client.
+
+    Attributes:
+        clients: For what concerns one alone: ``await pool.clients[3].fork(5)``.
+        stats: Counters.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        n: int,
+        *,
+        client_cls: type[ErrataClient[Any, Any, Any]] = ErrataClient,
+        connection: Connection | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if n < 1:
+            raise InvalidRequest(f"a pool of {n} environments: give at least 1")
+        self.clients = [client_cls(base_url, connection=connection, **kwargs) for _ in range(n)]
+        self.stats = PoolStats()
+
+    def __len__(self) -> int:
+        """How many environments."""
+        return len(self.clients)
+
+    @property
+    def session_stats(self) -> SessionStats:
+        """What all clients together had to ask for again."""
+        return sum((client.stats for client in self.clients), SessionStats())
+
+    async def connect(self) -> Self:
+        """Open all sessions.
+
+        Raises:
+            ConnectionError: The server cannot be reached.
+            ErrataError: It refused one of them, e.g. CAPACITY_REACHED; the others were closed again.
+        """
+        opened = await asyncio.gather(*(client._connect_async() for client in self.clients), return_exceptions=True)
+        for outcome in opened:
+            if isinstance(outcome, BaseException):
+                await self.aclose()
+                raise outcome
+        return self
+
+    async def aclose(self) -> None:
+        """Close all clients: their sessions end, but for durable ones and those with tickets."""
+        await asyncio.gather(*(client._close_async() for client in self.clients), return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        """Open all sessions."""
+        return await self.connect()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def sync(self) -> SyncEnvPool:
+        """Return the blocking form of this pool, usable from any thread."""
+        return SyncEnvPool(self)
+
+    async def reset_batch(
+        self,
+        kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        indices: Sequence[int] | None = None,
+        return_exceptions: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """Reset environments together.
+
+        Args:
+            kwargs: Arguments of reset: the same for all, or one mapping for each of ``indices``.
+            indices: Which environments; None takes all.
+            return_exceptions: Return the exception of an environment in its place.
+            timeout_s: For the batch; None takes the clients' ``message_timeout_s``.
+
+        Returns:
+            `StepResult` by place of ``indices``. One that failed fails no other.
+
+        Raises:
+            BatchFailed: Some failed and ``return_exceptions`` is False. All others have their results by then.
+            InvalidRequest: ``kwargs`` or ``indices`` fit no environments.
+        """
+        places = self._places(indices)
+        if kwargs is None or isinstance(kwargs, Mapping):
+            given: Sequence[Any] = [kwargs or {}] * len(places)
+        else:
+            given = kwargs
+        return await self._all("reset", places, given, return_exceptions, timeout_s)
+
+    async def step_batch(
+        self,
+        actions: Actions,
+        *,
+        indices: Sequence[int] | None = None,
+        return_exceptions: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """Step environments together.
+
+        Args:
+            actions: One for each of ``indices``, or a mapping from index to action.
+            indices: Which environments; None takes all, or those of the mapping.
+            return_exceptions: Return the exception of an environment in its place.
+            timeout_s: For the batch; None takes the clients' ``message_timeout_s``.
+
+        Returns:
+            `StepResult` by place of ``indices``, or in the order of the mapping.
+
+        Raises:
+            As `reset_batch`.
+        """
+        return await self._all("step", *self._given(actions, indices), return_exceptions, timeout_s)
+
+    async def as_completed(
+        self, actions: Actions, *, indices: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[tuple[int, Result]]:
+        """Step environments together and take each result when it is here.
+
+        Args:
+            actions: As `step_batch`.
+            indices: Likewise.
+            timeout_s: For the batch; what takes longer is asked back.
+
+        Yields:
+            (index, `StepResult` or exception), first come first.
+        """
+        places, given = self._given(actions, indices)
+        batch = self._batch("step", places, given)
+        until = asyncio.get_running_loop().time() + self._timeout(timeout_s)
+        try:
+            while (place := await batch.next(until)) is not None:
+                yield places[place], batch.results[place]
+        finally:
+            batch.drop()
+
+    async def _all(
+        self, kind: Kind, places: Sequence[int], given: Sequence[Any], return_exceptions: bool, timeout_s: float | None
+    ) -> list[Result]:
+        results = await self._batch(kind, places, given).all(self._timeout(timeout_s))
+        if not return_exceptions and any(isinstance(result, BaseException) for result in results):
+            raise BatchFailed(results)
+        return results
+
+    def _batch(self, kind: Kind, places: Sequence[int], given: Sequence[Any]) -> Batch:
+        if len(given) != len(places):
+            raise InvalidRequest(f"{len(given)} entries for {len(places)} environments: give one for each")
+        self.stats.in_flight += len(places)
+        return Batch(
+            [(self.clients[index], data) for index, data in zip(places, given, strict=True)], kind, self._count
+        )
+
+    def _count(self, kind: Kind, result: Result) -> None:
+        stats = self.stats
+        stats.in_flight -= 1
+        if isinstance(result, BaseException):
+            stats.failed += 1
+        elif kind == "reset":
+            stats.resets += 1
+        else:
+            stats.steps += 1
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        default: float = self.clients[0]._message_timeout
+        return default if timeout_s is None else timeout_s
+
+    def _places(self, indices: Sequence[int] | None) -> Sequence[int]:
+        if indices is None:
+            return range(len(self.clients))
+        for index in indices:
+            if not 0 <= index < len(self.clients):
+                raise InvalidRequest(f"there is no environment {index}: the pool has 0 to {len(self.clients) - 1}")
+        return indices
+
+    def _given(self, actions: Actions, indices: Sequence[int] | None) -> tuple[Sequence[int], Sequence[Any]]:
+        if isinstance(actions, Mapping):
+            if indices is not None:
+                raise InvalidRequest("a mapping of actions names its environments: leave indices out")
+            return self._places(list(actions)), list(actions.values())
+        return self._places(indices), actions
+
+
+class SyncEnvPool:
+    """What `EnvPool.sync` returns: the same methods, blocking, on the loop that blocking clients share.
+
+    Args:
+        pool: The pool; it is used through this form only.
+    """
+
+    def __init__(self, pool: EnvPool) -> None:
+        self._pool = pool
+
+    def __len__(self) -> int:
+        """How many environments."""
+        return len(self._pool)
+
+    @property
+    def clients(self) -> list[Any]:
+        """The blocking clients, by index."""
+        return [client.sync() for client in self._pool.clients]
+
+    @property
+    def stats(self) -> PoolStats:
+        """Counters."""
+        return self._pool.stats
+
+    @property
+    def session_stats(self) -> SessionStats:
+        """See `EnvPool.session_stats`."""
+        return self._pool.session_stats
+
+    def connect(self) -> Self:
+        """Open all sessions. See `EnvPool.connect`."""
+        self._run(self._pool.connect())
+        return self
+
+    def close(self) -> None:
+        """Close all clients. See `EnvPool.aclose`."""
+        self._run(self._pool.aclose())
+
+    def __enter__(self) -> Self:
+        """Open all sessions."""
+        return self.connect()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def reset_batch(
+        self,
+        kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        indices: Sequence[int] | None = None,
+        return_exceptions: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """Reset environments together. See `EnvPool.reset_batch`."""
+        options = {"indices": indices, "return_exceptions": return_exceptions, "timeout_s": timeout_s}
+        return self._run(self._pool.reset_batch(kwargs, **options))  # type: ignore[arg-type]
+
+    def step_batch(
+        self,
+        actions: Actions,
+        *,
+        indices: Sequence[int] | None = None,
+        return_exceptions: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """Step environments together. See `EnvPool.step_batch`."""
+        options = {"indices": indices, "return_exceptions": return_exceptions, "timeout_s": timeout_s}
+        return self._run(self._pool.step_batch(actions, **options))  # type: ignore[arg-type]
+
+    def as_completed(
+        self, actions: Actions, *, indices: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> Iterator[tuple[int, Result]]:
+        """Step environments together and take each result when it is here. See `EnvPool.as_completed`."""
+        results = self._pool.as_completed(actions, indices=indices, timeout_s=timeout_s)
+
+        async def following() -> tuple[int, Result] | None:
+            return await anext(results, None)
+
+        async def drop() -> None:
+            await results.aclose()  # type: ignore[attr-defined] # an asynchronous generator has it
+
+        try:
+            while (found := self._run(following())) is not None:
+                yield found
+        finally:
+            self._run(drop())
+
+    @staticmethod
+    def _run(coro: Coroutine[Any, Any, T]) -> T:
+        return run_blocking(coro)
