@@ -75,6 +75,13 @@ _PREFIX = "mux."
 """Stands before a sid in the journal; a sid cannot hold a dot, and neither can the id of a plain session."""
 
 
+RETURN_S = 1.0
+"""When clients of a server that stops shall come again: another process needs about so long to start."""
+
+LOOK_S = 0.02
+"""How often a server that stops looks whether all is answered."""
+
+
 def journal_sid(sid: str) -> str:
     """Return the session id under which a multiplexed session is journaled."""
     return _PREFIX + sid
@@ -126,6 +133,7 @@ class Multiplex:
             Forget: lambda effect: None,  # retention decides what the journal forgets
         }
         sessions.multiplexed = self
+        self._runtime.drains.append(self.drain)
         self._runtime.rewards.on_pushed.append(self._pushed)
 
     # -- sockets ----------------------------------------------------------------------------------------------------
@@ -168,6 +176,12 @@ class Multiplex:
         if self._sessions.session_timeout_s is not None:
             for mine in left:
                 loop.call_later(self._sessions.session_timeout_s, self._expire, mine, mine.detached_at)
+
+    async def drain(self) -> None:
+        """Admit nothing more, and return when all that was admitted is answered and sent (PROTOCOL D8)."""
+        self._do(self.protocol.go_away(RETURN_S))
+        while any(mine.queue for mine in self.protocol.in_memory()) or any(c.has_data for c in self._connections):
+            await asyncio.sleep(LOOK_S)
 
     def _do(self, effects: Sequence[Effect]) -> None:
         perform = self._perform

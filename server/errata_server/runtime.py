@@ -81,6 +81,8 @@ class Runtime:
         self._rooms: dict[str | None, Room] = {}
         self.farewells: list[Callable[[], None]] = []
         """Called when the server process stops, before it waits for its connections to end."""
+        self.drains: list[Callable[[], Awaitable[None]]] = []
+        """Awaited after these: each sends its clients away and returns when what they asked for is answered."""
         self.journal: Journal
         self._given_journal = journal
         self._given_sandboxes = sandboxes
@@ -281,6 +283,22 @@ class Runtime:
     def unready(self) -> list[str]:
         """Say why this server should be given no new work; empty when all is well."""
         return [reason for reason in (self.trouble(), self.threads.trouble()) if reason is not None]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what runs be committed and answered, and ask clients to come again to whoever serves next."""
+        if not self.drains:
+            return
+        draining = {asyncio.ensure_future(drain()) for drain in self.drains}
+        done, late = await asyncio.wait(draining, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning(
+                "some requests still ran %g s after the server was asked to stop: they did not happen", timeout_s
+            )
+        for task in done:
+            if (error := task.exception()) is not None:
+                log.error("a door could not be drained", exc_info=error)
 
     async def close(self) -> None:
         """Stop sandboxes and threads and release the data directory. Idempotent."""

@@ -33,6 +33,9 @@ log = logging.getLogger("errata.server")
 SHUTDOWN_S = 30
 """How long a request that runs may take to commit after SIGTERM."""
 
+DRAIN_S = 25
+"""How much of that multiplexed clients have to get their replies, before their sockets are closed."""
+
 END_S = 5
 """How long what was cancelled at the very end may clean up."""
 
@@ -277,6 +280,11 @@ class _Announced(_Quiet):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for farewell in self._runtime.farewells:
             farewell()
+        for server in self.servers:  # whoever comes now finds the next process, or nobody
+            server.close()
+        for listening in sockets or []:
+            listening.close()
+        await self._runtime.drain(DRAIN_S)
         await super().shutdown(sockets)
 
 

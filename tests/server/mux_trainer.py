@@ -20,6 +20,7 @@ from errata_protocol.mux import (
     ClientRequest,
     ClientSession,
     Failed,
+    GoneAway,
     Opened,
     Pushed,
     Refused,
@@ -49,6 +50,7 @@ class Trainer:
         self.ends: dict[str, ErrataError] = {}
         self.refusals: list[ErrataError] = []
         self.refused = asyncio.Event()
+        self.sent_away: list[float] = []
         self._app, self._path, self._headers = app, path, headers
         self._chance = chance
         self._peer: Peer | None = None
@@ -148,6 +150,8 @@ class Trainer:
                 case Refused():
                     self.refusals.append(event.error)
                     self.refused.set()
+                case GoneAway():
+                    self.sent_away.append(event.retry_after_s)
 
     def _answer(self, key: ClientRequest | ClientRead | tuple[str, str] | None, outcome: object) -> None:
         future = self._waiting.pop(key, None)

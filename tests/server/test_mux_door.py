@@ -338,3 +338,40 @@ async def test_late_rewards_are_pushed_once_in_order_and_again_after_a_cut() -> 
         assert [p["reward_id"] for p in trainer.pushed] == ["a0", "a1", "a2", "b"]
         listed = json.loads((await trainer.read("rewards", session)).payload)
         assert [r["reward_id"] for r in listed] == ["a0", "a1", "a2", "b"]
+
+
+async def test_a_server_that_stops_answers_what_runs_and_sends_its_clients_to_the_next(tmp_path: Path) -> None:
+    def runtime() -> Runtime:
+        return Runtime(Settings(data_dir=tmp_path, sandbox="fake"))
+
+    first = runtime()
+    async with joined(application(first)) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        await first.drain(10.0)
+        assert [n_of(await reply) for reply in later] == list(range(1, 11))
+        assert trainer.sent_away and trainer.sent_away[0] > 0
+        waiting = trainer.ask_later(session, "step", {"n": 1})
+        await trainer.cut()
+        await first.close()
+        second = runtime()
+        trainer._app = application(second)
+        await trainer.join()
+        assert n_of(await waiting) == 11
+        await trainer.cut()
+        await second.close()
+
+
+async def test_a_server_that_stops_waits_no_longer_than_it_was_told() -> None:
+    app = application()
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        hanging = trainer.ask_later(session, "step", {"do": "hang"})
+        await asyncio.sleep(0.05)
+        started = asyncio.get_running_loop().time()
+        await app.state.errata.runtime.drain(0.2)
+        assert asyncio.get_running_loop().time() - started < 5
+        hanging.cancel()

@@ -26,7 +26,7 @@ Decisions where PROTOCOL.md is silent:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -121,6 +121,10 @@ class ServerProtocol:
     def sessions(self) -> int:
         """Sessions in memory."""
         return len(self._attachments.sessions)
+
+    def in_memory(self) -> Iterable[ServerSession]:
+        """Return all sessions in memory."""
+        return self._attachments.sessions.values()
 
     def session(self, sid: str) -> ServerSession | None:
         """Return a session in memory, whoever's it is."""
