@@ -78,6 +78,9 @@ _PREFIX = "mux."
 RETURN_S = 1.0
 """When clients of a server that stops shall come again: another process needs about so long to start."""
 
+SOUGHT_AT_ONCE = 256
+"""Sessions that are looked for in the journal in one go: a thousand that resume would each wait for a thread."""
+
 LOOK_S = 0.02
 """How often a server that stops looks whether all is answered."""
 
@@ -120,6 +123,7 @@ class Multiplex:
         self._connections: set[ServerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._sought: list[Find] = []
         self._idle: OrderedDict[str, Session] = OrderedDict()  # by sid, in the order of their detaching
         self._perform: dict[type, Callable[[Any], None]] = {
             Write: self._write,
@@ -180,8 +184,11 @@ class Multiplex:
     async def drain(self) -> None:
         """Admit nothing more, and return when all that was admitted is answered and sent (PROTOCOL D8)."""
         self._do(self.protocol.go_away(RETURN_S))
-        while any(mine.queue for mine in self.protocol.in_memory()) or any(c.has_data for c in self._connections):
+        while self._busy():  # noqa: ASYNC110 - once in a server's life, and its end has many causes
             await asyncio.sleep(LOOK_S)
+
+    def _busy(self) -> bool:
+        return any(mine.queue for mine in self.protocol.in_memory()) or any(c.has_data for c in self._connections)
 
     def _do(self, effects: Sequence[Effect]) -> None:
         perform = self._perform
@@ -213,7 +220,16 @@ class Multiplex:
     # -- opening and resuming -----------------------------------------------------------------------------------
 
     def _find(self, effect: Find) -> None:
-        self._spawn(self._make(effect) if effect.make else self._seek(effect))
+        if effect.make:
+            self._spawn(self._make(effect))
+        else:
+            self._seek(effect)
+
+    def _seek(self, find: Find) -> None:
+        """Look for a session in the journal, together with all others that are looked for now."""
+        self._sought.append(find)
+        if len(self._sought) == 1:
+            asyncio.get_running_loop().call_soon(lambda: self._spawn(self._seek_all()))
 
     async def _make(self, find: Find) -> None:
         """Open a new session; the journal says if there is one of that id."""
@@ -222,7 +238,7 @@ class Multiplex:
         try:
             session = await self._sessions.open(principal=mine.principal, address=address)
         except Conflict:
-            await self._seek(find)
+            self._seek(find)
             return
         except Exception as error:
             self._refuse(find, error)
@@ -232,12 +248,23 @@ class Multiplex:
         now = asyncio.get_running_loop().time()
         self._do(self.protocol.found(find, Stored(recovery=recovery, group=mine.group), now))
 
-    async def _seek(self, find: Find) -> None:
-        """Look for a session in the journal."""
+    async def _seek_all(self) -> None:
+        while self._sought:
+            finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
+            try:
+                await self._runtime.start()
+                sids = [journal_sid(find.session.sid) for find in finds]
+                found = await self._runtime.read(self._stored_all, sids)
+            except Exception as error:
+                for find in finds:
+                    self._refuse(find, error)
+                continue
+            for find, stored in zip(finds, found, strict=True):
+                self._found(find, *stored)
+
+    def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
         mine = find.session
         try:
-            await self._runtime.start()
-            row, last, next_id, seq = await self._runtime.read(self._stored, journal_sid(mine.sid))
             known = (
                 row is not None and row.principal == mine.principal and row.environment == self._sessions.environment
             )
@@ -259,6 +286,9 @@ class Multiplex:
             group=row.group,
         )
         self._do(self.protocol.found(find, stored, asyncio.get_running_loop().time()))
+
+    def _stored_all(self, sids: Sequence[str]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
+        return [self._stored(sid) for sid in sids]
 
     def _stored(self, sid: str) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
         journal = self._runtime.journal

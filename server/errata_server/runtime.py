@@ -207,11 +207,14 @@ class Runtime:
             if self._given_journal is None:
                 _warn_of_memory()
             return
+        over: list[SessionChange] = []
         for row in await self.read(self.journal.open_sessions):
             if not row.given_out:
-                await self.journal.commit(SessionChange(row.sid, status="closed"))
+                over.append(SessionChange(row.sid, status="closed"))
             elif row.recovery == Recovery.NONE:
-                await self.journal.commit(SessionChange(row.sid, status="lost"))
+                over.append(SessionChange(row.sid, status="lost"))
+        if over:
+            await self.journal.commit(*over)
         try:
             report = await self.collect()
         except SandboxUnavailable as error:
