@@ -20,6 +20,7 @@ PACKAGES = (
     "errata_protocol.errors",
     "errata_protocol.markers",
     "errata_protocol.mux",
+    "errata_protocol.rollouts",
     "errata_server",
     "errata_server.journal",
     "errata_server.sandbox.base",

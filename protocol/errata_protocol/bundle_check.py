@@ -22,6 +22,7 @@ from .bundle import (
 )
 from .errors import InvalidRequest
 from .payload import DIGEST_PREFIX
+from .replay import Origin
 
 
 class Problem(BaseModel):
@@ -74,6 +75,10 @@ class EpisodeCheck:
         self._wanted: dict[tuple[str, int], list[str]] = {}
         self._origins: dict[str, str] = {}
 
+    def expect(self, fork: str, origin: Origin) -> None:
+        """Take note of a fork before its parent comes; not needed where all `EpisodeRecord`s come first."""
+        self._wanted.setdefault((origin.eid, origin.t), []).append(fork)
+
     def take(self, record: Line, line: int | None = None) -> None:
         """Check one record."""
         self._line = line
@@ -116,7 +121,7 @@ class EpisodeCheck:
         if record.origin is None:
             return
         if record.origin.eid in self._episodes:
-            self._wanted.setdefault((record.origin.eid, record.origin.t), []).append(record.eid)
+            self.expect(record.eid, record.origin)
         else:
             self.found.notes.append(
                 f"{record.eid} was forked from t={record.origin.t} of {record.origin.eid}, which is not there"

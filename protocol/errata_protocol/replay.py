@@ -140,6 +140,21 @@ class EpisodeDetail(EpisodeSummary):
     agent_text_version: str | None = None
 
 
+class DeleteRequest(BaseModel):
+    """Body of ``POST /episodes/delete``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    eids: list[str] = Field(max_length=1000)
+
+
+class DeletedEpisodes(BaseModel):
+    """Answer to it: deliveries that went, by eid, and what was not there or is somebody else's."""
+
+    deleted: dict[str, int]
+    unknown: list[str]
+
+
 class EpisodePage(BaseModel):
     """``GET /episodes``; ``next`` is the cursor of the following page, None on the last."""
 

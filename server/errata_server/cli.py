@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from errata_protocol.errors import ErrataError
 
-from . import cli_base, cli_bundle, cli_doctor, cli_episodes, cli_source
+from . import cli_base, cli_bundle, cli_doctor, cli_episodes, cli_journal, cli_source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -39,6 +39,7 @@ cli = typer.Typer(
 )
 cli.add_typer(cli_episodes.cli, name="episodes")
 cli.add_typer(cli_bundle.cli, name="episode")
+cli.add_typer(cli_journal.cli, name="journal")
 cli.add_typer(cli_base.cli, name="base")
 cli.command("replay")(cli_episodes.replay)
 cli.command("doctor")(cli_doctor.doctor)

@@ -25,7 +25,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
     error_from_wire,
 )
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, RewardRecord
+from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
 from .auth import principal_of
 from .rewards import reward_record
@@ -93,6 +93,7 @@ class Source:
             from .journal import ReadOnlyJournal
 
             journal = ReadOnlyJournal(self._directory / "journal.db")
+            journal.blocking = False  # nothing else runs in a command while it reads
             self._runtime = Runtime(Settings(data_dir=None), journal=journal)
         return self
 
@@ -152,6 +153,35 @@ class Source:
         assert self._runtime is not None
         async for line in bundle(self._runtime, eids, self._principal, ancestors=ancestors):
             write(line)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime of a directory that is read in place, or held.
+
+        Raises:
+            InvalidRequest: A server is asked, which gives no such thing.
+        """
+        if self._runtime is None:
+            raise InvalidRequest("this is read from a data directory on its machine: give --data-dir")
+        return self._runtime
+
+    @property
+    def is_remote(self) -> bool:
+        """A server is asked."""
+        return self._url is not None
+
+    @property
+    def directory(self) -> Path:
+        """The data directory."""
+        return self._directory
+
+    def delete_all(self, eids: Sequence[str]) -> DeletedEpisodes:
+        """Delete at most 1000 episodes of this principal, through the server where one holds the directory."""
+        if self._url is not None:
+            return DeletedEpisodes.model_validate_json(
+                self._http("POST", "/episodes/delete", json={"eids": list(eids)}).content
+            )
+        return self._local(lambda r: r.delete_all(eids, self._principal))
 
     def delete(self, eid: str) -> int:
         if self._url is not None:

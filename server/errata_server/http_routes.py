@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from errata_protocol.errors import ErrataError, InvalidRequest
-from errata_protocol.replay import ForkRequest, RewardPost
+from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
 from . import metrics
 from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
@@ -27,7 +27,7 @@ from .runtime import Runtime
 
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024
-MAX_REWARDS_BODY = 4 * 1024**2
+MAX_LIST_BODY = 4 * 1024**2
 
 _POSTS = TypeAdapter(list[RewardPost])
 
@@ -152,6 +152,22 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
 
         return await _typed(answer)
 
+    @app.post("/episodes/delete", tags=["Errata"])
+    async def delete_episodes(request: Request) -> Response:
+        async def answer() -> Response:
+            try:
+                asked = DeleteRequest.model_validate(
+                    parse_object(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
+                )
+            except ValidationError as error:
+                raise InvalidRequest(
+                    'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
+                    errors=told(error.errors(include_url=False)),
+                ) from error
+            return _json((await replay.delete_all(asked.eids, principal(request))).model_dump(mode="json"))
+
+        return await _typed(answer)
+
     @app.delete("/episodes/{eid}", tags=["Errata"])
     async def delete_episode(request: Request, eid: str) -> Response:
         async def answer() -> Response:
@@ -175,7 +191,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
     @app.post("/episodes/{eid}/rewards", tags=["Errata"])
     async def post_rewards(request: Request, eid: str) -> Response:
         async def answer() -> Response:
-            body = parse_json(await _message(request, MAX_REWARDS_BODY), MAX_REWARDS_BODY)
+            body = parse_json(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
             try:
                 posts = _POSTS.validate_python(body if isinstance(body, list) else [body])
             except ValidationError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import Conflict, NoReset, NotSupported, UnknownEpisode
 from errata_protocol.replay import (
+    DeletedEpisodes,
     EpisodeDetail,
     EpisodePage,
     EpisodeSummary,
@@ -230,13 +232,28 @@ class Replay:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
+        deleted = await self._delete(eid, principal)
+        await self._runtime.collect()
+        return deleted
+
+    async def _delete(self, eid: str, principal: str | None) -> int:
         row = await owned_episode(self._runtime, eid, principal)
         last = await self._runtime.read(self._runtime.journal.last_delivery, row.sid)
         if last is None or last.eid == eid:
             await self._runtime.end_session(row.sid)
-        deleted = await self._runtime.read(self._runtime.journal.delete_episode, eid)
+        return await self._runtime.read(self._runtime.journal.delete_episode, eid)
+
+    async def delete_all(self, eids: Sequence[str], principal: str | None) -> DeletedEpisodes:
+        """Delete episodes, as `delete` does each; an unknown or foreign one is named, and the others go."""
+        deleted: dict[str, int] = {}
+        unknown: list[str] = []
+        for eid in dict.fromkeys(eids):
+            try:
+                deleted[eid] = await self._delete(eid, principal)
+            except UnknownEpisode:
+                unknown.append(eid)
         await self._runtime.collect()
-        return deleted
+        return DeletedEpisodes(deleted=deleted, unknown=unknown)
 
     async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:
         first = await self._runtime.read(self._runtime.journal.first_episode, row.sid)

@@ -32,6 +32,9 @@ from .turnstile import Turnstile
 
 log = logging.getLogger("errata.server")
 
+RETENTION_EVERY_S = 3600.0
+"""How long nothing is deleted for its age after the last time."""
+
 _OF_THE_DOORS = ("token", "allowed_hosts")
 """Settings that each application keeps for itself."""
 
@@ -91,6 +94,7 @@ class Runtime:
         self.metrics = Metrics()
         self.rewards = Rewards(self)
         self.lifespans = 0
+        self._tidied = self.clock.time()
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False
@@ -237,6 +241,27 @@ class Runtime:
             if await end(sid):
                 return
         await self.journal.commit(SessionChange(sid, status="closed"))
+
+    def due_for_retention(self) -> bool:
+        """Return, at most once an hour, whether `retain` may have something to do."""
+        if self.settings.retention_days is None and self.settings.retention_max_bytes is None:
+            return False
+        now = self.clock.time()
+        if now - self._tidied < RETENTION_EVERY_S:
+            return False
+        self._tidied = now
+        return True
+
+    async def retain(self) -> None:
+        """Delete what the settings say is kept no longer."""
+        from .retention import apply, plan
+
+        settings = self.settings
+        try:
+            chosen = await plan(self, keep_days=settings.retention_days, max_bytes=settings.retention_max_bytes)
+            await apply(self, chosen.delete)
+        except Exception:  # nobody waits for it, and it comes again
+            log.exception("old episodes could not be deleted")
 
     def room_of(self, principal: str | None) -> Room:
         """Return where the instances of a principal are counted, of whichever environment."""

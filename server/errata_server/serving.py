@@ -176,17 +176,17 @@ async def prepare(served: Served) -> None:
 
 def run(served: Served, bind: Bind) -> None:
     """Serve until a signal; return after the last commit."""
-    listening, url = _listen(bind)
+    listening = _listen(bind)
     config = _config(served.app, bind)
-    server = _Announced(config, served, url)
+    server = _Announced(config, served, _url_of(listening))
     _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
 
 def run_reading(app: FastAPI, bind: Bind, what: str) -> None:
     """Serve an application that keeps nothing, until a signal; ``what`` it serves is said when the port is open."""
-    listening, url = _listen(bind)
+    listening = _listen(bind)
     config = _config(app, bind)
-    print(f"errata: serving {what} at {url}", file=sys.stderr, flush=True)
+    print(f"errata: serving {what} at {_url_of(listening)}", file=sys.stderr, flush=True)
     _run(_Quiet(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
 
 
@@ -288,7 +288,7 @@ class _Announced(_Quiet):
         await super().shutdown(sockets)
 
 
-def _listen(bind: Bind) -> tuple[socket.socket, str]:
+def _listen(bind: Bind) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, proto)
@@ -303,8 +303,12 @@ def _listen(bind: Bind) -> tuple[socket.socket, str]:
         raise InvalidRequest(
             f"cannot listen on {bind.host}:{bind.port}: {error.strerror or error}; {remedy}"
         ) from error
+    return listening
+
+
+def _url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
-    return listening, f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
 __all__ = ["Bind", "build", "prepare", "run"]

@@ -149,6 +149,8 @@ class Sessions:
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
+        if self.runtime.due_for_retention():
+            self.own(self.runtime.retain())
         row = self._new_row(given_out=given_out or address is not None, principal=principal, address=address)
         if row.sid in self._live:
             raise Conflict("a session of this id is there already")

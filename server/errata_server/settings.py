@@ -29,6 +29,9 @@ class Settings(BaseSettings):
             cannot be stopped.
         max_sessions_per_principal: How many sessions of one principal may have an environment instance at a time, of
             all environments together; None for no such bound. With authentication off all clients are one principal.
+        retention_days: Closed episodes whose last request is longer ago are deleted, days; None keeps them. See
+            `errata_server.retention`.
+        retention_max_bytes: Closed episodes are deleted, the oldest first, until the rest holds no more than this.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
         max_frame: Largest frame accepted on a socket, bytes.
         allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
@@ -51,6 +54,8 @@ class Settings(BaseSettings):
     max_threads: int = Field(default=1024, gt=0)
     max_written_off: int = Field(default=32, ge=0)
     max_sessions_per_principal: int | None = Field(default=None, gt=0)
+    retention_days: float | None = Field(default=None, ge=0)
+    retention_max_bytes: int | None = Field(default=None, ge=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()

@@ -1,6 +1,16 @@
 """Durable deliveries: the seam, the codec, and the stores: SQLite, append-only segments, memory."""
 
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, RewardRow, SessionChange, SessionRow, TurnRow
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    HeldEpisode,
+    Journal,
+    RewardRow,
+    SessionChange,
+    SessionRow,
+    TurnRow,
+)
 from .disk import DirectoryDisk, Disk
 from .log import LogJournal
 from .memory import MemoryJournal
@@ -13,6 +23,7 @@ __all__ = [
     "Disk",
     "EpisodeRow",
     "EpisodeStats",
+    "HeldEpisode",
     "Journal",
     "LogJournal",
     "MemoryJournal",

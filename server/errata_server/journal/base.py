@@ -198,6 +198,35 @@ class EpisodeStats(Struct, frozen=True):
     error_kinds: dict[str, int]
 
 
+class HeldEpisode(Struct, frozen=True):
+    """An episode of whichever owner, with what it takes; for whoever runs the server, never for a client.
+
+    Args:
+        n: Its place in the order in which episodes were made.
+        row: The episode.
+        deliveries: How many.
+        payload_bytes: Of all its rows, recorded errors included.
+        request_bytes: Likewise.
+        state_bytes: Of its snapshots; sandbox layers are files of their own.
+        last: When its newest row was made, seconds since the epoch.
+        done: A delivery ended it.
+    """
+
+    n: int
+    row: EpisodeRow
+    deliveries: int
+    payload_bytes: int
+    request_bytes: int
+    state_bytes: int
+    last: float
+    done: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """All that its rows hold, without the store's own overhead."""
+        return self.payload_bytes + self.request_bytes + self.state_bytes
+
+
 class Journal(ABC):
     """Durable deliveries. Reads see everything committed; where ``blocking`` says so they belong on a worker thread."""
 
@@ -324,6 +353,15 @@ class Journal(ABC):
             error_kind: Only with at least one turn marked so.
             episode_id: Only of this alias.
             principal: Only of this owner; None means those made with auth off, never all.
+        """
+
+    @abstractmethod
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        """Return episodes of all owners, oldest first: what size, retention and export go through.
+
+        Args:
+            after: `HeldEpisode.n` of the last one of an earlier answer, else 0.
+            limit: At most this many.
         """
 
     @abstractmethod

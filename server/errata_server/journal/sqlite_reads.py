@@ -12,7 +12,7 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, Record, RewardRow, SessionRow, TurnRow
+from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, Journal, Record, RewardRow, SessionRow, TurnRow
 from .readers import Readers
 
 T = TypeVar("T")
@@ -25,6 +25,11 @@ _ERRORS_AFTER = (
     "AND n > (SELECT n FROM deliveries WHERE eid = ?1 AND t = ?2) "
     "AND n < coalesce((SELECT n FROM deliveries WHERE eid = ?1 AND t = ?2 + 1), 9223372036854775807) ORDER BY n"
 )
+
+_SIZES = (
+    "SELECT count(*), coalesce(sum(length(payload)), 0), coalesce(sum(length(request)), 0), "
+    "coalesce(sum(length(state)), 0), max(created), max(done) FROM deliveries WHERE eid = ? AND"
+)  # once for each of the two partial indexes
 
 MAX_INTEGER = 2**63 - 1
 """Largest integer that SQLite holds."""
@@ -147,6 +152,17 @@ class SqliteReads(Journal):
             "SELECT error_kind, count(*) FROM deliveries WHERE eid = ? AND error_kind IS NOT NULL GROUP BY 1 ORDER BY 1"
         )
         return EpisodeStats(row, count, reward, bool(done), dict(self._rows(sql, (row.eid,))))
+
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        sql = f"SELECT n, {columns.EPISODE} FROM episodes WHERE n > ? ORDER BY n LIMIT ?"
+        return [self._held(n, columns.episode(row)) for n, *row in self._rows(sql, (after, limit))]
+
+    def _held(self, n: int, row: EpisodeRow) -> HeldEpisode:
+        turns, payloads, requests, states, last, done = self._rows(f"{_SIZES} t IS NOT NULL", (row.eid,))[0]
+        _, *errors, error_last, _ = self._rows(f"{_SIZES} t IS NULL", (row.eid,))[0]
+        payloads, requests, states = (a + b for a, b in zip((payloads, requests, states), errors, strict=True))
+        newest = max(row.created if last is None else last, error_last or 0.0)
+        return HeldEpisode(n, row, turns, payloads, requests, states, newest, bool(done))
 
     def session(self, sid: str) -> SessionRow | None:
         return _first(columns.session, self._rows(f"SELECT {columns.SESSION} FROM sessions WHERE sid = ?", (sid,)))

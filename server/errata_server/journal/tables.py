@@ -18,6 +18,7 @@ from .base import (
     DeliveryRow,
     EpisodeRow,
     EpisodeStats,
+    HeldEpisode,
     Journal,
     Record,
     RewardRow,
@@ -293,6 +294,30 @@ class Tables(Journal):
             if len(found) > limit:
                 break
         return [s for _, s in found[:limit]], found[limit - 1][0] if len(found) > limit else None
+
+    @_alone
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        found: list[HeldEpisode] = []
+        for n, row in self._episodes.values():
+            if n <= after:
+                continue
+            if len(found) == limit:
+                break
+            turns = list(self._deliveries.get(row.eid, {}).values())
+            rows = [*turns, *(d for errors in self._errors.get(row.eid, {}).values() for d in errors)]
+            found.append(
+                HeldEpisode(
+                    n,
+                    row,
+                    len(turns),
+                    sum(len(d.payload) for d in rows),
+                    sum(len(d.request) for d in rows),
+                    sum(len(d.state or b"") for d in rows),
+                    max((d.created for d in rows), default=row.created),
+                    any(d.done for d in turns),
+                )
+            )
+        return found
 
     @_alone
     def session(self, sid: str) -> SessionRow | None:

@@ -1,0 +1,237 @@
+"""``errata journal``: what a data directory holds, of all its owners: its size, its health, its rollouts, its age."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from errata_protocol.bundle_check import EpisodeCheck, Verification
+from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.replay import Origin
+
+from .cli_bundle import Output, Progress, complete_file, report
+from .cli_source import DataDir, Json, Source
+
+cli = typer.Typer(
+    help="Size, check, export and prune a journal. Reads a directory, also while a server runs on it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_BATCH = 500
+
+
+@cli.command("size")
+def size(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Say what takes how much: rows by environment, files on disk."""
+    with Source(data_dir, None) as source:
+        by_environment = asyncio.run(_sizes(source))
+        files = _files(source.directory)
+    total = {key: sum(sizes[key] for sizes in by_environment.values()) for key in _SIZES}
+    if as_json:
+        typer.echo(json.dumps({"environments": by_environment, "total": total, "files": files}))
+        return
+    table = Table("environment", *_SIZES, box=None)
+    for name, sizes in [*sorted(by_environment.items()), ("total", total)]:
+        table.add_row(name, *(f"{sizes[key]:,}" for key in _SIZES))
+    Console().print(table)
+    typer.echo("files: " + ", ".join(f"{name} {count:,}" for name, count in files.items()) + " bytes")
+
+
+@cli.command("verify")
+def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Check every delivery's digest, that t has no gap, where forks come from. Exit status 1 if something is wrong."""
+    with Source(data_dir, None) as source:
+        found = asyncio.run(_verified(source))
+        where = str(source.directory)
+    report(found, where, as_json)
+
+
+@cli.command("retention")
+def retention(
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Delete closed episodes without a request for longer, days.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="N[k|M|G|T]", help="Delete the oldest until the rest holds no more.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Delete whole closed episodes, oldest first; through the server where one runs on the directory.
+
+    Never one that an open session stands on, or that a kept fork comes from. A server deletes for the token in
+    ERRATA_TOKEN only what is its own; it prunes for all with ERRATA_RETENTION_DAYS and ERRATA_RETENTION_MAX_BYTES.
+    """
+    from . import retention as keeping
+
+    if keep_days is None and max_bytes is None:
+        raise InvalidRequest("say what to keep: --keep-days N, --max-bytes B, or both")
+    bound = _bytes(max_bytes) if max_bytes is not None else None
+    with Source(data_dir, None) as source:
+        chosen = asyncio.run(
+            keeping.plan(
+                source.runtime, keep_days=keep_days, max_bytes=bound, now=time.time(), progress=Progress("episodes")
+            )
+        )
+    told: dict[str, Any] = {
+        "episodes": [held.row.eid for held in chosen.delete],
+        "bytes": chosen.bytes,
+        "kept": chosen.kept,
+        "kept_bytes": chosen.kept_bytes,
+        "held_back": chosen.held_back,
+        "dry_run": dry_run,
+    }
+    if not dry_run and chosen.delete:
+        told["deleted"], told["foreign"] = _delete(data_dir, chosen.delete)
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    verb = "would go" if dry_run else "chosen"
+    typer.echo(f"{len(chosen.delete):,} episodes {verb}, {chosen.bytes:,} bytes")
+    typer.echo(f"{chosen.kept:,} stay, {chosen.kept_bytes:,} bytes")
+    if chosen.held_back:
+        typer.echo(f"{chosen.held_back:,} of these stay for an open session or a fork")
+    if "deleted" in told:
+        typer.echo(f"{told['deleted']:,} deleted")
+    if told.get("foreign"):
+        typer.echo(f"{told['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
+
+
+def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
+    """Delete what was chosen; return how many went, and how many a server did not give to this token."""
+    from . import retention as keeping
+
+    progress = Progress("deleted")
+    with Source(data_dir, None, writes=True) as source:
+        if not source.is_remote:
+            return asyncio.run(keeping.apply(source.runtime, chosen, progress)), 0
+        deleted = foreign = 0
+        for start in range(0, len(chosen), _BATCH):
+            answer = source.delete_all([held.row.eid for held in chosen[start : start + _BATCH]])
+            deleted += len(answer.deleted)
+            foreign += len(answer.unknown)
+            progress(deleted)
+        return deleted, foreign
+
+
+@cli.command("export")
+def export(
+    output: Output,
+    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Of the file.")] = "jsonl",
+    by: Annotated[str, typer.Option(metavar="turn|episode", help="What a row is.")] = "turn",
+    environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Only made since: 2026-05-01, an ISO time, or 12h, 7d ago.")
+    ] = None,
+    done: Annotated[bool, typer.Option("--done", help="Only episodes that ended.")] = False,
+    state: Annotated[bool, typer.Option(help="With state_t, the exact payloads.")] = True,
+    agent_text: Annotated[bool, typer.Option(help="With agent_text_t, what the agent read.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write rollouts: state, action, rewards and error marker of each turn (docs/export.md)."""
+    from .rollout_files import JsonLines, Parquet
+    from .rollouts import Choice, episode_rows, turn_rows
+
+    if format not in ("jsonl", "parquet") or by not in ("turn", "episode"):
+        raise typer.BadParameter("--format takes jsonl or parquet, --by turn or episode")
+    choice = Choice(environment, _when(since) if since is not None else None, done, state, agent_text)
+    with Source(data_dir, None) as source, complete_file(output) as file:
+        rows = Parquet(file, by) if format == "parquet" else JsonLines(file)
+        made: AsyncIterator[BaseModel] = (turn_rows if by == "turn" else episode_rows)(source.runtime, choice)
+
+        async def write() -> int:
+            progress, count = Progress(f"{by}s"), 0
+            async for row in made:
+                rows.write(row)
+                count += 1
+                progress(count)
+            return count
+
+        count = asyncio.run(write())
+        rows.close()
+    told = {"file": str(output), "format": format, "rows": count, "by": by, "bytes": output.stat().st_size}
+    typer.echo(json.dumps(told) if as_json else f"{output}: {count:,} {by}s, {told['bytes']:,} bytes")
+
+
+_SIZES = ("episodes", "deliveries", "payload_bytes", "request_bytes", "state_bytes")
+
+
+async def _sizes(source: Source) -> dict[str, dict[str, int]]:
+    from .rollouts import all_held
+
+    found: dict[str, dict[str, int]] = {}
+    progress, seen = Progress("episodes"), 0
+    async for held in all_held(source.runtime):
+        sizes = found.setdefault(held.row.environment, dict.fromkeys(_SIZES, 0))
+        sizes["episodes"] += 1
+        for key in _SIZES[1:]:
+            sizes[key] += getattr(held, key)
+        seen += 1
+        progress(seen)
+    return found
+
+
+def _files(directory: Path) -> dict[str, int]:
+    """Return the bytes of the journal's files and of all sandboxes."""
+    found = {"journal": 0, "sandboxes": 0}
+    for path in directory.rglob("*"):
+        try:
+            if path.is_file() and not path.is_symlink():
+                part = "sandboxes" if path.relative_to(directory).parts[0] == "sandboxes" else "journal"
+                found[part] += path.stat().st_blocks * 512
+        except OSError:  # a running server deleted it, or it is a sandbox's own
+            continue
+    return found
+
+
+async def _verified(source: Source) -> Verification:
+    from .bundling import contents, describe
+    from .rollouts import all_held
+
+    check, progress, seen = EpisodeCheck(), Progress("deliveries"), 0
+    async for held in all_held(source.runtime):
+        if held.row.origin_eid is not None and held.row.origin_t is not None:
+            check.expect(held.row.eid, Origin(eid=held.row.origin_eid, t=held.row.origin_t))
+    async for held in all_held(source.runtime):
+        record = await describe(source.runtime, held.row)
+        check.take(record)
+        try:
+            async for line in contents(source.runtime, record):
+                check.take(line)
+                seen += 1
+                progress(seen)
+        except (ErrataError, ValueError) as error:
+            check.wrong(str(error), held.row.eid)
+    return check.done()
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no number of bytes: 500M, 20G, 1000000")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _when(text: str) -> float:
+    ago = re.fullmatch(r"(\d+)\s*([mhd])", text.strip())
+    if ago is not None:
+        return time.time() - int(ago[1]) * {"m": 60, "h": 3600, "d": 86_400}[ago[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no time: 2026-05-01, 2026-05-01T12:00, 12h or 7d") from error

@@ -1,0 +1,122 @@
+"""Which episodes are kept no longer, and their deletion.
+
+Whole closed episodes go, the oldest first. Never one that an open session stands on, and never one that a kept fork
+comes from: its lineage would have a hole, and where forks are brought back by re-execution they could not be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .journal.base import HeldEpisode
+from .rollouts import all_held
+from .runtime import Runtime
+
+log = logging.getLogger("errata.retention")
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would go.
+
+    Args:
+        delete: Episodes, forks before their parents.
+        kept: How many stay.
+        kept_bytes: What these hold.
+        held_back: How many would go but for an open session or a kept fork.
+    """
+
+    delete: tuple[HeldEpisode, ...]
+    kept: int
+    kept_bytes: int
+    held_back: int
+
+    @property
+    def bytes(self) -> int:
+        """What goes holds."""
+        return sum(held.size_bytes for held in self.delete)
+
+
+async def plan(
+    runtime: Runtime,
+    *,
+    keep_days: float | None = None,
+    max_bytes: int | None = None,
+    now: float | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Plan:
+    """Choose what goes; changes nothing.
+
+    Args:
+        runtime: Its journal.
+        keep_days: Whatever had no request for longer may go; None for no such bound.
+        max_bytes: The oldest go until the rest holds no more; None for no such bound.
+        now: Seconds since the epoch, by default the clock's.
+        progress: Called with the number of episodes looked at.
+    """
+    open_sids = {row.sid for row in await runtime.read(runtime.journal.open_sessions)}
+    held: dict[str, HeldEpisode] = {}
+    current: dict[str, str] = {}
+    async for one in all_held(runtime):
+        held[one.row.eid] = one
+        if one.row.sid in open_sids:
+            current[one.row.sid] = one.row.eid  # the newest of its session
+        progress(len(held))
+    oldest = (runtime.clock.time() if now is None else now) - keep_days * DAY_S if keep_days is not None else None
+    return _choose(held, frozenset(current.values()), oldest, max_bytes)
+
+
+def _choose(held: dict[str, HeldEpisode], current: frozenset[str], oldest: float | None, max_bytes: int | None) -> Plan:
+    children: dict[str, int] = {}
+    for one in held.values():
+        if one.row.origin_eid is not None:
+            children[one.row.origin_eid] = children.get(one.row.origin_eid, 0) + 1
+    left = sum(one.size_bytes for one in held.values())
+    gone: dict[str, HeldEpisode] = {}
+    waiting: set[str] = set()  # would have gone, but for a fork that was there still
+
+    def may_go(one: HeldEpisode) -> bool:
+        too_old = oldest is not None and one.last < oldest
+        return too_old or (max_bytes is not None and left > max_bytes)
+
+    for one in held.values():
+        if not may_go(one):
+            continue
+        following: HeldEpisode | None = one
+        while following is not None:
+            eid = following.row.eid
+            if eid in current or children.get(eid, 0):
+                waiting.add(eid)
+                break
+            gone[eid] = following
+            waiting.discard(eid)
+            left -= following.size_bytes
+            parent = held.get(following.row.origin_eid or "")
+            following = None
+            if parent is not None:
+                children[parent.row.eid] -= 1
+                if parent.row.eid in waiting and may_go(parent):
+                    following = parent
+    return Plan(tuple(gone.values()), len(held) - len(gone), left, len(waiting))
+
+
+async def apply(
+    runtime: Runtime, chosen: Sequence[HeldEpisode], progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Delete episodes, whoever owns them, and the sandbox layers that only they named; return how many were there.
+
+    Raises:
+        JournalUnavailable: The journal cannot be written.
+    """
+    deleted = 0
+    for number, held in enumerate(chosen, start=1):
+        deleted += await runtime.read(runtime.journal.delete_episode, held.row.eid) > 0
+        progress(number)
+    if chosen:
+        await runtime.collect()
+        log.info("deleted %d episodes that are kept no longer", deleted)
+    return deleted
