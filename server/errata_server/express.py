@@ -87,8 +87,6 @@ class Express:
         ):
             return False
         loop = asyncio.get_running_loop()
-        if self._deadlines is None or self._deadlines.loop is not loop:
-            self._deadlines = Deadlines(loop)
         created = session.last_used = self.runtime.clock.time()
         admitted = Admitted(
             session.eid, session.t + 1, session.row.sid, request.id, "step", request.data, created, request.sha or b""
@@ -102,9 +100,16 @@ class Express:
         except ThreadGone:
             session.turn.leave()
             return False
-        flight.deadline = self._deadlines.add(timeout_s, flight.expire)
+        flight.deadline = self.deadlines().add(timeout_s, flight.expire)
         flight.timeout_s = timeout_s
         return True
+
+    def deadlines(self) -> Deadlines:
+        """Return the deadlines of the event loop that runs."""
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None or self._deadlines.loop is not loop:
+            self._deadlines = Deadlines(loop)
+        return self._deadlines
 
 
 class _Flight:
@@ -205,9 +210,8 @@ class _Flight:
 
     def _land(self) -> None:
         self.landed = True
-        deadlines = self._express._deadlines
-        if deadlines is not None and self.deadline is not None:
-            deadlines.remove(self.deadline)
+        if self.deadline is not None:
+            self._express.deadlines().remove(self.deadline)
 
     def expire(self) -> None:
         """Give the call up: its time is over."""

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -43,7 +44,24 @@ EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 
 
 def _overrides(env: object, method: str) -> bool:
-    return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
+    """Say whether the environment has its own ``method``; looked into once for a class."""
+    cls = type(env)
+    if method in getattr(env, "__dict__", ()):
+        return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
+    known = _OVERRIDES.get(cls)
+    if known is None:
+        known = _OVERRIDES[cls] = {}
+    if method not in known:
+        known[method] = bool(overrides_method(getattr(env, method), getattr(Environment, method)))
+    return known[method]
+
+
+_OVERRIDES: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
+
+
+def factory_name(factory: EnvironmentFactory) -> str:
+    """Return what messages call a factory."""
+    return str(getattr(factory, "__name__", factory))
 
 
 class ThreadLost(StepTimeout):
@@ -115,13 +133,12 @@ class EnvHost:
             StepTimeout: The factory ran too long.
             EnvironmentFailed: The factory raised anything else.
         """
-        name = getattr(factory, "__name__", str(factory))
+        name = factory_name(factory)
         for attempt in (1, 2):
             place = place_for(factory, threads, owner)
             try:
-                env = await place.run(_scoped(context, factory), timeout_s)
-                if not isinstance(env, Environment):
-                    raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
+                env = await place.run(scoped(context, factory), timeout_s)
+                host = cls.of(env, factory, context, threads, place, classify)
                 break
             except BaseException as error:
                 place.release()
@@ -132,17 +149,49 @@ class EnvHost:
                 if isinstance(error, ErrataError) or not isinstance(error, Exception):
                     raise
                 raise EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name) from error
-        if getattr(env, "ANY_THREAD", False) and not getattr(factory, "ANY_THREAD", False):
-            place.release()  # a function made it, which said nothing before it was called
-            place = threads.free()
-        host = cls(env, context, threads, place, classify(env))
-        if callable(getattr(env, "mcp_session", None)):
+        if host.wants_mcp:
             try:
-                host._mcp = await _McpKeeper.open(env, timeout_s)
+                await host.connect_mcp(timeout_s)
             except BaseException:
                 await host.close()
                 raise
         return host
+
+    @classmethod
+    def of(
+        cls,
+        env: object,
+        factory: EnvironmentFactory,
+        context: SessionContext,
+        threads: Threads,
+        place: Place,
+        classify: Callable[[Environment[Any, Any, Any]], Recovery],
+    ) -> EnvHost:
+        """Return the host of what the factory returned at ``place``; the other arguments as in `create`.
+
+        Raises:
+            TypeError: It is no environment.
+        """
+        if not isinstance(env, Environment):
+            raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
+        if getattr(env, "ANY_THREAD", False) and not getattr(factory, "ANY_THREAD", False):
+            place.release()  # a function made it, which said nothing before it was called
+            place = threads.free()
+        return cls(env, context, threads, place, classify(env))
+
+    @property
+    def wants_mcp(self) -> bool:
+        """The environment has an MCP session that is to be held open: `connect_mcp`."""
+        return callable(getattr(self.env, "mcp_session", None))
+
+    async def connect_mcp(self, timeout_s: float) -> None:
+        """Open the environment's MCP session, for as long as the host lives.
+
+        Raises:
+            StepTimeout: It could not be opened in time.
+            EnvironmentFailed: It could not be opened.
+        """
+        self._mcp = await _McpKeeper.open(self.env, timeout_s)
 
     @property
     def gone(self) -> bool:
@@ -167,7 +216,8 @@ class EnvHost:
 
     def begin_step(self, action: Action) -> Awaitable[Any]:
         """Return the step that runs on the event loop, in a task whose context is `scope`."""
-        return self.env.step_async(action)
+        begun: Awaitable[Any] = self.env.step_async(action)
+        return begun
 
     def break_off(self) -> None:
         """Say that a call was abandoned while it ran."""
@@ -358,7 +408,7 @@ class EnvHost:
     async def _in_thread(self, name: str, function: Callable[[], Any], timeout_s: float) -> Any:
         place = self._place or self._threads.free()
         try:
-            return await place.run(_scoped(self._context, function), timeout_s)
+            return await place.run(scoped(self._context, function), timeout_s)
         except ThreadGone as error:
             raise ThreadLost(
                 f"{name} did not run: a call of another session hangs on the thread that this one shared"
@@ -432,7 +482,8 @@ def _look_at(task: asyncio.Task[Any]) -> None:
         task.exception()  # nobody waits for it any more
 
 
-def _scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:
+def scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:
+    """Return ``function`` as a call in which `current_session` is ``context``."""
     scope = contextvars.copy_context()
     scope.run(_current.set, context)
     return functools.partial(scope.run, function)

@@ -221,7 +221,10 @@ class Multiplex:
 
     def _find(self, effect: Find) -> None:
         if effect.make:
-            self._spawn(self._make(effect))
+            mine = effect.session
+            address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
+            if not self._sessions.begin_open(address, mine.principal, partial(self._opened, effect)):
+                self._spawn(self._make(effect))
         else:
             self._seek(effect)
 
@@ -231,22 +234,28 @@ class Multiplex:
         if len(self._sought) == 1:
             asyncio.get_running_loop().call_soon(lambda: self._spawn(self._seek_all()))
 
+    def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
+        """Take a session that was opened, or why it was not: the journal says if there is one of that id."""
+        if isinstance(error, Conflict):
+            self._seek(find)
+        elif session is None:
+            self._refuse(find, error or EnvironmentFailed("the session could not be opened"))
+        else:
+            mine = find.session
+            mine.handle = session
+            now = asyncio.get_running_loop().time()
+            self._do(self.protocol.found(find, Stored(recovery=session.row.recovery, group=mine.group), now))
+
     async def _make(self, find: Find) -> None:
-        """Open a new session; the journal says if there is one of that id."""
+        """Open a new session, waiting for what it needs."""
         mine = find.session
         address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
         try:
             session = await self._sessions.open(principal=mine.principal, address=address)
-        except Conflict:
-            self._seek(find)
-            return
         except Exception as error:
-            self._refuse(find, error)
-            return
-        mine.handle = session
-        recovery = session.row.recovery
-        now = asyncio.get_running_loop().time()
-        self._do(self.protocol.found(find, Stored(recovery=recovery, group=mine.group), now))
+            self._opened(find, None, error)
+        else:
+            self._opened(find, session, None)
 
     async def _seek_all(self) -> None:
         while self._sought:

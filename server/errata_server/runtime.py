@@ -182,6 +182,11 @@ class Runtime:
                 self._sandboxes = self._make_sandboxes()
             return self._sandboxes
 
+    @property
+    def started(self) -> bool:
+        """`start` has done its work."""
+        return self._started
+
     async def start(self, *, reopen: bool = False) -> None:
         """Bring a data directory that a dead server left behind in order. Runs once; later calls return at once.
 

@@ -18,6 +18,7 @@ from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
+    CapacityReached,
     Conflict,
     ErrataError,
     SessionLost,
@@ -25,12 +26,15 @@ from errata_protocol.errors import (
 )
 
 from .admission import Admission
+from .deadlines import Deadlines
 from .declared import Declared
 from .decoding import Decoder
 from .execution import Execution
 from .express import Express, Settled
+from .handover import ThreadGone
 from .hosting import EnvHost, EnvironmentFactory
 from .journal.base import DeliveryRow, Record, SessionChange, SessionRow, SessionStatus
+from .opening import Opened, Opening
 from .recovery import Reexecution
 from .room import Room, Share
 from .runtime import Runtime
@@ -81,8 +85,8 @@ class Sessions:
         declared = declared or Declared()
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
-        self._waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
-        self._admission = Admission(runtime, self._waker, execution, environment, agent_text_version, self._make_room)
+        self.waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
+        self._admission = Admission(runtime, self.waker, execution, environment, agent_text_version, self._make_room)
         self._express = Express(
             runtime,
             execution,
@@ -90,7 +94,7 @@ class Sessions:
             lambda kind, outcome, seconds: runtime.metrics.request(environment, kind, outcome, seconds),
             self.own,
         )
-        self.recovery = self._waker.recovery_of(factory)
+        self.recovery = self.waker.recovery_of(factory)
         self.session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
         self._live: dict[str, Session] = {}
@@ -121,7 +125,7 @@ class Sessions:
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        host = await self._waker.create(Session(self._new_row(), committed=False, room=Room(None)))
+        host = await self.waker.create(Session(self._new_row(), committed=False, room=Room(None)))
         try:
             yield host
         finally:
@@ -159,7 +163,7 @@ class Sessions:
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
         try:
-            session.host = await self._waker.create(session)
+            session.host = await self.waker.create(session)
             if session.host.recovery is not self.recovery:
                 self.recovery = session.host.recovery  # a factory function told nothing before its first call
             session.row = replace(session.row, recovery=session.host.recovery)
@@ -174,6 +178,34 @@ class Sessions:
             session.opening = False
         self.runtime.metrics.opened(self.environment)
         return session
+
+    def begin_open(self, address: Address, principal: str | None, opened: Opened) -> bool:
+        """As `open`, for a multiplexed session that has to wait for nothing but the factory and its commit.
+
+        Returns:
+            False where something has to be waited for, or is wrong: nothing was done, and `open` does or tells it.
+        """
+        if not self.runtime.started or address.sid in self._live or self.runtime.trouble() is not None:
+            return False
+        room = self._share(principal)
+        if room.full:
+            return False
+        row = self._new_row(given_out=True, principal=principal, address=address)
+        session = Session(row, committed=False, room=room)
+        try:
+            opening = Opening(self, session, opened)
+            session.opening = True  # before the factory runs: it holds its place
+            self._live[row.sid] = session
+            opening.depart()
+        except (CapacityReached, ThreadGone):
+            self.forget(session)
+            session.opening = False
+            return False
+        return True
+
+    def deadlines(self) -> Deadlines:
+        """Return the deadlines of the event loop that runs."""
+        return self._express.deadlines()
 
     async def find(self, sid: str, principal: str | None = None) -> Session:
         """Return a given-out session, waking its journal row if need be; its environment wakes at the next request.
@@ -298,7 +330,7 @@ class Sessions:
             host, session.host = session.host, None
             if host is not None:
                 await host.close()
-            self._forget(session)
+            self.forget(session)
 
     async def _evict(self, session: Session) -> None:
         """Take a detached session's instance away for another's: it sleeps, or is lost if it cannot wake again."""
@@ -314,7 +346,7 @@ class Sessions:
                 await host.close()
             if session.committed:
                 await self.runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
-            self._forget(session)
+            self.forget(session)
         if session.multiplexed and self.multiplexed is not None:
             self.multiplexed.lost(session)
 
@@ -345,9 +377,10 @@ class Sessions:
                 await self.runtime.journal.commit(SessionChange(session.sid, status=status), *with_records)
             self.runtime.metrics.ended(self.environment, status if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
-            self._forget(session)
+            self.forget(session)
 
-    def _forget(self, session: Session) -> None:
+    def forget(self, session: Session) -> None:
+        """Let go of a session that is over, or never began."""
         for timer in session.timers:
             timer.cancel()
         self._live.pop(session.sid, None)
@@ -379,7 +412,7 @@ class Sessions:
             if hanging:
                 log.warning("%d environments did not close within %g s and were left behind", len(hanging), grace_s)
         for session in list(self._live.values()):
-            self._forget(session)
+            self.forget(session)
 
     async def _shut(self, session: Session) -> None:
         if session.turn.busy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
@@ -11,13 +12,15 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import SessionLost
 
 from .context import SessionContext
-from .hosting import EnvHost, EnvironmentFactory
+from .hosting import EnvHost, EnvironmentFactory, factory_name, place_for, scoped
 from .ids import name_of
 from .journal.base import DeliveryRow, SessionChange
 from .recovery import NotRepeatable, Reexecution
 from .recovery_class import recovery_of
 from .runtime import Runtime
+from .sandbox.base import Backend
 from .session import Session
+from .threads import Place
 
 
 class Waker:
@@ -56,19 +59,49 @@ class Waker:
             EnvironmentFailed: The factory failed.
         """
         self._runtime.threads.lend_to_loop()  # here, because not every application has a lifespan, nor a loop for long
-        context = SessionContext(
-            sandboxes=lambda: self._runtime.sandboxes,
-            seed=session.row.seed,
-            log=_SessionLog(logging.getLogger("errata.session"), {"session": name_of(session.sid)}),
-        )
         return await EnvHost.create(
             self._factory,
-            context,
+            self.context(session),
             self._runtime.threads,
             timeout_s=self._runtime.settings.step_timeout_s,
             owner=self,
             classify=self.recovery_of,
         )
+
+    # -- the parts of `create`, for whoever has no task to wait in ------------------------------------------------
+
+    @property
+    def factory_name(self) -> str:
+        """What messages call the factory."""
+        return factory_name(self._factory)
+
+    def context(self, session: Session) -> SessionContext:
+        """Return what `current_session` returns to the session's instance."""
+        return SessionContext(sandboxes=self._sandboxes, seed=session.row.seed, log=_SessionLog(session.sid))
+
+    def _sandboxes(self) -> Backend:
+        return self._runtime.sandboxes
+
+    def place(self) -> Place:
+        """Return where the factory is to be called.
+
+        Raises:
+            CapacityReached: No thread is left.
+        """
+        self._runtime.threads.lend_to_loop()
+        return place_for(self._factory, self._runtime.threads, self)
+
+    def bound_factory(self, context: SessionContext) -> Callable[[], Any]:
+        """Return the factory as a call in which `current_session` is ``context``."""
+        return scoped(context, self._factory)
+
+    def host(self, env: object, context: SessionContext, place: Place) -> EnvHost:
+        """Return the host of what the factory returned at ``place``.
+
+        Raises:
+            TypeError: It is no environment.
+        """
+        return EnvHost.of(env, self._factory, context, self._runtime.threads, place, self.recovery_of)
 
     async def wake(self, session: Session) -> EnvHost:
         """Return an instance that stands where the session's last commit left it; a fresh one before any.
@@ -145,5 +178,12 @@ class Waker:
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):
     """Names the session in each line; an adapter, because loggers are kept for ever."""
 
+    def __init__(self, sid: str) -> None:
+        super().__init__(_LOGGER)
+        self._sid = sid
+
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        return f"{self.extra['session']}: {msg}" if self.extra else msg, kwargs
+        return f"{name_of(self._sid)}: {msg}", kwargs
+
+
+_LOGGER = logging.getLogger("errata.session")

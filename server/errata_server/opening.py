@@ -1,0 +1,147 @@
+"""Opening a session without a task of the server's own: the factory's call, the row, its commit, one after the other.
+
+For sessions that are opened by the thousand; `Sessions.open` is the way that can wait: for room, for the runtime to
+start, for an environment's MCP session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from errata_protocol.errors import EnvironmentFailed, ErrataError, StepTimeout
+
+from .handover import Call, ThreadGone
+from .hosting import EnvHost, factory_name
+from .session import Session
+
+if TYPE_CHECKING:
+    from .sessions import Sessions
+
+Opened = Callable[[Session | None, Exception | None], None]
+"""Told once, on the event loop: the committed session, or why there is none."""
+
+
+class Opening(Call):
+    """One session on its way; the call of its environment's factory.
+
+    Args:
+        sessions: Where it will be.
+        session: Not committed; its place is taken.
+        opened: Told the outcome.
+    """
+
+    __slots__ = ("_context", "_deadline", "_opened", "_over", "_place", "_session", "_sessions")
+
+    def __init__(self, sessions: Sessions, session: Session, opened: Opened) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._opened = opened
+        self._over = False
+        self._deadline: Any = None
+        waker = sessions.waker
+        self._context = waker.context(session)
+        self.prepare(waker.bound_factory(self._context), asyncio.get_running_loop())
+        self._place = waker.place()
+
+    def depart(self) -> None:
+        """Begin.
+
+        Raises:
+            ThreadGone: The thread was given up meanwhile.
+        """
+        try:
+            self._place.start(self)
+        except ThreadGone:
+            self._place.release()
+            raise
+        settings = self._sessions.runtime.settings
+        self._deadline = self._sessions.deadlines().add(settings.step_timeout_s, self._expire)
+
+    def resolve(self) -> None:
+        """Take what the factory returned."""
+        if self._over:
+            return
+        self._over = True
+        self._sessions.deadlines().remove(self._deadline)
+        self._place.ended()
+        session, sessions = self._session, self._sessions
+        try:
+            if self.error is not None:
+                raise self.error
+            host = sessions.waker.host(self.result, self._context, self._place)
+        except Exception as error:
+            self._place.release()
+            self._fail(_as_failure(error, sessions.waker.factory_name))
+            return
+        self.result = None
+        if host.wants_mcp:
+            sessions.own(self._connect(host))
+        else:
+            self._journal(session, host)
+
+    async def _connect(self, host: EnvHost) -> None:
+        try:
+            await host.connect_mcp(self._sessions.runtime.settings.step_timeout_s)
+        except Exception as error:
+            await host.close()
+            self._fail(error)
+        else:
+            self._journal(self._session, host)
+
+    def _journal(self, session: Session, host: EnvHost) -> None:
+        session.host = host
+        if host.recovery is not self._sessions.recovery:
+            self._sessions.recovery = host.recovery  # a factory function told nothing before its first call
+        session.row = replace(session.row, recovery=host.recovery)
+        try:
+            self._sessions.runtime.journal.submit((session.row,), self._committed)
+        except ErrataError as error:
+            self._committed(error)
+
+    def _committed(self, error: ErrataError | None) -> None:
+        if error is not None:
+            host, self._session.host = self._session.host, None
+            if host is not None:
+                self._sessions.own(host.close())
+            self._fail(error)
+            return
+        self._session.committed = True
+        self._session.opening = False
+        self._sessions.runtime.metrics.opened(self._sessions.environment)
+        self._opened(self._session, None)
+
+    def _expire(self) -> None:
+        timeout_s = self._sessions.runtime.settings.step_timeout_s
+        if self._over:
+            return
+        if self.withdraw():
+            how = f"got no thread within the server's {timeout_s:g} s and did not run"
+        elif self.worker is not None and self.worker.write_off(self):
+            how = f"ran longer than the server's {timeout_s:g} s and was abandoned"
+        else:
+            return  # it has just ended, and its result is on the way
+        self._over = True
+        self._place.release()
+        self._fail(StepTimeout(f"environment factory {self._sessions.waker.factory_name} {how}"))
+
+    def _fail(self, error: Exception) -> None:
+        self._sessions.forget(self._session)
+        self._session.opening = False
+        self._opened(None, error)
+
+
+def _as_failure(error: Exception, name: str) -> Exception:
+    if isinstance(error, ErrataError):
+        return error
+    if isinstance(error, ThreadGone):
+        return StepTimeout(f"environment factory {name} did not run: its thread hangs")
+    failed = EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name)
+    failed.__cause__ = error
+    return failed
+
+
+__all__ = ["Opened", "Opening", "factory_name"]
