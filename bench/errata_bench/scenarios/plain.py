@@ -52,6 +52,7 @@ def _plain(kind: str, title: str, *budgets: Budget, smoke_sessions: int = 0) -> 
         partial(run, kind=kind),
         METRICS,
         budgets,
+        seconds=steps.SECONDS,
         smoke_sessions=smoke_sessions,
     )
 

@@ -11,6 +11,7 @@ from ..load import Load
 from ..scenario import ACTION, MUX_1, MUX_64, STOCK, Found, Metric, Plan, Scenario, alternate
 from ..servers import Server
 from ..stage import stage, stepping, target
+from .steps import SECONDS
 
 DECADES = 3
 
@@ -44,7 +45,7 @@ async def run(plan: Plan) -> Found:
             for power in reversed(range(DECADES)):
                 load = loads[power]
                 await load.do("open", sessions=sizes[power])
-                figures = await stepping(server, load, plan.seconds / 2, action=ACTION, **how)
+                figures = await stepping(server, load, plan.seconds, action=ACTION, **how)
                 await load.do("close")
                 await server.quiet(64)
                 found |= {f"{key}_{power}": figures[key] for key in ("server_cpu_us", "steps_per_s")}
@@ -65,5 +66,6 @@ SCENARIOS = (
         run,
         METRICS,
         (Budget(MUX_1, "growth", "<=", 1.3), Budget(MUX_64, "growth", "<=", 1.3)),
+        seconds=SECONDS,
     ),
 )

@@ -10,6 +10,9 @@ from ..figures import Round
 from ..scenario import ACTION, MUX_1, MUX_64, STOCK, Found, Metric, Plan, Scenario, alternate
 from ..stage import stage, stepping, target
 
+SECONDS = 12.0
+"""Stock takes 6 s for one step of each of 10,000 sessions; less than two of them would be no steady state."""
+
 METRICS = (
     Metric("steps_per_s", "steps a second", "1/s"),
     Metric("p50_ms", "latency, median", "ms"),
@@ -57,6 +60,7 @@ SCENARIOS = (
         partial(run, kind="any-thread"),
         METRICS,
         _budgets(12, 25),
+        seconds=SECONDS,
     ),
     Scenario(
         "steps-async",
@@ -64,6 +68,7 @@ SCENARIOS = (
         partial(run, kind="async"),
         METRICS,
         _budgets(4, 8),
+        seconds=SECONDS,
         smoke_sessions=0,
     ),
     Scenario(
@@ -75,6 +80,7 @@ SCENARIOS = (
             Budget(MUX_1, "steps_per_s", ">=", 2, to=STOCK),
             Budget(MUX_64, "steps_per_s", ">=", 2, to=STOCK),
         ),
+        seconds=SECONDS,
         smoke_sessions=0,
     ),
 )
