@@ -276,11 +276,14 @@ class _Flight:
         self._settle(Reply(row.eid, row.t, row.payload, DIGEST_PREFIX + row.digest.hex()), None)
 
     async def _unkept(self, error: ErrataError) -> None:
+        told: Exception = error
         try:
             await self._express.admission.unkept(self._session)
+        except Exception as worse:
+            told = worse
         finally:
             self._session.turn.leave()
-            self._settle(None, error)
+            self._settle(None, told)
 
     def _fail(self, error: Exception) -> None:
         self._express.own(self._failed(error))
