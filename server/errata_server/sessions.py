@@ -373,8 +373,9 @@ class Sessions:
             host, session.host = session.host, None
             if host is not None:
                 await host.close()
-            if session.committed and session.lost is None:
-                await self.runtime.journal.commit(SessionChange(session.sid, status=status), *with_records)
+            ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost
+            if session.committed and (ended or with_records):
+                await self.runtime.journal.commit(*ended, *with_records)
             self.runtime.metrics.ended(self.environment, status if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
             self.forget(session)
