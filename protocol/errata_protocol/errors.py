@@ -366,11 +366,7 @@ def error_from_wire(data: dict[str, Any]) -> ErrataError:
     code = str(data.get("code", ""))
     details = {k: v for k, v in data.items() if k not in ("message", "code")}
     message = str(data.get("message", "unknown error"))
-    by_code: dict[str, type[ErrataError]] = {}
-    for cls in _subclasses(ErrataError):
-        if "code" in vars(cls):
-            by_code[cls.code] = cls  # leaves come after their parents, so the most specific class wins
-    cls = by_code.get(
+    cls = _BY_CODE.get(
         code, ServiceError if CODES.get(code, CODES["EXECUTION_ERROR"]).fault == "service" else CallerError
     )
     error = cls.__new__(cls)
@@ -378,3 +374,7 @@ def error_from_wire(data: dict[str, Any]) -> ErrataError:
     if code and error.code != code:
         error.__dict__["code"] = code
     return error
+
+
+# Leaves come after their parents, so the most specific class wins.
+_BY_CODE = {cls.code: cls for cls in _subclasses(ErrataError) if "code" in vars(cls)}
