@@ -383,6 +383,7 @@ class Multiplex:
         if isinstance(error, SessionLost | SessionUnknown | SessionClosed):
             reason: EndReason = "lost" if isinstance(error, SessionLost) else "closed"
             self._end(run.session.sid, reason)
+            self._spawn(self._sessions.close(run.session.handle))  # its row says already what became of it
         else:
             self._do(self.protocol.rejected(run, error))
 
@@ -469,6 +470,7 @@ class Multiplex:
     async def _close(self, session: Session, run: Run) -> Reply:
         row = self._row(session, run, b"{}")
         await self._sessions.close(session, with_records=(row,))
+        self._idle.pop(run.session.sid, None)
         return reply_of(row)
 
     # -- what was said before ---------------------------------------------------------------------------------------
@@ -604,4 +606,5 @@ class Multiplex:
         self._end(mine.sid, "expired")
 
     def _end(self, sid: str, reason: EndReason) -> None:
+        self._idle.pop(sid, None)
         self._do(self.protocol.ended(sid, reason, asyncio.get_running_loop().time()))

@@ -133,6 +133,11 @@ class Session:
             return f"this session is lost: {why}, before any delivery; open another"
         return f"this session is lost: {why}; its last delivery is t={self.t} of episode {self.eid}, still readable"
 
+    def is_of(self, row: SessionRow) -> bool:
+        """Whether a journal row is this session's own, and not of another one that was opened under the same sid."""
+        mine = self.row
+        return self.committed or (mine.seed, mine.created, mine.key_hash) == (row.seed, row.created, row.key_hash)
+
     @property
     def multiplexed(self) -> bool:
         """A client addresses it by sid and key on a multiplexed socket, and nothing else does."""

@@ -156,10 +156,11 @@ class Sessions:
         if self.runtime.due_for_retention():
             self.own(self.runtime.retain())
         row = self._new_row(given_out=given_out or address is not None, principal=principal, address=address)
+        session = Session(row, committed=False, room=room or self._share(principal))
+        if row.sid not in self._live:
+            await self._make_room(session.room)
         if row.sid in self._live:
             raise Conflict("a session of this id is there already")
-        session = Session(row, committed=False, room=room or self._share(principal))
-        await self._make_room(session.room)
         session.opening = True  # before the factory runs: it holds its place
         self._live[session.sid] = session
         try:
@@ -170,9 +171,11 @@ class Sessions:
             if row.given_out:
                 await self._commit_row(session)
         except BaseException:
-            self._live.pop(session.sid, None)
-            if session.host is not None:
-                await session.host.close()
+            if self._live.get(session.sid) is session:
+                del self._live[session.sid]
+            host, session.host = session.host, None  # its place is free for another
+            if host is not None:
+                await host.close()
             raise
         finally:
             session.opening = False
@@ -240,8 +243,8 @@ class Sessions:
             last: Its last delivery.
         """
         existing = self._live.get(row.sid)
-        if existing is not None:  # another request woke it while this one read
-            return existing
+        if existing is not None and existing.is_of(row):  # another request woke it while this one read
+            return existing  # else an open under the same sid, whose commit will fail
         session = Session(row, committed=True, room=self._share(row.principal))
         if last is not None:
             session.eid, session.t = last.eid, last.t
