@@ -1,0 +1,131 @@
+"""Multiplexed sessions come to be, and are found again in the journal (PROTOCOL D3, D7)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from errata_protocol.errors import Conflict, EnvironmentFailed, ErrataError, SessionLost
+from errata_protocol.mux import Find, Stored
+
+from .journal.base import DeliveryRow, SessionRow
+from .mux_shell import MuxShell, journal_sid
+from .session import Address, Session
+
+log = logging.getLogger("errata.mux")
+
+SOUGHT_AT_ONCE = 256
+"""Sessions that are looked for in the journal in one go: a thousand that resume would each wait for a thread."""
+
+
+class Finding:
+    """Opens sessions and looks for them.
+
+    Args:
+        shell: The machine.
+    """
+
+    def __init__(self, shell: MuxShell) -> None:
+        self._shell = shell
+        self._sought: list[Find] = []
+
+    def find(self, effect: Find) -> None:
+        """Open a new session, or look for one."""
+        if effect.make:
+            mine = effect.session
+            address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
+            if not self._shell.sessions.begin_open(address, mine.principal, partial(self._opened, effect)):
+                self._shell.spawn(self._make(effect))
+        else:
+            self._seek(effect)
+
+    def _seek(self, find: Find) -> None:
+        """Look for a session in the journal, together with all others that are looked for now."""
+        self._sought.append(find)
+        if len(self._sought) == 1:
+            asyncio.get_running_loop().call_soon(lambda: self._shell.spawn(self._seek_all()))
+
+    def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
+        """Take a session that was opened, or why it was not: the journal says if there is one of that id."""
+        if isinstance(error, Conflict):
+            self._seek(find)
+        elif session is None:
+            self._refuse(find, error or EnvironmentFailed("the session could not be opened"))
+        else:
+            mine = find.session
+            mine.handle = session
+            now = self._shell.now()
+            self._shell.do(
+                self._shell.protocol.found(find, Stored(recovery=session.row.recovery, group=mine.group), now)
+            )
+
+    async def _make(self, find: Find) -> None:
+        """Open a new session, waiting for what it needs."""
+        mine = find.session
+        address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
+        try:
+            session = await self._shell.sessions.open(principal=mine.principal, address=address)
+        except Exception as error:
+            self._opened(find, None, error)
+        else:
+            self._opened(find, session, None)
+
+    async def _seek_all(self) -> None:
+        while self._sought:
+            finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
+            try:
+                await self._shell.runtime.start()
+                sids = [journal_sid(find.session.sid) for find in finds]
+                found = await self._shell.runtime.read(self._stored_all, sids)
+            except Exception as error:
+                for find in finds:
+                    self._refuse(find, error)
+                continue
+            for find, stored in zip(finds, found, strict=True):
+                self._found(find, *stored)
+
+    def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
+        mine = find.session
+        try:
+            known = (
+                row is not None
+                and row.principal == mine.principal
+                and row.environment == self._shell.sessions.environment
+            )
+            kept = row.key_hash if row is not None and known and row.key_hash is not None else bytes(32)
+            if not hmac.compare_digest(kept, mine.key_hash) or row is None:
+                raise SessionLost("no session with this sid and key: open another")
+        except Exception as error:
+            self._refuse(find, error)
+            return
+        if row.status == "open":
+            mine.handle = self._shell.sessions.dormant(row, last)
+        stored = Stored(
+            next_id=next_id,
+            eid=last.eid if last is not None else None,
+            t=last.t if last is not None else None,
+            seq=seq,
+            recovery=row.recovery,
+            status=row.status,
+            group=row.group,
+        )
+        self._shell.do(self._shell.protocol.found(find, stored, self._shell.now()))
+
+    def _stored_all(self, sids: Sequence[str]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
+        return [self._stored(sid) for sid in sids]
+
+    def _stored(self, sid: str) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
+        journal = self._shell.runtime.journal
+        row = journal.session(sid)
+        if row is None:
+            return None, None, 1, 0
+        return row, journal.last_delivery(sid), journal.last_id(sid) + 1, journal.last_seq(sid)
+
+    def _refuse(self, find: Find, error: Exception) -> None:
+        if not isinstance(error, ErrataError):
+            log.error("session could not be opened", exc_info=error)
+            error = EnvironmentFailed(str(error))
+        self._shell.do(self._shell.protocol.refused(find, error, self._shell.now()))

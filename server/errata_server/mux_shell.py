@@ -1,0 +1,84 @@
+"""What the parts of the multiplexed door share: the state machine, and how its effects are performed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from errata_protocol.mux import Effect, ServerConfig, ServerProtocol
+from errata_protocol.mux.effects import EndReason
+
+from .sessions import Sessions
+
+log = logging.getLogger("errata.mux")
+
+PREFIX = "mux."
+"""Stands before a sid in the journal; a sid cannot hold a dot, and neither can the id of a plain session."""
+
+
+def journal_sid(sid: str) -> str:
+    """Return the session id under which a multiplexed session is journaled."""
+    return PREFIX + sid
+
+
+class MuxShell:
+    """Feeds the machine and performs what it asks for.
+
+    Args:
+        sessions: The environment's sessions.
+        production: No state(t), no fork (PROTOCOL F1).
+
+    Attributes:
+        perform: What performs an effect, by its type.
+        ended: Told the sid of each session that is over for a reason of the shell's.
+    """
+
+    def __init__(self, sessions: Sessions, *, production: bool) -> None:
+        self.sessions = sessions
+        self.runtime = sessions.runtime
+        self.protocol = ServerProtocol(ServerConfig(limits=self.runtime.settings.limits, production=production))
+        self.perform: dict[type, Callable[[Any], None]] = {}
+        self.ended: Callable[[str], object] = lambda sid: None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """Return the machine's time: the event loop's."""
+        return asyncio.get_running_loop().time()
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        """Perform effects, in their order."""
+        perform = self.perform
+        for effect in effects:
+            perform[type(effect)](effect)
+        due = self.protocol.next_timer()
+        if due is not None and (self._timer is None or self._timer.when() > due or self._timer.cancelled()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+
+    def forget_timer(self) -> None:
+        """Take that the event loop of the timer is gone."""
+        self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.do(self.protocol.tick(self.now()))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` to its end; what it raises is a defect, and logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a defect of the multiplexed door", exc_info=error)
+
+    def end(self, sid: str, reason: EndReason) -> None:
+        """Tell the machine that a session is over."""
+        self.ended(sid)
+        self.do(self.protocol.ended(sid, reason, self.now()))
