@@ -387,7 +387,8 @@ class Sessions:
         """Let go of a session that is over, or never began."""
         for timer in session.timers:
             timer.cancel()
-        self._live.pop(session.sid, None)
+        if self._live.get(session.sid) is session:
+            del self._live[session.sid]
         self._detached.pop(session.sid, None)
 
     async def _end(self, sid: str) -> bool:
