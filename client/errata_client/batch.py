@@ -12,6 +12,7 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.replay import Kind
 
 from .client import ErrataClient
+from .mux_door import Begun
 
 Client = ErrataClient[Any, Any, Any]
 Result = Any
@@ -31,38 +32,19 @@ class Batch:
         self, requests: Sequence[tuple[Client, Any]], kind: Kind, settled: Callable[[Kind, Result], None]
     ) -> None:
         self.results: list[Result] = [None] * len(requests)
-        self._pending: dict[int, Callable[[], None]] = {}
+        self._pending: dict[int, Begun | _Asked | None] = {}
         self._arrived: deque[int] = deque()
         self._changed: asyncio.Future[None] | None = None
         self._kind = kind
         self._settled = settled
         for place, (client, data) in enumerate(requests):
-            self._pending[place] = _nothing
+            self._pending[place] = None
             try:
                 fields = client._step_payload(data) if kind == "step" else dict(data)
-                ask_back = client._begin(kind, fields, partial(self._take, place, client._parse_result))
-                if ask_back is None:
-                    ask_back = self._ask(place, client, fields)
-                if place in self._pending:
-                    self._pending[place] = ask_back
+                done = partial(self._take, place, client._parse_result)
+                self._pending[place] = client._begin(kind, fields, done) or _Asked(client, kind, fields, done)
             except Exception as error:  # of this environment only
                 self._settle(place, error)
-
-    def _ask(self, place: int, client: Client, fields: dict[str, Any]) -> Callable[[], None]:
-        """Ask where nothing can be sent at once: a plain socket, or a session that is not open yet."""
-        message = {"type": self._kind, "data": fields}
-        task = asyncio.ensure_future(client._send_and_receive(message))
-
-        def take(task: asyncio.Task[dict[str, Any]]) -> None:
-            error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
-            self._take(place, client._parse_result, task.result()["data"] if error is None else error)
-
-        task.add_done_callback(take)
-
-        def cancel() -> None:
-            task.cancel()
-
-        return cancel
 
     def _take(self, place: int, parse: Callable[[Any], Any], outcome: Any) -> None:
         if place not in self._pending:
@@ -119,18 +101,35 @@ class Batch:
 
     def give_up(self, waited_s: float) -> None:
         """Ask back what has no result, and let it be TimeoutError."""
-        for place, ask_back in list(self._pending.items()):
-            ask_back()
+        for place, begun in list(self._pending.items()):
+            if begun is not None:
+                begun.ask_back()
             text = f"no reply to a {self._kind} within {waited_s:g} s; it was asked back and may still act: see by t"
             self._settle(place, TimeoutError(text))
 
     def drop(self) -> None:
         """Ask back what has no result; nobody waits."""
         pending, self._pending = self._pending, {}
-        for ask_back in pending.values():
-            ask_back()
+        for begun in pending.values():
+            if begun is not None:
+                begun.ask_back()
             self._settled(self._kind, ErrataError("nobody waits for it any more"))
 
 
-def _nothing() -> None:
-    """Stands for what takes a request back before it is made."""
+class _Asked:
+    """A request where nothing can be sent at once: on a plain socket, or of a session that is not open yet."""
+
+    __slots__ = ("_done", "_task")
+
+    def __init__(self, client: Client, kind: Kind, fields: dict[str, Any], done: Callable[[Any], None]) -> None:
+        self._done = done
+        self._task = asyncio.ensure_future(client._send_and_receive({"type": kind, "data": fields}))
+        self._task.add_done_callback(self._take)
+
+    def ask_back(self) -> None:
+        """Let nobody wait for it."""
+        self._task.cancel()
+
+    def _take(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._done(task.result()["data"] if error is None else error)

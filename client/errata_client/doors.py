@@ -16,7 +16,7 @@ from errata_protocol.replay import Kind, StateAt
 from .connection import Connection
 from .dialing import Dial
 from .frames import replayed
-from .mux_door import MuxDoor, encode
+from .mux_door import Begun, MuxDoor, encode
 from .plain_session import PlainSession
 from .plain_ws import ActT, ObsT, StateT
 from .ticket import Ticket
@@ -116,7 +116,7 @@ class TwoDoors(PlainSession[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):
             frame = await self._ask(message)
         return {"type": frame.type, "data": frame.data}
 
-    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Callable[[], None] | None:
+    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
         """Send a request of a multiplexed session without waiting for it; None where there is none that is live."""
         return self._mux.begin(kind, encode(data), done) if self._mux.is_live else None
 

@@ -16,6 +16,7 @@ from errata_protocol.replay import Kind, StateAt
 
 _WHITESPACE = " \t\n\r"
 _decoder = json.JSONDecoder()
+_KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 
 class FrameInvalid(ServiceError):
@@ -141,8 +142,7 @@ def replayed(frame: Frame, t: int, eid: str | None) -> StateAt:
 
 def as_kind(value: Any) -> Kind | None:
     """Return a delivery kind of this version, None for anything else."""
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    return next((kind for kind in kinds if kind == value), None)
+    return _KINDS.get(value) if isinstance(value, str) else None
 
 
 def is_known_code(data: Any) -> bool:

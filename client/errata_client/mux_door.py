@@ -11,7 +11,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, SessionLost
+from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported
 from errata_protocol.mux import Answered, Replied
 from errata_protocol.mux.effects import RequestKind
 from errata_protocol.replay import Kind, StateAt
@@ -59,6 +59,45 @@ def decode(payload: bytes) -> Any:
             return json.loads(payload)
         except (ValueError, RecursionError) as error:
             raise FrameInvalid(f"the server sent a payload that cannot be read: {error}") from error
+
+
+class Begun:
+    """A request of a batch: one object for each, since there are thousands in flight and the collector visits them all.
+
+    Args:
+        door: Whose.
+        session: The session it is sent on.
+        kind: Its type.
+        data: Its ``data``.
+        done: Who is told.
+    """
+
+    __slots__ = ("_done", "_door", "_kind", "_request", "_session")
+
+    def __init__(
+        self, door: MuxDoor, session: MuxSession, kind: Kind, data: bytes, done: Callable[[Any], None]
+    ) -> None:
+        self._door = door
+        self._kind = kind
+        self._done = done
+        self._session = session
+        self._request = session.begin(kind, data, self._take)
+
+    def ask_back(self) -> None:
+        """Let nobody wait for it."""
+        self._session.abandon(self._request)
+
+    def _take(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception):
+            self._door.told(outcome)
+            self._done(outcome)
+            return
+        try:
+            data = self._door.data_of(self._kind, outcome)
+        except FrameInvalid as error:
+            self._done(error)
+            return
+        self._done(data)
 
 
 class MuxDoor:
@@ -233,32 +272,18 @@ class MuxDoor:
         finally:
             self._told = self._told or session.ended is not None
 
-    def begin(self, kind: Kind, data: bytes, done: Callable[[Any], None]) -> Callable[[], None]:
+    def begin(self, kind: Kind, data: bytes, done: Callable[[Any], None]) -> Begun:
         """Send a request without waiting; ``done`` is called once, with its decoded ``data`` or the exception.
 
-        Returns:
-            What asks it back.
+        Raises:
+            As `MuxSession.begin`.
         """
-        session = self.session
-        if session is None:
-            raise SessionLost("this client has no session: reset it by itself first")
+        assert self.session is not None
+        return Begun(self, self.session, kind, data, done)
 
-        def take(outcome: Outcome) -> None:
-            if isinstance(outcome, Exception):
-                self._told = self._told or _is_end(outcome)
-                done(outcome)
-                return
-            try:
-                done(self.data_of(kind, outcome))
-            except FrameInvalid as error:
-                done(error)
-
-        request = session.begin(kind, data, take)
-
-        def ask_back() -> None:
-            session.abandon(request)
-
-        return ask_back
+    def told(self, error: Exception) -> None:
+        """Note that a caller heard of an error: where it was the session's end, the next reset may begin another."""
+        self._told = self._told or _is_end(error)
 
     @staticmethod
     def data_of(kind: RequestKind, reply: Replied) -> Any:

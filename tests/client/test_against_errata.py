@@ -13,18 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from loopback import served
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from websockets.exceptions import ConnectionClosed
 
-from errata_client import ErrataClient
+from errata_client import EnvPool, ErrataClient, Reward
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import (
     EnvironmentFailed,
     InvalidRequest,
     NoReset,
+    NotAttached,
     SessionUnknown,
     StateOutOfRange,
     UnknownEpisode,
@@ -237,6 +239,50 @@ async def test_after_kill_9_the_client_sees_that_the_step_did_not_act(tmp_path: 
         finally:
             server.kill()
             server.wait()
+
+
+async def test_a_pool_on_one_socket_does_not_notice_kill_9_and_each_step_acts_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = _server_process(listener, tmp_path)
+        try:
+            async with EnvPool(url, 16, connect_timeout_s=60.0, message_timeout_s=90.0) as pool:
+                await pool.reset_batch()
+                for n in range(1, 7):
+                    batch = asyncio.create_task(pool.step_batch([{"amount": 1}] * 16))
+                    if n in (2, 4):
+                        await asyncio.sleep(0)  # the batch is handed over
+                        server.kill()
+                        server.wait()
+                        server = _server_process(listener, tmp_path)
+                    assert {result.observation["total"] for result in await batch} == {n}
+                assert {client.t for client in pool.clients} == {6}
+                assert pool.session_stats.resumes >= 32
+                child = await pool.clients[0].fork(3)
+                assert (await child.step({"amount": 5})).observation["total"] == 8
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def test_a_ticket_continues_a_session_and_its_late_rewards_are_pushed(server_url: str) -> None:
+    rewards: list[Reward] = []
+    client = ErrataClient(server_url)
+    await client.reset()
+    await client.step({"amount": 2})
+    async with ErrataClient.resume(server_url, client.ticket(), websocket_ping_interval_s=5.0) as other:
+        assert (other.eid, other.t) == (client.eid, 1)
+        other.on_reward(rewards.append)
+        with pytest.raises(NotAttached):
+            await client.step({"amount": 1})
+        post = {"t": 1, "value": 0.5, "source": "judge", "reward_id": "r1"}
+        async with httpx.AsyncClient() as http:
+            assert (await http.post(f"{server_url}/episodes/{client.eid}/rewards", json=post)).is_success
+        assert (await other.step({"amount": 3})).observation["total"] == 5
+        assert [(reward.t, reward.value, reward.source) for reward in rewards] == [(1, 0.5, "judge")]
+        assert [reward.reward_id for reward in await other.rewards()] == ["r1"]
+        await other.end_session()
+    await client.close()
 
 
 def test_the_blocking_form_replays_and_forks(server_url: str) -> None:
