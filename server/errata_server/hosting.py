@@ -276,7 +276,10 @@ class EnvHost:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
         method = self.env.reset_async if self._async_reset else self.env.reset
         kwargs = _accepted(method, data)
-        return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
+        try:
+            return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
+        finally:
+            self._look_for_rubric()
 
     async def step(self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float) -> Observation:
         """Step the environment, with those of ``given``'s keys that its signature takes."""
@@ -341,6 +344,11 @@ class EnvHost:
     async def restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot`` on this fresh instance."""
         await self._call(getattr(self.env, "restore"), 120.0, snapshot)  # noqa: B009
+        self._look_for_rubric()
+
+    def _look_for_rubric(self) -> None:
+        """Take note of a rubric with step rewards that the environment made for its task only now."""
+        self.express = self.express and self.credit.compute is None
 
     async def forked(self, episode_id: str) -> None:
         """Tell the environment that it now runs a child episode: step_count starts at 0 (PROTOCOL D11)."""

@@ -58,6 +58,21 @@ class GameEnvironment(Environment[Move, Board, State]):
         return self._state
 
 
+class TaskGameEnvironment(GameEnvironment):
+    """Async, and its rubric depends on the task, so that it is made by reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rubric = None
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Board:
+        self.rubric = Outcome(gamma=0.5)
+        return self.reset(seed, episode_id)
+
+    async def step_async(self, action: Move, timeout_s: float | None = None, **_: Any) -> Board:
+        return self.step(action)
+
+
 class SavedGameEnvironment(GameEnvironment):
     """The same, recoverable: its snapshots hold the trajectory."""
 

@@ -34,7 +34,9 @@ from .rubric_environments import (
     Move,
     RaisingGameEnvironment,
     SavedGameEnvironment,
+    TaskGameEnvironment,
 )
+from .test_mux_door import joined
 
 KEY = b"k" * 32
 
@@ -299,8 +301,9 @@ def _late(client: TestClient, eid: str) -> dict[int, float]:
     return {r["t"]: r["value"] for r in found}
 
 
-def test_step_rewards_of_a_rubric_are_there_once_the_episode_is_done() -> None:
-    with TestClient(_game(GameEnvironment)) as client, connect(client) as socket:
+@pytest.mark.parametrize("env", [GameEnvironment, TaskGameEnvironment])
+def test_step_rewards_of_a_rubric_are_there_once_the_episode_is_done(env: Any) -> None:
+    with TestClient(_game(env)) as client, connect(client) as socket:
         for outcome, last in (("win", 1.0), ("lose", 0.0)):
             eid = socket.ask("reset", {})["eid"]
             socket.ask("step", {"do": "go"})
@@ -388,6 +391,18 @@ def test_a_fork_that_was_woken_takes_none_of_its_parents_steps_for_its_own(tmp_p
         with connect(client, f"/ws?session_id={made['session_id']}") as socket:
             socket.ask("step", {"do": "win"})
         assert _late(client, made["eid"]) == {2: 1.0}
+
+
+@pytest.mark.parametrize("env", [GameEnvironment, TaskGameEnvironment])
+async def test_step_rewards_are_pushed_on_a_multiplexed_socket(env: Any) -> None:
+    async with joined(_game(env)) as trainer:
+        opened = await trainer.open()
+        reset = await trainer.ask(opened, "reset")
+        await trainer.ask(opened, "step", {"do": "go"})
+        await trainer.ask(opened, "step", {"do": "win"})
+        found = json.loads((await trainer.read("rewards", opened)).payload)
+        assert [(r["t"], r["value"], r["eid"]) for r in found] == [(1, 0.5, reset.eid), (2, 1.0, reset.eid)]
+        assert trainer.pushed == found
 
 
 async def test_rewards_of_a_multiplexed_session_are_numbered_in_the_commit_of_the_last_step(journal: Journal) -> None:
