@@ -25,6 +25,9 @@ T = TypeVar("T")
 OVERTAKEN = 0.25
 """Chance that a task woken by a future lets those behind it go first, on a loop with a seed."""
 
+MAX_UNWINDING = 100
+"""Waits, one in the other, that the clean-up of a crashed task may go through."""
+
 
 class SimulationError(Exception):
     """The simulated program did what a simulation cannot run: it waits for nothing, never ends, or left the loop."""
@@ -48,6 +51,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         steps: Callbacks run so far.
         crash_at: Step before which `Crashed` is raised; None never crashes. May be set while the loop runs.
         errors: What callbacks raised and nobody awaited.
+        fail_fast: Raise the first of them at once, rather than all at the end.
     """
 
     # CPython's BaseEventLoop keeps its queues under these names from 3.4 on; mypy's stubs leave them out.
@@ -72,6 +76,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.crash_at: int | None = None
         self.errors: list[BaseException] = []
+        self.fail_fast = False
         self.set_exception_handler(_keep_error)
         self.set_debug(False)
 
@@ -83,6 +88,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.crash_at = None
             if self._on_crash is not None:
                 self._on_crash()
+            self._scheduled.clear()
             raise Crashed(f"at step {self.steps}")
         if self.steps >= self._max_steps:
             raise SimulationError(f"the simulated program did not end within {self._max_steps} steps")
@@ -99,6 +105,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 handle = self._ready.popleft()
         if not handle._cancelled:
             handle._run()
+            if self.errors and self.fail_fast:
+                raise self.errors.pop(0)
 
     def _move_due(self) -> None:
         """Move the timers that are due to the ready queue; with nothing ready, the clock goes to the next one."""
@@ -160,8 +168,11 @@ def run(main: Coroutine[Any, Any, T], chance: random.Random | None = None, *, lo
     asyncio.set_event_loop(loop)
     try:
         result = loop.run_until_complete(main)
-    except BaseException:
-        _end_tasks(loop)
+    except BaseException as error:
+        if isinstance(error, Crashed) or loop.fail_fast:
+            _abandon_tasks(loop)
+        else:
+            _end_tasks(loop)
         raise
     else:
         _end_tasks(loop)
@@ -186,12 +197,38 @@ def simulated(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 def _end_tasks(loop: SimulatedLoop) -> None:
     loop.crash_at = None
     loop._max_steps = loop.steps + 100_000
-    left = asyncio.all_tasks(loop)
+    left = _tasks(loop)
     if left:
-        for task in sorted(left, key=lambda t: t.get_name()):
+        for task in left:
             task.cancel()
         _finish(loop, asyncio.gather(*left, return_exceptions=True))
     _finish(loop, loop.create_task(loop.shutdown_asyncgens()))
+
+
+def _abandon_tasks(loop: SimulatedLoop) -> None:
+    """Unwind what a crash left, in no time: no timer runs any more, and every wait of a clean-up is cancelled too.
+
+    Merely dropped, the coroutines would run their ``finally`` at some later garbage collection, on no loop at all.
+    """
+    loop.crash_at = None
+    for _ in range(MAX_UNWINDING):
+        left = _tasks(loop)
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        while loop._ready:
+            loop._scheduled.clear()
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+    else:
+        raise SimulationError(f"what crashed cannot be unwound: {_waiting(loop)}")
+    loop.errors.clear()
+
+
+def _tasks(loop: SimulatedLoop) -> list[asyncio.Task[Any]]:
+    """Return the tasks in the order they were made, which the set of them does not keep."""
+    return sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
 
 
 def _finish(loop: SimulatedLoop, future: asyncio.Future[Any]) -> None:

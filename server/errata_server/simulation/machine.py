@@ -36,6 +36,7 @@ class SimulatedMachine:
         seed: The same seed, program and faults give the same trace.
         faults: What its disk does wrong.
         power_loss: A crash loses what was not synced; False is ``kill -9``, which does not.
+        max_steps: As `SimulatedLoop`, for each boot.
 
     Attributes:
         disk: The disk of the current boot.
@@ -43,14 +44,19 @@ class SimulatedMachine:
         trace: What was noted, each line with its time.
         boots: How often it was started.
         steps: Callbacks run over all boots.
+        on_crash: Each is called in the moment of a crash: what it takes away no step of the dead server can reach.
     """
 
-    def __init__(self, seed: int, *, faults: DiskFaults | None = None, power_loss: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, faults: DiskFaults | None = None, power_loss: bool = True, max_steps: int = 10_000_000
+    ) -> None:
         self.seed = seed
+        self._max_steps = max_steps
         self.layers = FakeDisk()
         self.trace: list[str] = []
         self.boots = 0
         self.steps = 0
+        self.on_crash: list[Callable[[], None]] = []
         self._power_loss = power_loss
         self._now_s = 0.0
         self._order = self.chance("order")
@@ -79,18 +85,21 @@ class SimulatedMachine:
             What the program returned, None after a crash.
         """
         self.boots += 1
-        self._loop = loop = SimulatedLoop(self._order, start_s=self._now_s, on_crash=self.disk.switch_off)
+        self._loop = loop = SimulatedLoop(
+            self._order, start_s=self._now_s, max_steps=self._max_steps, on_crash=self._go_down
+        )
         loop.crash_at = crash_at_step
+        loop.fail_fast = True
         try:
             return run(program(self), loop=loop)
         except Crashed:
-            self.note(f"crash at step {loop.steps}")
             self.disk = self._next_disk()
             return None
         finally:
-            self._now_s = loop.time()
+            if self._loop is not None:
+                self._now_s = loop.time()
+                self._loop = None
             self.steps += loop.steps
-            self._loop = None
 
     def journal(self, *, segment_bytes: int = SEGMENT_BYTES) -> LogJournal:
         """Open this boot's disk as a journal."""
@@ -116,6 +125,17 @@ class SimulatedMachine:
         """The disk went down in the middle of a step: let there be no next one."""
         if self._loop is not None:
             self._loop.crash_at = self._loop.steps
+            self._go_down()
+
+    def _go_down(self) -> None:
+        if self._loop is None:
+            return  # already, in a call of the disk
+        self.note(f"crash at step {self._loop.steps}")
+        self.disk.switch_off()
+        for take_away in self.on_crash:
+            take_away()
+        self._now_s = self._loop.time()
+        self._loop = None
 
     def _next_disk(self) -> SimulatedDisk:
         if self._power_loss:
