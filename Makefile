@@ -10,7 +10,7 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ test-upstream: setup ## OpenEnv's own server tests on our server and on adopted 
 
 test-chaos: base ## servers killed at random moments
 	@$(PYTEST) -m chaos
+
+SEEDS := 0..9999
+simulate: setup ## the server, its clients and their accidents under each of SEEDS=0..9999; see docs/simulation.md
+	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
 	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not sandbox"

@@ -6,6 +6,7 @@ from .ids import SeededIds
 from .loop import Crashed, SimulatedLoop, SimulationError, run, simulated
 from .machine import SimulatedMachine
 from .threads import SimulatedThreads
+from .transport import SimulatedSocket
 from .writer import LoopWriter
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "SimulatedDisk",
     "SimulatedLoop",
     "SimulatedMachine",
+    "SimulatedSocket",
     "SimulatedThreads",
     "SimulationError",
     "run",

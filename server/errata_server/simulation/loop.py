@@ -219,7 +219,7 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
             task.cancel()
         while loop._ready:
             loop._scheduled.clear()
-            loop.call_soon(loop.stop)
+            loop.stop()  # after one callback
             loop.run_forever()
     else:
         raise SimulationError(f"what crashed cannot be unwound: {_waiting(loop)}")

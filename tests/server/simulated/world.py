@@ -1,0 +1,303 @@
+"""One schedule: boots of a server that end badly or well, one in which all comes to rest, and the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from errata_protocol.errors import ErrataError
+from errata_server.mux_shell import journal_sid
+from errata_server.recovery_class import recovery_of
+from errata_server.simulation import DiskFaults, SimulatedMachine, SimulatedSocket
+
+from .environments import KINDS, factory
+from .ledger import Ledger
+from .server import Server
+from .trainer import Trainer
+
+SETTLED_S = 600.0
+"""Virtual time in which everything comes to its end once nothing goes wrong any more."""
+
+MAX_STEPS = 100_000
+"""Of one boot; a schedule takes a few thousand."""
+
+
+class World:
+    """All that one seed decides.
+
+    Args:
+        seed: The same seed gives the same trace.
+        honours_sync: False makes syncs do nothing: the control.
+        server: Replaces the server's class: likewise.
+        muted: Numbers of actions that are left out.
+
+    Attributes:
+        actions: Actions in the schedule, muted ones included.
+        faults: The network and the disk may fail.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        honours_sync: bool = True,
+        server: type[Server] = Server,
+        muted: frozenset[int] = frozenset(),
+    ) -> None:
+        self.seed = seed
+        self.chance = chance = random.Random(f"{seed}/plan")
+        sync_s = (0.0, chance.choice([0.0, 0.0, 0.005, 0.2]))
+        power_loss = chance.random() < 0.5
+        self.machine = SimulatedMachine(
+            seed,
+            faults=DiskFaults(honours_sync=honours_sync, sync_s=sync_s),
+            power_loss=power_loss,
+            max_steps=MAX_STEPS,
+        )
+        self.kind = chance.choices(list(KINDS), weights=[6, 3, 2, 3, 1, 1, 2])[0]
+        env, deterministic = KINDS[self.kind]
+        self.ledger = Ledger(recovery_of(env, deterministic=deterministic))
+        self.places = chance.choice([2, 4, 100])
+        self.timeout_s = chance.choice([None, None, None, 4.0])
+        self.ledger.expires = self.timeout_s is not None
+        self.trainers = [
+            Trainer(self, f"c{n}", chance.choice(["ann", "ann", "bob"]), self.machine.chance(f"trainer {n}"))
+            for n in range(chance.randint(2, 5))
+        ]
+        self.faults = True
+        self.acknowledged = self.states = self.conflicts = self.intruders = self.crashes = 0
+        self.actions = 0
+        self._muted = muted
+        self._server_class = server
+        self._sockets: list[SimulatedSocket] = []
+        self._posts: set[asyncio.Task[None]] = set()
+
+    def run(self) -> World:
+        """Run it.
+
+        Raises:
+            AssertionError: A promise was broken.
+        """
+        machine, chance = self.machine, self.chance
+        machine.note(f"{self.kind}, {self.places} places")
+        machine.on_crash.append(self._crashed)
+        for _ in range(chance.choice([0, 1, 1, 2, 3])):
+            fate = chance.random()
+            if fate < 0.45:
+                machine.disk.faults.crash_at = machine.disk.calls + chance.randint(1, 40)
+                machine.boot(self._bad_boot)
+            elif fate < 0.85:
+                machine.boot(self._bad_boot, crash_at_step=chance.randint(1, 900))
+            else:
+                machine.boot(self._bad_boot)
+            machine.disk.faults.crash_at = None
+        machine.boot(self._good_boot)
+        machine.boot(self._audit)
+        return self
+
+    @property
+    def trace(self) -> list[str]:
+        """What happened, each line with its boot and time."""
+        return self.machine.trace
+
+    def seen(self) -> dict[str, int]:
+        """Return how often what the schedule is about came to pass."""
+        return {
+            "acknowledged": self.acknowledged,
+            "crashes": self.crashes,
+            "states": self.states,
+            "conflicts": self.conflicts,
+            "intruders turned away": self.intruders,
+            "late rewards": len(self.ledger.rewards),
+            "ended": sum(known.ended is not None for known in self.ledger.sessions.values()),
+        }
+
+    def serve(self, socket: SimulatedSocket) -> None:
+        """Remember a connection until its end."""
+        self._sockets.append(socket)
+
+    def post_reward(self, server: Server, eid: str, t: int, principal: str) -> None:
+        """Let somebody credit a delivery."""
+        reward_id = f"r{self.chance.getrandbits(32)}"
+        value = self.chance.choice([0.0, 0.5, 1.0])
+
+        async def post() -> None:
+            try:
+                await server.runtime.rewards.post(eid, t, value, "judge", reward_id, principal)
+            except ErrataError as error:
+                self.machine.note(f"reward {reward_id} refused: {error.code}")
+                assert error.code == "JOURNAL_UNAVAILABLE", error
+            else:
+                self.machine.note(f"reward {reward_id} of t={t}")
+                self.ledger.rewards[reward_id] = (eid, t, value)
+
+        task = asyncio.get_running_loop().create_task(post())
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+
+    def _crashed(self) -> None:
+        self.crashes += 1
+        self._gone()
+
+    def _gone(self) -> None:
+        for trainer in self.trainers:
+            trainer.server_died()
+
+    # -- boots ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> Server:
+        self._sockets.clear()
+        self._posts.clear()
+        _, deterministic = KINDS[self.kind]
+        server = await self._server_class.start(
+            self.machine,
+            factory(self.kind, self.ledger.executed),
+            deterministic=deterministic,
+            places=self.places,
+            session_timeout_s=self.timeout_s,
+        )
+        for trainer in self.trainers:
+            trainer.server_is_up(server)
+        return server
+
+    async def _bad_boot(self, machine: SimulatedMachine) -> None:
+        self._spoil_disk()
+        server = await self._start()
+        await self._act(server, self.chance.randint(4, 10))
+        self.machine.note("is stopped")
+        await server.stop(drain_s=self.chance.choice([0.0, 1.0, 10.0]))
+        self._gone()
+
+    def _spoil_disk(self) -> None:
+        faults, chance = self.machine.disk.faults, self.chance
+        self._empty_disk()  # what filled it was cleared away before the server was started again
+        faults.eio_syncs, faults.eio_writes = chance.choice([(0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.05, 0.05)])
+
+    async def _act(self, server: Server, actions: int) -> None:
+        loop, chance = asyncio.get_running_loop(), self.chance
+        for trainer in self.trainers:
+            at_s = 0.0
+            for _ in range(actions):
+                at_s += chance.choice([0.0, 0.01, 0.05, 0.3])
+                if self.actions not in self._muted:
+                    loop.call_later(at_s, trainer.act, self.actions)
+                self.actions += 1
+        if chance.random() < 0.2:
+            loop.call_later(chance.uniform(0.0, 1.0), self._fill_disk)
+        if chance.random() < 0.2:
+            server.backend.faults.snapshots += 1
+        if chance.random() < 0.1:
+            server.backend.faults.restores += 1
+        if chance.random() < 0.1:
+            server.threads.hang_next(1, after=chance.randint(0, 10))
+        await asyncio.sleep(chance.uniform(0.5, 4.0))
+
+    def _fill_disk(self) -> None:
+        disk = self.machine.disk
+        free, total = disk.free()
+        disk.faults.capacity_bytes = total - free + self.chance.randint(0, 500)
+        self.machine.note("the disk is full")
+        asyncio.get_running_loop().call_later(self.chance.uniform(0.1, 2.0), self._empty_disk)
+
+    def _empty_disk(self) -> None:
+        self.machine.disk.faults.capacity_bytes = 2**40
+
+    async def _good_boot(self, machine: SimulatedMachine) -> None:
+        faults = machine.disk.faults
+        faults.eio_syncs = faults.eio_writes = 0.0
+        faults.capacity_bytes = 2**40
+        server = await self._start()
+        await self._act(server, self.chance.randint(2, 6))
+        await self._settle(server)
+        await self._each_answers_its_next_step()
+        await self._close_all(server)
+        await server.stop()
+
+    async def _settle(self, server: Server) -> None:
+        """Let nothing go wrong any more, and every session have one owner."""
+        self.machine.note("nothing goes wrong from here on")
+        self.faults = False
+        self._empty_disk()
+        server.sessions.room.capacity = 1000
+        server.backend.faults.snapshots = server.backend.faults.restores = 0
+        server.threads.hang_next(0)
+        for trainer in self.trainers:
+            trainer._leave(again_s=0.0)
+            for session in list(trainer.protocol.sessions.values()):
+                if session.sid in trainer._intruding:
+                    continue
+                if self.ledger.sessions[session.sid].owner != trainer.name:
+                    trainer._drop(session)
+        await self._idle()
+
+    async def _idle(self) -> None:
+        """Wait until all that was asked has its outcome."""
+        for _ in range(int(SETTLED_S)):
+            if all(trainer.idle for trainer in self.trainers) and not self._posts:
+                return
+            await asyncio.sleep(1.0)
+        raise AssertionError("; ".join(trainer.stuck() for trainer in self.trainers if not trainer.idle))
+
+    async def _rest(self, server: Server) -> None:
+        """Wait for what nobody waits for any more, such as the opens of dead processes."""
+        for _ in range(100):
+            if not server.multiplex._shell._tasks:
+                return
+            await asyncio.sleep(1.0)
+        raise AssertionError(f"the server never comes to rest: {server.multiplex._shell._tasks}")
+
+    async def _each_answers_its_next_step(self) -> None:
+        asked = []
+        for trainer in self.trainers:
+            for session in trainer.sessions():
+                known = self.ledger.sessions[session.sid]
+                asked.append((known, len(known.replies)))
+                trainer.step(session)
+                for delivery in self.chance.sample(known.deliveries(), min(2, len(known.deliveries()))):
+                    trainer.read_state(session, *delivery)
+        await self._idle()
+        for known, before in asked:
+            if known.ended is None:
+                last = known.replies[max(known.replies)]
+                assert len(known.replies) > before and last.type == "observation", f"{known.sid[:6]} answered {last}"
+
+    async def _close_all(self, server: Server) -> None:
+        journal = server.runtime.journal
+        for trainer in self.trainers:
+            for session in trainer.sessions():
+                known = self.ledger.sessions[session.sid]
+                seqs = [row.seq for row in journal.pushes(journal_sid(known.sid), 1, 2**53)]
+                assert sorted(known.pushes) == seqs, f"{known.sid[:6]} heard pushes {sorted(known.pushes)} of {seqs}"
+                count = journal.last_id(journal_sid(known.sid))
+                assert len(known.replies) == count, f"{known.sid[:6]} heard {sorted(known.replies)} of {count}"
+                trainer.close(session)
+        await self._idle()
+        await self._rest(server)
+        await self._close_orphans(server)
+        await self._rest(server)
+        assert all(connection.in_flight == 0 for connection in server.multiplex._connections), "in flight at rest"
+        for trainer in self.trainers:
+            assert not trainer.protocol.sessions and trainer.protocol._in_flight == 0
+            trainer.hang_up()
+        await asyncio.wait([socket.task for socket in self._sockets], timeout=120)
+        for socket in self._sockets:
+            assert socket.task.done(), "a connection was left"
+            socket.task.result()
+        server.threads.release()
+        server.check_nothing_leaked()
+
+    async def _close_orphans(self, server: Server) -> None:
+        """Close what no client speaks for: its own gave up, or crashed before it knew."""
+        for known in self.ledger.sessions.values():
+            row = server.runtime.journal.session(journal_sid(known.sid))
+            if row is None or row.status != "open":
+                continue
+            self.machine.note(f"{known.sid[:6]} is an orphan")
+            trainer = next(t for t in self.trainers if t.principal == known.principal)
+            trainer._adopt(known, len(known.replies), len(known.pushes))
+            trainer.close(trainer.protocol.sessions[known.sid])
+        await self._idle()
+
+    async def _audit(self, machine: SimulatedMachine) -> None:
+        """What a server after all of them finds is what was acknowledged."""
+        self.ledger.audit(machine.journal())

@@ -1,0 +1,96 @@
+"""The whole server with multiplexed sockets under one seed: what goes wrong and must hold says docs/simulation.md."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from errata_protocol.errors import ErrataError
+
+from .simulated.__main__ import failure, shortest
+from .simulated.server import Server
+from .simulated.world import World
+
+SEEDS, BLOCKS = int(os.environ.get("ERRATA_SEEDS", "1000")), 10
+"""`make simulate SEEDS=0..99999` for more, `python -m tests.server.simulated --trace SEED` for one that failed."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", "errata")  # injected faults are no news
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_promise_holds_whatever_breaks(block: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(block, SEEDS, BLOCKS):
+        world, error = failure(seed)
+        if error is not None:
+            error.add_note(f"seed {seed}: python -m tests.server.simulated --trace {seed}")
+            raise error
+        seen.update(world.seen())
+    schedules = SEEDS // BLOCKS
+    assert seen["acknowledged"] > 20 * schedules and seen["crashes"] > schedules // 3, f"too little happens: {seen}"
+    assert all(count > 0 for count in seen.values()), f"something never happens: {seen}"
+
+
+class Hasty(Server):
+    """Answers before the commit: the control."""
+
+    def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
+        super().__init__(runtime, *args, **more)
+        submit = runtime.journal.submit
+
+        def answer_first(records: Any, settled: Any) -> None:
+            submit(records, lambda error: None)
+            settled(None)
+
+        runtime.journal.submit = answer_first
+
+
+def _caught(seeds: int, **fault: Any) -> int:
+    caught = 0
+    for seed in range(seeds):
+        try:
+            World(seed, **fault).run()
+        except (Exception, ErrataError):
+            caught += 1
+    return caught
+
+
+def test_a_disk_that_lies_about_syncs_is_found_out() -> None:
+    assert _caught(60, honours_sync=False) >= 5
+
+
+def test_a_server_that_answers_before_it_commits_is_found_out() -> None:
+    assert _caught(60, server=Hasty) >= 10
+
+
+def test_the_same_seed_is_the_same_trace_in_every_process() -> None:
+    """Another hash seed gives sets another order: nothing may hang on it."""
+    command = [sys.executable, "-m", "tests.server.simulated", "--whole", "--trace", "11"]
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    there = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    assert World(11).run().trace == World(11).run().trace == there[:-1]
+    assert len(there) > 20 and World(12).run().trace != there[:-1]
+
+
+def test_a_failing_schedule_is_shortened_to_what_it_needs() -> None:
+    for seed in range(100):
+        world, error = World(seed, honours_sync=False), None
+        try:
+            world.run()
+        except (Exception, ErrataError) as caught:
+            error = caught
+        if error is not None:
+            break
+    assert error is not None
+    muted = shortest(seed, error, honours_sync=False)
+    assert 0 < len(muted) <= world.actions
+    again = failure(seed, muted, honours_sync=False)[1]
+    assert type(again) is type(error)
