@@ -7,13 +7,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 
 from .clock import Clock
 from .handover import Call, ThreadGone
 from .threads import Ledger, Threads
 
-FREE_BASE = 4
-"""Threads of the free pool that take work at once. More only contend for the interpreter's lock, unless they block."""
+FREE_BASE = 1
+"""Threads of the free pool that take work at once. More only contend for the interpreter's lock, unless they block, and
+then the watch lets others in within `TICK_S`."""
 
 FREE_RUNNING = 40
 """Threads of the free pool whose call is not known to block."""
@@ -53,9 +55,9 @@ class OsThreads(Threads):
     def _start(self, name: str) -> _PinnedThread:
         return _PinnedThread(name, self.ledger)
 
-    def submit_free(self, call: Call) -> None:
-        """Run ``call`` on any thread of the pool."""
-        self._pool.submit(call)
+    def submit_free(self, *calls: Call) -> None:
+        """Run ``calls`` on threads of the pool."""
+        self._pool.submit(calls)
 
     @property
     def free_threads(self) -> int:
@@ -218,12 +220,12 @@ class _FreePool:
     def size(self) -> int:
         return len(self._active) + len(self._idle)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, calls: Sequence[Call]) -> None:
         with self._lock:
-            if len(self._active) < self._limit and self._put_to_work(call):
-                return
-            self._waiting.append(call)
-            if not self._needed.is_set():
+            self._waiting.extend(calls)
+            # One thread takes one call after the other, as long as the watch does not find that it is held up.
+            self._raise_to(self._limit)
+            if self._waiting and not self._needed.is_set():
                 self._needed.set()
                 if not self._watched:
                     self._watched = True

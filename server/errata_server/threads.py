@@ -145,6 +145,7 @@ class Threads(ABC):
         self._by_load: list[tuple[int, int, Worker]] = []  # a heap; entries whose load is not the worker's are stale
         self._order = itertools.count()
         self._single: dict[object, Worker] = {}
+        self._gathered: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Call]] = weakref.WeakKeyDictionary()
         self._lent_to: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._names = itertools.count(1)
 
@@ -157,8 +158,20 @@ class Threads(ABC):
         """
 
     @abstractmethod
-    def submit_free(self, call: Call) -> None:
-        """Run ``call`` on any thread; one that hangs delays no other for long."""
+    def submit_free(self, *calls: Call) -> None:
+        """Run ``calls`` on any threads, in about that order; one that hangs delays no other for long."""
+
+    def gather_free(self, call: Call) -> None:
+        """As `submit_free`, with all others of this round of the event loop: to wake a thread costs more than most calls."""
+        loop = asyncio.get_running_loop()
+        gathered = self._gathered.get(loop)
+        if gathered is None:
+            gathered = self._gathered[loop] = []
+            loop.call_soon(self._submit_gathered, loop)
+        gathered.append(call)
+
+    def _submit_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.submit_free(*self._gathered.pop(loop))
 
     @property
     @abstractmethod
@@ -357,7 +370,7 @@ class _FreePlace(Place):
         if self.gone:
             raise ThreadGone
         self._last = call
-        self._threads.submit_free(call)
+        self._threads.gather_free(call)
 
     def ended(self) -> None:
         self._last = None

@@ -46,9 +46,10 @@ class SimulatedThreads(Threads):
         """Calls of the free pool that hang and are not given up."""
         return sum(1 for thread in self._stuck if thread.name == "free" and not thread.gone)
 
-    def submit_free(self, call: Call) -> None:
-        """Run ``call`` on a thread of its own."""
-        SimulatedThread(self, "free", self.ledger).submit(call)
+    def submit_free(self, *calls: Call) -> None:
+        """Run each call on a thread of its own."""
+        for call in calls:
+            SimulatedThread(self, "free", self.ledger).submit(call)
 
     def _start(self, name: str) -> SimulatedThread:
         self.started.append(name)
