@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from errata_protocol.environment import Recovery
 from errata_protocol.errors import (
     CapacityReached,
     Conflict,
+    EnvironmentFailed,
     ErrataError,
     SessionLost,
     SessionUnknown,
@@ -452,6 +454,10 @@ class Sessions:
 
     async def run(self, session: Session, request: Request, socket: object | None = None) -> Reply:
         """As `admit`, for callers that do not go away: they run in a task that `own` made."""
+        if request.kind == "step":
+            settled: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            if self.begin(session, request, socket, partial(_settle, settled)):
+                return await settled
         outcome, started = "ok", asyncio.get_running_loop().time()
         try:
             reply = await self._admission.deliver(session, request, socket)
@@ -544,6 +550,15 @@ class Sessions:
         await self.runtime.wait_for_journal()
         await self.runtime.journal.commit(session.row)
         session.committed = True
+
+
+def _settle(settled: asyncio.Future[Reply], reply: Reply | None, error: Exception | None) -> None:
+    if settled.done():  # who waited was cancelled; the step was committed
+        return
+    if reply is not None:
+        settled.set_result(reply)
+    else:
+        settled.set_exception(error or EnvironmentFailed("the step came to nothing"))
 
 
 async def _turn_of(session: Session) -> None:

@@ -162,7 +162,7 @@ class Threads(ABC):
         """Run ``calls`` on any threads, in about that order; one that hangs delays no other for long."""
 
     def gather_free(self, call: Call) -> None:
-        """As `submit_free`, with all others of this round of the event loop: to wake a thread costs more than most calls."""
+        """As `submit_free`, with all others of this round of the event loop: to wake a thread is dear."""
         loop = asyncio.get_running_loop()
         gathered = self._gathered.get(loop)
         if gathered is None:
