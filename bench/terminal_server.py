@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from errata_protocol.environment import SnapshotRef
-from errata_server.journal import DeliveryRow, EpisodeRow, SqliteJournal
+from errata_server.journal import DeliveryRow, EpisodeRow, IndexedJournal
 from errata_server.process import ServerProcess
 from terminal_env import TerminalAction, TerminalEnv
 
@@ -77,7 +77,7 @@ async def journal_reads(sizes: list[int], asked: int) -> dict[str, Any]:
     """Reading one delivery by (eid, t), uniform random, by size of the journal; milliseconds, warm."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
-        journal = SqliteJournal(Path(scratch) / "journal.db")
+        journal = IndexedJournal(Path(scratch) / "journal")
         payload = b"x" * 1200
         digest = hashlib.sha256(payload).digest()
         written = 0

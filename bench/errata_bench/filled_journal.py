@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from errata_server.journal import DeliveryRow, EpisodeRow, SessionRow, SqliteJournal
+from errata_server.journal import DeliveryRow, EpisodeRow, IndexedJournal, SessionRow, journal_in
 from errata_server.journal.base import Record
 
 DELIVERIES = 100
@@ -27,10 +27,10 @@ def payload(eid: str, t: int) -> bytes:
 
 
 async def fill(data_dir: Path, episodes: int, environment: str) -> Path:
-    """Write episodes of `DELIVERIES` each into the data directory of a server; return the journal's file."""
+    """Write episodes of `DELIVERIES` each into the data directory of a server; return its journal."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    path = data_dir / "journal.db"
-    journal = SqliteJournal(path, fsync=False)  # synced once, at the end
+    path = journal_in(data_dir)
+    journal = IndexedJournal(path, fsync=False)  # synced once, at the end
     for start in range(0, episodes, GROUP):
         rows: list[Record] = []
         for number in range(start, min(episodes, start + GROUP)):

@@ -28,6 +28,7 @@ from errata_protocol.errors import (
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
 from .auth import principal_of
+from .journal import ReadOnlyJournal, journal_in
 from .rewards import reward_record
 from .runtime import Runtime, owner_url
 from .settings import Settings
@@ -75,7 +76,7 @@ class Source:
         self._url = _checked(url) if url is not None else None
         self._runtime: Runtime | None = None
         self._directory = data_dir or default_data_dir()
-        if url is None and not (self._directory / "journal.db").exists():
+        if url is None and not journal_in(self._directory).is_dir():
             raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
         if url is None and writes:
             self._take_or_ask()
@@ -90,9 +91,7 @@ class Source:
 
     def __enter__(self) -> Source:
         if self._url is None and self._runtime is None:
-            from .journal import ReadOnlyJournal
-
-            journal = ReadOnlyJournal(self._directory / "journal.db")
+            journal = ReadOnlyJournal(journal_in(self._directory))
             journal.blocking = False  # nothing else runs in a command while it reads
             self._runtime = Runtime(Settings(data_dir=None), journal=journal)
         return self

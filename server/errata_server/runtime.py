@@ -20,7 +20,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUn
 
 from .clock import Clock
 from .ids import Ids
-from .journal import DirectoryDisk, Disk, Journal, MemoryJournal, SessionChange, SqliteJournal
+from .journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
 from .metrics import Metrics
 from .os_threads import OsThreads
 from .rewards import Rewards
@@ -374,7 +374,7 @@ class Runtime:
     def _open_journal(self) -> Journal:
         if self.data_dir is None:
             return MemoryJournal()
-        return SqliteJournal(self.data_dir / "journal.db", fsync=self.settings.fsync)
+        return IndexedJournal(journal_in(self.data_dir), fsync=self.settings.fsync)
 
     def _make_sandboxes(self) -> Backend:
         if self.settings.sandbox == "fake":

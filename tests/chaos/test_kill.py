@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from websockets.exceptions import WebSocketException
 
 from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError
 from errata_protocol.replay import StateAt
+from errata_server.journal import journal_in, journal_problems
 from errata_server.process import ServerProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
@@ -41,13 +41,6 @@ class Load:
                 self.acknowledged[t] = (await self.client.history())[-1]
         except (ErrataError, OSError, WebSocketException):
             return  # the connection died with the server
-
-
-def _integrity(data_dir: Path) -> str:
-    db = apsw.Connection(str(data_dir / "journal.db"), flags=apsw.SQLITE_OPEN_READONLY)
-    found = db.execute("PRAGMA integrity_check").fetchall()[0][0]
-    db.close()
-    return str(found)
 
 
 async def _rounds(
@@ -78,7 +71,7 @@ async def _rounds(
             await asyncio.sleep(chance.uniform(0.05, 0.8))
             server.kill()
             await asyncio.gather(*running)
-        assert _integrity(data_dir) == "ok"
+        assert journal_problems(journal_in(data_dir)) == []
     assert all(len(load.acknowledged) > ROUNDS for load in loads), "the load made progress in every round"
     for load in loads:
         await load.client.close()

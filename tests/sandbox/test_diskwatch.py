@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxFailed
-from errata_server.journal import EpisodeRow, SessionRow, SqliteJournal
+from errata_server.journal import EpisodeRow, IndexedJournal, SessionRow
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.diskwatch import DiskWatch, Room, over
 from errata_server.sandbox.namespace import NamespaceBackend
@@ -96,7 +96,7 @@ def own_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.sandbox
 async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) -> None:
     backend = NamespaceBackend(own_disk / "sandboxes")
-    journal = SqliteJournal(own_disk / "journal.db")
+    journal = IndexedJournal(own_disk / "journal")
     await backend.start()
     least, commits, committed = 1 << 60, 0, asyncio.Event()
 

@@ -24,7 +24,7 @@ from errata_server import cli
 from errata_server.app import create_fastapi_app
 from errata_server.archive import Archive, archive_app
 from errata_server.bundling import bundle
-from errata_server.journal import MemoryJournal
+from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
@@ -325,12 +325,13 @@ def test_a_public_bind_of_an_archive_needs_a_token(exported: tuple[Path, str, st
 
 
 def test_a_damaged_journal_is_not_exported_in_silence(tmp_path: Path) -> None:
-    import apsw
-
     eid, _ = made(tmp_path / "data")
-    db = apsw.Connection(str(tmp_path / "data" / "journal.db"))
-    db.execute("UPDATE deliveries SET payload = CAST('{}' AS BLOB) WHERE eid = ? AND t = 1", (eid,))
-    db.close()
-    with pytest.raises(JournalUnavailable, match="does not match its digest"):
+    segment = tmp_path / "data" / "journal" / "00000001.log"
+    journal = ReadOnlyJournal(segment.parent)
+    row = journal.delivery(eid, 1)
+    journal.close()
+    assert row is not None
+    segment.write_bytes(segment.read_bytes().replace(row.payload, row.payload[:-1] + b" "))
+    with pytest.raises(JournalUnavailable, match="damaged"):
         run("episode", "export", eid, "-o", str(tmp_path / "x"), "--data-dir", str(tmp_path / "data"))
     assert not (tmp_path / "x").exists()

@@ -187,7 +187,9 @@ def test_the_journal_is_its_owners_alone(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with ServerProcess("tests.server.environments:CountEnvironment", directory) as server:
         assert directory.stat().st_mode & 0o77 == 0
-        assert (directory / "journal.db").stat().st_mode & 0o77 == 0
+        assert all(
+            file.stat().st_mode & 0o77 == 0 for file in (directory / "journal", *(directory / "journal").iterdir())
+        )
         server.process.send_signal(signal.SIGTERM)
         try:
             server.process.wait(30)

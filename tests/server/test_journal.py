@@ -9,29 +9,30 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import apsw
 import pytest
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, ErrataError, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import Conflict, ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.journal import (
     DirectoryDisk,
+    IndexedJournal,
     Journal,
     LogJournal,
     MemoryJournal,
     SessionChange,
-    SqliteJournal,
 )
 from errata_server.journal.base import Record
 from errata_server.journal.writer import StoreFailed, ThreadWriter
 from errata_server.simulation import LoopWriter, SimulatedDisk
-from errata_server.simulation.sqlite_disk import ForgetfulDisk
 
 from .journal_rows import delivery, episode, reward, session
 
 STORES: dict[str, Callable[[Path], Journal]] = {
     "memory": lambda _: MemoryJournal(),
-    "sqlite": lambda directory: SqliteJournal(directory / "j.db"),
+    "indexed": IndexedJournal,
+    "indexed, nothing waits for its index": lambda d: IndexedJournal(d, batch_rows=1, background=False),
+    "indexed, all waits for its index": lambda d: IndexedJournal(d, background=False),
+    "indexed, without fsync, many segments": lambda d: IndexedJournal(d, fsync=False, segment_bytes=100, batch_rows=2),
     "log": lambda directory: LogJournal(DirectoryDisk(directory)),
     "simulated log": lambda _: LogJournal(SimulatedDisk(random.Random(0)), writer=LoopWriter),
 }
@@ -264,118 +265,6 @@ async def test_a_closed_journal_refuses_commits(journal: Journal) -> None:
         await journal.commit(session())
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Iterator[SqliteJournal]:
-    made = SqliteJournal(tmp_path / "j.db")
-    yield made
-    made.close()
-
-
-def written(journal: SqliteJournal, *groups: list[Record]) -> list[type]:
-    """Write ``groups`` in one transaction, as the writer does with what waits; return the kind of each outcome."""
-    return [type(error) for error in journal._write(list(groups))]
-
-
-@pytest.mark.parametrize(
-    "over", [{"error_kind": "\ud800"}, {"reward": 10**400}, {"id": 2**63}, {"payload": object()}, {"kind": {}}]
-)
-def test_a_record_that_sqlite_cannot_hold_fails_its_own_group_only(
-    sqlite: SqliteJournal, over: dict[str, object]
-) -> None:
-    outcomes = written(
-        sqlite,
-        [session(), episode("e1"), delivery("e1", 0)],
-        [session("bad"), delivery("e1", 1, **over)],  # type: ignore[arg-type]
-        [session("s")],
-        [delivery("e9", 0)],
-        [session("good"), delivery("e1", 1)],
-    )
-    assert outcomes == [type(None), EnvironmentOutputInvalid, Conflict, UnknownEpisode, type(None)]
-    assert sqlite.session("bad") is None and sqlite.session("good") is not None
-    assert sqlite.delivery("e1", 1) == delivery("e1", 1)
-
-
-async def test_a_record_that_cannot_be_held_leaves_the_journal_working(sqlite: SqliteJournal) -> None:
-    with pytest.raises(EnvironmentOutputInvalid, match=r"cannot be journaled.*surrogate"):
-        await sqlite.commit(session("\ud800"))
-    sqlite._db.limit(apsw.SQLITE_LIMIT_LENGTH, 10_000)
-    await sqlite.commit(session(), episode("e1"))
-    with pytest.raises(EnvironmentOutputInvalid, match="TooBigError"):
-        await sqlite.commit(delivery("e1", 0, payload=b"x" * 20_000))
-    await sqlite.commit(delivery("e1", 0))
-    assert sqlite.failing is None
-
-
-def test_a_disk_that_fills_up_beside_a_conflict_writes_nothing_twice(sqlite: SqliteJournal) -> None:
-    assert written(sqlite, [session("taken"), episode("e1")]) == [type(None)]
-    groups: list[list[Record]] = [[session("s1")], [session("taken")], [delivery("e1", 0, payload=b"x" * 2**20)]]
-    pages = sqlite._db.pragma("page_count")
-    sqlite._db.pragma("max_page_count", pages + 20)
-    for _ in range(2):
-        with pytest.raises(StoreFailed):
-            sqlite._write(list(groups))
-        assert sqlite.session("s1") is None
-    sqlite._db.pragma("max_page_count", pages + 2000)
-    assert written(sqlite, *groups) == [type(None), Conflict, type(None)]
-    assert sqlite.session("s1") is not None and [t.t for t in sqlite.turns("e1")] == [0]
-
-
-def test_a_read_that_runs_ends_before_the_journal_is_closed(sqlite: SqliteJournal) -> None:
-    begun, go = threading.Event(), threading.Event()
-    found: list[object] = []
-
-    def hold() -> int:
-        begun.set()
-        return int(go.wait(10))
-
-    def read() -> None:
-        sqlite._readers._reader().db.create_scalar_function("hold", hold)
-        found.extend(sqlite._rows("SELECT hold()"))
-
-    reader, closer = threading.Thread(target=read), threading.Thread(target=sqlite.close)
-    reader.start()
-    assert begun.wait(10)
-    closer.start()
-    closer.join(0.1)
-    assert closer.is_alive()
-    go.set()
-    reader.join(10)
-    closer.join(10)
-    assert found == [(1,)]
-    with pytest.raises(apsw.ConnectionClosedError):
-        sqlite._db.execute("SELECT 1")
-    sqlite.close()
-    with pytest.raises(JournalUnavailable, match="closed"):
-        sqlite.session("s")
-    with pytest.raises(JournalUnavailable, match="closed"):
-        sqlite.delete_episode("e1")
-
-
-def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(sqlite: SqliteJournal) -> None:
-    assert written(sqlite, [session(), episode("e1"), delivery("e1", 0)]) == [type(None)]
-    others: list[BaseException] = []
-    running = threading.Barrier(5)
-
-    def read() -> None:
-        running.wait(10)
-        try:
-            while True:
-                assert sqlite.delivery("e1", 0) == delivery("e1", 0)
-        except JournalUnavailable:
-            pass
-        except BaseException as error:
-            others.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    running.wait(10)
-    sqlite.close()
-    for thread in threads:
-        thread.join(10)
-    assert others == [] and not any(thread.is_alive() for thread in threads)
-
-
 async def test_memory_forgets_closed_sessions_whole_and_keeps_open_ones() -> None:
     journal = MemoryJournal(max_bytes=100_000)
     await journal.commit(session("open"), episode("kept", "open"), delivery("kept", 0, sid="open", id=0))
@@ -402,59 +291,6 @@ async def test_memory_is_not_filled_by_recorded_errors() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 1 << 20
-
-
-async def test_rows_are_there_after_reopening(tmp_path: Path) -> None:
-    first = SqliteJournal(tmp_path / "j.db")
-    await first.commit(session(), episode("e1"), *(delivery("e1", t) for t in range(50)))
-    first.close()
-    second = SqliteJournal(tmp_path / "j.db")
-    assert [t.t for t in second.turns("e1")] == list(range(50))
-    second.close()
-
-
-def _committed_after_power_loss(tmp_path: Path, *, honours_sync: bool) -> list[int]:
-    disk = ForgetfulDisk(f"forgetful-{honours_sync}-{tmp_path.name}", honours_sync=honours_sync)
-    (tmp_path / "before").mkdir()
-    (tmp_path / "after").mkdir()
-    journal = SqliteJournal(tmp_path / "before" / "j.db", vfs=disk.name)
-
-    async def load() -> None:
-        await journal.commit(session(), episode("e1"))
-        for t in range(20):
-            await journal.commit(delivery("e1", t))
-
-    asyncio.run(load())
-    disk.power_loss(tmp_path / "after")  # at this moment all 20 were acknowledged
-    journal.close()
-    if not (tmp_path / "after" / "j.db").exists():
-        return []
-    found = SqliteJournal(tmp_path / "after" / "j.db")
-    turns = [t.t for t in found.turns("e1")]
-    found.close()
-    return turns
-
-
-def test_a_sync_stands_between_a_commit_and_its_acknowledgement(tmp_path: Path) -> None:
-    assert _committed_after_power_loss(tmp_path, honours_sync=True) == list(range(20))
-
-
-def test_the_disk_fake_does_lose_what_was_never_synced(tmp_path: Path) -> None:
-    assert _committed_after_power_loss(tmp_path, honours_sync=False) == []
-
-
-async def test_a_commit_that_the_disk_refuses_at_its_sync_is_written_once_when_there_is_room(tmp_path: Path) -> None:
-    disk = ForgetfulDisk(f"full-{tmp_path.name}")
-    journal = SqliteJournal(tmp_path / "j.db", vfs=disk.name)
-    await journal.commit(session(), episode("e1"))
-    disk.full = True
-    waiting = asyncio.ensure_future(journal.commit(delivery("e1", 0)))
-    assert await asyncio.to_thread(disk.refused.wait, 10)
-    assert not waiting.done() and journal.delivery("e1", 0) is None
-    disk.full = False
-    await asyncio.wait_for(waiting, 10)
-    assert [t.t for t in journal.turns("e1")] == [0] and journal.failing is None
-    journal.close()
 
 
 async def committed(writer: ThreadWriter, records: list[Record]) -> None:
@@ -502,11 +338,3 @@ async def test_a_store_that_fails_until_shutdown_refuses_what_waits() -> None:
     await asyncio.to_thread(writer.close)
     with pytest.raises(JournalUnavailable, match="disk full"):
         await waiting
-
-
-def test_a_journal_of_another_version_is_refused_with_the_next_step(tmp_path: Path) -> None:
-    db = apsw.Connection(str(tmp_path / "j.db"))
-    db.execute("PRAGMA user_version=99")
-    db.close()
-    with pytest.raises(JournalUnavailable, match=r"schema version 99.*data-dir"):
-        SqliteJournal(tmp_path / "j.db")

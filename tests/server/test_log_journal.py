@@ -91,7 +91,7 @@ async def test_a_commit_waits_while_the_disk_is_full_or_broken_and_is_there_once
     disk = SimulatedDisk(random.Random(1))
     journal = LogJournal(disk, writer=LoopWriter)
     await journal.commit(session(), episode("e1"))
-    for t, fault in enumerate((DiskFaults(capacity_bytes=300), DiskFaults(eio_writes=1.0), DiskFaults(eio_syncs=1.0))):
+    for t, fault in enumerate((DiskFaults(capacity_bytes=200), DiskFaults(eio_writes=1.0), DiskFaults(eio_syncs=1.0))):
         disk.faults = fault
         waiting = asyncio.create_task(journal.commit(delivery("e1", t)))
         await asyncio.sleep(60)

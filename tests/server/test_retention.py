@@ -15,7 +15,7 @@ from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 from errata_server import cli
 from errata_server.app import create_fastapi_app
-from errata_server.journal import Journal, MemoryJournal, SqliteJournal
+from errata_server.journal import IndexedJournal, Journal, MemoryJournal
 from errata_server.process import ServerProcess
 from errata_server.retention import DAY_S, apply, plan
 from errata_server.rollouts import all_held
@@ -31,7 +31,7 @@ COUNT = "tests.server.environments:CountEnvironment"
 
 @pytest.fixture(params=["memory", "sqlite"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    made = MemoryJournal() if request.param == "memory" else SqliteJournal(tmp_path / "journal.db")
+    made = MemoryJournal() if request.param == "memory" else IndexedJournal(tmp_path / "journal")
     yield made
     made.close()
 

@@ -19,7 +19,7 @@ from errata_protocol.mux.messages import RewardData
 from errata_server import adopt
 from errata_server.app import create_fastapi_app
 from errata_server.compose import compose
-from errata_server.journal import Journal, MemoryJournal, RewardRow, SqliteJournal
+from errata_server.journal import IndexedJournal, Journal, MemoryJournal, RewardRow
 from errata_server.rewards import push_data
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
@@ -186,9 +186,9 @@ def test_rewards_are_served_below_mounts_and_in_adopted_applications(make: Any) 
 # -- numbers of pushes -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "indexed"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    made = MemoryJournal() if request.param == "memory" else SqliteJournal(tmp_path / "journal.db")
+    made = MemoryJournal() if request.param == "memory" else IndexedJournal(tmp_path / "journal")
     yield made
     made.close()
 
@@ -228,10 +228,10 @@ async def test_a_repeated_post_is_pushed_once_and_answers_with_its_first_number(
 
 
 async def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
-    runtime = await _with_episode(SqliteJournal(tmp_path / "journal.db"))
+    runtime = await _with_episode(IndexedJournal(tmp_path / "journal"))
     await runtime.rewards.post("e", 1, 0.5, "v", "a", None)
     runtime.journal.close()
-    again = Runtime(Settings(), journal=SqliteJournal(tmp_path / "journal.db"))
+    again = Runtime(Settings(), journal=IndexedJournal(tmp_path / "journal"))
     assert (await again.rewards.post("e", 1, 0.5, "v", "b", None)).seq == 2
     assert (await again.rewards.post("e", 1, 0.5, "v", "a", None)).seq == 1
     again.journal.close()

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pyarrow
 import pytest
 from fastapi.testclient import TestClient
+from msgspec.structs import replace
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -19,10 +19,13 @@ from errata_protocol.errors import NotSupported
 from errata_protocol.rollouts import RolloutEpisode, RolloutTurn, Turn, marker_of
 from errata_server import cli, rollout_files, rollouts
 from errata_server.app import create_fastapi_app
+from errata_server.journal import DeliveryRow, EpisodeRow
+from errata_server.journal.codec import LogRecord
 from errata_server.settings import Settings
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
+from .journal_rows import rewrite_journal
 from .test_cli import Published
 
 SPEC = EnvironmentSpec(
@@ -193,19 +196,27 @@ def test_size_adds_up_by_environment_and_names_the_files(data: tuple[Path, str, 
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        ("UPDATE deliveries SET payload = CAST('{}' AS BLOB) WHERE t = 1 AND eid = ?", "does not match its digest"),
-        ("DELETE FROM deliveries WHERE t = 1 AND eid = ?", "not in the journal"),
-        ("UPDATE deliveries SET payload = x'ff' WHERE t = 1 AND eid = ?", "utf-8"),
-        ("UPDATE episodes SET origin_t = 0 WHERE origin_eid = ?", "from which it was forked"),
+        ({"payload": b"{}"}, "does not match its digest"),
+        (None, "not in the journal"),
+        ({"payload": b"\xff"}, "utf-8"),
+        ({"origin_t": 0}, "from which it was forked"),
     ],
 )
-def test_a_damaged_journal_is_found_with_its_place(data: tuple[Path, str, str], damage: str, what: str) -> None:
+def test_a_damaged_journal_is_found_with_its_place(
+    data: tuple[Path, str, str], damage: dict[str, Any] | None, what: str
+) -> None:
     data_dir, eid, fork = data
     assert journal("verify", data_dir) == {
         "ok": True, "episodes": 2, "deliveries": 5, "errors": 1, "rewards": 2, "problems": [], "notes": []
     }  # fmt: skip
-    db = apsw.Connection(str(data_dir / "journal.db"))
-    db.execute(damage, (eid,))
-    db.close()
+
+    def change(record: LogRecord) -> LogRecord | None:
+        if isinstance(record, EpisodeRow) and record.origin_eid == eid and damage == {"origin_t": 0}:
+            return replace(record, origin_t=0)
+        if isinstance(record, DeliveryRow) and (record.eid, record.t) == (eid, 1) and damage != {"origin_t": 0}:
+            return replace(record, **damage) if damage is not None else None
+        return record
+
+    rewrite_journal(data_dir / "journal", change)
     answer = CliRunner().invoke(cli.cli, ["journal", "verify", "--data-dir", str(data_dir)])
     assert answer.exit_code == 1 and what in answer.stdout and (eid in answer.stdout or fork in answer.stdout)

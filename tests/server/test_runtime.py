@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.app import create_fastapi_app
-from errata_server.journal import ReadOnlyJournal, SqliteJournal
+from errata_server.journal import IndexedJournal, ReadOnlyJournal
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
 from errata_server.simulation import DiskFaults, SimulatedMachine
@@ -66,8 +66,8 @@ async def test_a_request_that_comes_after_the_end_opens_nothing(tmp_path: Path) 
 
 
 async def test_a_journal_opened_to_be_read_changes_nothing_and_sees_a_running_server(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    writing = SqliteJournal(path)
+    path = tmp_path / "journal"
+    writing = IndexedJournal(path)
     await writing.commit(session(), episode("e1"), delivery("e1", 0))
     reading = ReadOnlyJournal(path)
     assert reading.delivery("e1", 0) == delivery("e1", 0)
@@ -77,22 +77,32 @@ async def test_a_journal_opened_to_be_read_changes_nothing_and_sees_a_running_se
         await reading.commit(delivery("e1", 2))
     with pytest.raises(JournalUnavailable, match="read only"):
         reading.delete_episode("e1")
+    writing.delete_episode("e1")
+    assert reading.delivery("e1", 1) is None and reading.episodes(limit=9, principal=None) == ([], None)
+    await writing.commit(episode("e2"), delivery("e2", 0))
     writing.close()
     reading.close()
-    before = path.read_bytes()
+    before = {file: file.read_bytes() for file in path.iterdir()}
     with_no_server = ReadOnlyJournal(path)
-    assert [turn.t for turn in with_no_server.turns("e1")] == [0, 1]
+    assert [turn.t for turn in with_no_server.turns("e2")] == [0]
     with_no_server.close()
-    assert path.read_bytes() == before
+    assert {file: file.read_bytes() for file in path.iterdir() if file in before} == before
 
 
 def test_there_must_be_a_journal_to_read(tmp_path: Path) -> None:
     with pytest.raises(JournalUnavailable, match="cannot read the journal"):
-        ReadOnlyJournal(tmp_path / "journal.db")
+        ReadOnlyJournal(tmp_path / "journal")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "journal.db").touch()
+    (tmp_path / "journal").mkdir()
     with pytest.raises(JournalUnavailable, match="holds no journal"):
-        ReadOnlyJournal(tmp_path / "journal.db")
+        ReadOnlyJournal(tmp_path / "journal")
+
+
+def test_the_journal_of_an_earlier_version_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").touch()
+    with pytest.raises(JournalUnavailable, match=r"earlier Errata.*--data-dir"):
+        Runtime(Settings(data_dir=tmp_path))
+    assert not (tmp_path / "journal").exists()
 
 
 def test_a_request_waits_for_space_in_virtual_time_and_is_refused_when_it_stays_away() -> None:

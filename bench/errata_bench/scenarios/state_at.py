@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from errata_server.journal import journal_in
+
 from .. import page_cache
 from ..budgets import Budget
 from ..figures import Round
@@ -37,7 +39,7 @@ def _arm(here: Stage, name: str, episodes: int) -> Callable[[], Awaitable[Round]
         number += 2
         server = await here.errata(target("any-thread"), name=name)  # anew: SQLite's own cache is empty
         load = await here.load("http", server)
-        files = sorted(data_dir.glob("journal.db*"))
+        files = sorted(journal_in(data_dir).iterdir())
         await load.do("metric", name="errata_ready")  # the connection is open, and routes were used once
         left = page_cache.drop(files)
         asked = {"episodes": episodes, "deliveries": DELIVERIES}

@@ -69,7 +69,7 @@ def _summary(console: Console, result: Result, data_dir: Path, took_s: float) ->
         f"{len(result.kinds)} kinds of mistakes marked: {', '.join(result.kinds)}",
         f"state(t) equal byte for byte, with its digest and what the agent read: {counts}",
         f"{parent.task_id}: reward {parent.reward:g}, and {child.reward:g} in the fork from before the mistake",
-        f"all of it in {took_s:.0f} s; the journal is {result.data_dir / 'journal.db'}",
+        f"all of it in {took_s:.0f} s; the journal is in {result.data_dir / 'journal'}",
         "",
         "next:",
         f"  errata episodes --data-dir {data_dir}",

@@ -1,4 +1,4 @@
-"""Durable deliveries: the seam, the codec, and the stores: SQLite, append-only segments, memory."""
+"""Durable deliveries: the seam, the codec, the stores: segments with an index, or with rows in memory, or no disk."""
 
 from .base import (
     DeliveryRow,
@@ -12,10 +12,11 @@ from .base import (
     TurnRow,
 )
 from .disk import DirectoryDisk, Disk
+from .indexed import IndexedJournal, journal_in
 from .log import LogJournal
 from .memory import MemoryJournal
-from .sqlite import SqliteJournal
-from .sqlite_reads import ReadOnlyJournal
+from .read_only import ReadOnlyJournal
+from .report import JournalSize, SegmentSize, journal_problems, journal_size
 
 __all__ = [
     "DeliveryRow",
@@ -24,13 +25,18 @@ __all__ = [
     "EpisodeRow",
     "EpisodeStats",
     "HeldEpisode",
+    "IndexedJournal",
     "Journal",
+    "JournalSize",
     "LogJournal",
     "MemoryJournal",
     "ReadOnlyJournal",
     "RewardRow",
+    "SegmentSize",
     "SessionChange",
     "SessionRow",
-    "SqliteJournal",
     "TurnRow",
+    "journal_in",
+    "journal_problems",
+    "journal_size",
 ]

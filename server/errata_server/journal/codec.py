@@ -2,61 +2,103 @@
 
 A segment is a header and frames. A frame is what one sync made durable: the records of some commits, all or none.
 
-    header = MAGIC, u64 number of the segment, 8 bytes salt, u32 crc32 of these
-    frame  = MARK, u32 size of the body, u32 crc32 of (salt, u64 offset of the frame, size, body), body
-    body   = records, each: u8 kind, u8 number of values, values
-    value  = u8 type, then nothing (None, False, True) | i64 | f64 | u32 size and UTF-8 or bytes
+    header = MAGIC, u64 number of the segment, u64 where its map begins or 0, 8 bytes salt, u32 crc32 of these
+    frame  = MARK or LOOSE, u32 size of the body, u32 crc32 of (salt, u64 offset of the frame, size, body), body
+    body   = records, each: u32 size of its values, u8 kind, u32 crc32 of (kind, values), values as one msgpack array
 
 All integers are little-endian. The salt is random and never leaves the disk, and the offset goes into the checksum:
-bytes that an agent sent cannot pass for a frame, nor can a stale frame that lies where another was meant to.
+bytes that an agent sent cannot pass for a frame, nor can a stale frame that lies where another was meant to. A record
+has a checksum of its own, so that one can be read without its frame.
 
-A store writes a frame only after it synced the one before. So a bad frame with a good one behind it was durable once,
-and is damage; a bad frame with none behind it is what a crash tore, was acknowledged to nobody, and is cut off.
+A store writes a frame only after it synced the one before, or marks it LOOSE. So a bad frame with a good one behind
+it that is not loose was durable once, and is damage; any other bad frame is what a crash tore, and is cut off.
+
+A segment that was compacted holds only some of its records. Its last frame is a map of where each was and is
+(`Moved`): whoever noted the place of a record finds it by the old one.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from errata_protocol.errors import EnvironmentOutputInvalid, JournalUnavailable
 
 from . import columns
 from .base import DeliveryRow, EpisodeRow, Record, RewardRow, SessionChange, SessionRow
-from .columns import Value
 
-MAGIC = b"errataj1"
+MAGIC = b"errataj2"
 """First bytes of a segment; the digit is the version of all that follows."""
 
-MARK = b"\xe7\x4a\xf0\x01"
-"""First bytes of a frame, by which a search finds frames behind a damaged one."""
+MARK = b"\xe7\x4a\xf0\x02"
+"""First bytes of a frame whose predecessor was synced, by which a search finds frames behind a damaged one."""
+
+LOOSE = b"\xe7\x4a\xf0\x03"
+"""First bytes of a frame that was written without waiting for its predecessor's sync."""
 
 SALT_BYTES = 8
-HEADER_BYTES = len(MAGIC) + 8 + SALT_BYTES + 4
+HEADER_BYTES = len(MAGIC) + 8 + 8 + SALT_BYTES + 4
 FRAME_BYTES = len(MARK) + 8
 """Size of a frame beside its body."""
 
+RECORD_BYTES = 9
+"""Size of a record beside its values."""
+
 MAX_BODY_BYTES = 2**32 - 1
+
+SLICE_BYTES = 4096
+"""What goes into a checksum at once: for more than 5 KiB zlib gives the interpreter away, and beside a busy event loop
+has to wait up to 5 ms to get it back."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
-_F64 = struct.Struct("<d")
-_NONE, _FALSE, _TRUE, _INT, _FLOAT, _TEXT, _BYTES = range(7)
-_SESSION, _EPISODE, _DELIVERY, _CHANGE, _DELETION, _REWARD = range(1, 7)
+_RECORD = struct.Struct("<IBI")
+_SESSION, _EPISODE, _DELIVERY, _CHANGE, _DELETION, _REWARD, _MOVED = range(1, 8)
+_SEEDS = {kind: zlib.crc32(bytes((kind,))) for kind in range(1, 8)}
+_KINDS = frozenset(("reset", "step", "mcp", "fork", "close"))
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """An episode and its deliveries were deleted."""
+    """An episode and its deliveries were deleted; what its session had counted up to stays.
+
+    Args:
+        eid: Episode.
+        sid: Its session.
+        last_id: The session's highest id when this was written.
+        last_seq: Likewise its highest seq.
+    """
 
     eid: str
+    sid: str = ""
+    last_id: int = 0
+    last_seq: int = 0
 
 
-LogRecord = Record | Deletion
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where the records of a compacted segment were and are, both rising: offsets from its start.
+
+    Args:
+        before: Offsets before the segment was ever compacted.
+        now: Offsets in it as it is.
+        size_bytes: Size of the segment before it was ever compacted.
+    """
+
+    before: Sequence[int]
+    now: Sequence[int]
+    size_bytes: int
+
+
+LogRecord = Record | Deletion | Moved
 
 _READ: dict[int, Callable[[Sequence[Any]], LogRecord]] = {
     _SESSION: columns.session,
@@ -65,6 +107,7 @@ _READ: dict[int, Callable[[Sequence[Any]], LogRecord]] = {
     _CHANGE: columns.change,
     _REWARD: columns.reward,
     _DELETION: lambda values: Deletion(*values),
+    _MOVED: lambda values: Moved(*values),
 }
 
 
@@ -75,30 +118,32 @@ class Header:
     Args:
         number: From 1, in order of writing.
         salt: Goes into the checksum of each frame.
+        map_at: Offset of the frame with its `Moved`; 0 in a segment that was never compacted.
     """
 
     number: int
     salt: bytes
+    map_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a segment holds.
+    """What a segment holds from some offset on.
 
     Args:
-        records: Those of all good frames, in order.
+        bodies: Of all good frames in order: offset of the body from the segment's start, and the body.
         good_bytes: Where the last good frame ends.
         torn_bytes: What lies behind that and is to be cut off.
     """
 
-    records: list[LogRecord]
+    bodies: list[tuple[int, bytes]]
     good_bytes: int
     torn_bytes: int
 
 
 def encode_header(header: Header) -> bytes:
     """Return the first `HEADER_BYTES` of a segment."""
-    body = MAGIC + _U64.pack(header.number) + header.salt
+    body = MAGIC + _U64.pack(header.number) + _U64.pack(header.map_at) + header.salt
     return body + _U32.pack(zlib.crc32(body))
 
 
@@ -107,53 +152,58 @@ def decode_header(data: bytes) -> Header | None:
     body, checksum = data[: HEADER_BYTES - 4], data[HEADER_BYTES - 4 : HEADER_BYTES]
     if len(checksum) < 4 or _U32.unpack(checksum)[0] != zlib.crc32(body) or not body.startswith(MAGIC):
         return None
-    return Header(_U64.unpack_from(body, len(MAGIC))[0], body[-SALT_BYTES:])
+    number, map_at = struct.unpack_from("<QQ", body, len(MAGIC))
+    return Header(number, body[-SALT_BYTES:], map_at)
 
 
-def encode_records(records: Iterable[LogRecord]) -> bytes:
-    """Return the body that holds ``records``.
+def encode_record(record: LogRecord) -> bytes:
+    """Return one record of a body.
 
     Raises:
         EnvironmentOutputInvalid: A value has no form here: a text with a lone surrogate, an integer beyond 64 bits.
     """
-    out = bytearray()
-    for record in records:
-        kind, values = _flat(record)
-        out += bytes((kind, len(values)))
-        for value in values:
-            try:
-                _put(out, value)
-            except (ValueError, TypeError, OverflowError, struct.error) as error:
-                raise EnvironmentOutputInvalid(
-                    f"what the environment returned cannot be journaled: {type(error).__name__}: {error}; "
-                    "check its texts for lone surrogates and its numbers for 64 bits"
-                ) from error
-    return bytes(out)
+    try:
+        kind, seed, of = _WRITTEN[type(record)]
+        data = _encode(of(record))
+        return _RECORD.pack(len(data), kind, zlib.crc32(data, seed)) + data
+    except (ValueError, TypeError, OverflowError, struct.error) as error:
+        raise EnvironmentOutputInvalid(
+            f"what the environment returned cannot be journaled: {type(error).__name__}: {error}; "
+            "check its texts for lone surrogates and its numbers for 64 bits"
+        ) from error
 
 
-def decode_records(body: bytes) -> list[LogRecord]:
-    """Return the records of a body.
+def decode_record(data: bytes | memoryview, at: int = 0) -> tuple[LogRecord, int]:
+    """Return the record at ``at`` and where it ends.
+
+    Raises:
+        ValueError: These bytes are no record of this version.
+    """
+    try:
+        size, kind, checksum = _RECORD.unpack_from(data, at)
+        end = at + RECORD_BYTES + size
+        values = memoryview(data)[at + RECORD_BYTES : end]
+        if len(values) < size or zlib.crc32(values, _SEEDS[kind]) != checksum:
+            raise ValueError("its checksum does not fit")
+        return _READ[kind](_decode(values)), end
+    except (IndexError, KeyError, struct.error, TypeError, msgspec.DecodeError) as error:
+        raise ValueError(f"no journal record: {error}") from error
+
+
+def decode_records(body: bytes) -> Iterator[tuple[int, int, LogRecord]]:
+    """Return the records of a body, each with the offset where it begins and its size.
 
     Raises:
         ValueError: These bytes are no body of this version.
     """
-    records: list[LogRecord] = []
     at = 0
-    try:
-        while at < len(body):
-            kind, count = body[at], body[at + 1]
-            at += 2
-            values: list[Any] = []
-            for _ in range(count):
-                value, at = _take(body, at)
-                values.append(value)
-            records.append(_READ[kind](values))
-    except (IndexError, KeyError, struct.error, TypeError) as error:
-        raise ValueError(f"no journal records: {error}") from error
-    return records
+    while at < len(body):
+        record, end = decode_record(body, at)
+        yield at, end - at, record
+        at = end
 
 
-def encode_frame(body: bytes, header: Header, offset: int) -> bytes:
+def encode_frame(body: bytes, header: Header, offset: int, *, loose: bool = False) -> bytes:
     """Return the frame of ``body`` at ``offset`` bytes from its segment's start.
 
     Raises:
@@ -161,113 +211,74 @@ def encode_frame(body: bytes, header: Header, offset: int) -> bytes:
     """
     if len(body) > MAX_BODY_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is larger than {MAX_BODY_BYTES}")
-    return b"".join((MARK, _U32.pack(len(body)), _U32.pack(_checksum(body, header, offset)), body))
+    mark = LOOSE if loose else MARK
+    return b"".join((mark, _U32.pack(len(body)), _U32.pack(_checksum(body, header, offset)), body))
 
 
-def scan(data: bytes) -> Scan:
-    """Read a segment; tell a torn end from damage.
+def scan(data: bytes, header: Header, start: int = HEADER_BYTES) -> Scan:
+    """Read a segment from a frame's offset on; tell a torn end from damage.
+
+    Args:
+        data: The segment from ``start`` on.
+        header: Its header.
+        start: Offset of ``data`` in the segment, where a frame begins.
 
     Raises:
         JournalUnavailable: Something is damaged that was durable once.
     """
-    header = decode_header(data)
-    if header is None:
-        if len(data) > HEADER_BYTES:
-            raise JournalUnavailable("the journal is damaged: a segment with frames has no good header")
-        return Scan([], 0, len(data))
-    records: list[LogRecord] = []
-    at = HEADER_BYTES
-    while (body := _frame_at(data, header, at)) is not None:
-        try:
-            records += decode_records(body)
-        except ValueError as error:
-            raise JournalUnavailable(
-                f"the frame at byte {at} of segment {header.number} of the journal cannot be read: {error}; "
-                "use the Errata version that wrote it"
-            ) from error
+    bodies: list[tuple[int, bytes]] = []
+    at = 0
+    while (body := _frame_at(data, header, at, start)) is not None:
+        bodies.append((start + at + FRAME_BYTES, body))
         at += FRAME_BYTES + len(body)
     behind = data.find(MARK, at + 1)
     while behind >= 0:
-        if _frame_at(data, header, behind) is not None:
+        if _frame_at(data, header, behind, start) is not None:
             raise JournalUnavailable(
-                f"the journal is damaged: segment {header.number} is broken at byte {at} and goes on at {behind}; "
-                "restore the data directory from a copy"
+                f"the journal is damaged: segment {header.number} is broken at byte {start + at} and goes on at "
+                f"{start + behind}; restore the data directory from a copy"
             )
         behind = data.find(MARK, behind + 1)
-    return Scan(records, at, len(data) - at)
+    return Scan(bodies, start + at, len(data) - at)
 
 
 def _checksum(body: bytes | memoryview, header: Header, offset: int) -> int:
-    return zlib.crc32(body, zlib.crc32(header.salt + _U64.pack(offset) + _U32.pack(len(body))))
+    checksum = zlib.crc32(header.salt + _U64.pack(offset) + _U32.pack(len(body)))
+    view = memoryview(body)
+    for at in range(0, len(view), SLICE_BYTES):
+        checksum = zlib.crc32(view[at : at + SLICE_BYTES], checksum)
+    return checksum
 
 
-def _frame_at(data: bytes, header: Header, at: int) -> bytes | None:
-    if data[at : at + len(MARK)] != MARK or len(data) < at + FRAME_BYTES:
+def _frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
+    if data[at : at + len(MARK)] not in (MARK, LOOSE) or len(data) < at + FRAME_BYTES:
         return None
     size, checksum = _U32.unpack_from(data, at + 4)[0], _U32.unpack_from(data, at + 8)[0]
-    start = at + FRAME_BYTES
-    if len(data) - start < size or _checksum(memoryview(data)[start : start + size], header, at) != checksum:
+    begin = at + FRAME_BYTES
+    if len(data) - begin < size:
         return None
-    return data[start : start + size]
+    if _checksum(memoryview(data)[begin : begin + size], header, start + at) != checksum:
+        return None
+    return data[begin : begin + size]
 
 
-def _flat(record: LogRecord) -> tuple[int, Sequence[Value]]:
-    match record:
-        case DeliveryRow():
-            return _DELIVERY, columns.of_delivery(record)
-        case EpisodeRow():
-            return _EPISODE, columns.of_episode(record)
-        case SessionRow():
-            return _SESSION, columns.of_session(record)
-        case SessionChange():
-            return _CHANGE, columns.of_change(record)
-        case RewardRow():
-            return _REWARD, columns.of_reward(record)
-        case Deletion():
-            return _DELETION, (record.eid,)
+def _of_delivery(d: DeliveryRow) -> Sequence[Any]:
+    if d.kind not in _KINDS:
+        raise ValueError(f"{d.kind!r} is no kind of delivery")
+    if ((d.t or 0) | (d.id or 0)) >> 63:
+        raise OverflowError(f"t {d.t} or id {d.id} is no integer from 0 to 2^63 - 1")
+    return columns.of_delivery(d)
 
 
-def _put(out: bytearray, value: Value) -> None:
-    match value:
-        case None:
-            out.append(_NONE)
-        case bool():
-            out.append(_TRUE if value else _FALSE)
-        case int():
-            out.append(_INT)
-            out += _I64.pack(value)
-        case float():
-            out.append(_FLOAT)
-            out += _F64.pack(value)
-        case str():
-            data = value.encode()
-            out.append(_TEXT)
-            out += _U32.pack(len(data))
-            out += data
-        case bytes():
-            out.append(_BYTES)
-            out += _U32.pack(len(value))
-            out += value
-        case _:
-            raise TypeError(f"a {type(value).__name__} is no journal value")
-
-
-def _take(body: bytes, at: int) -> tuple[Value, int]:
-    kind = body[at]
-    at += 1
-    match kind:
-        case 0:
-            return None, at
-        case 1 | 2:
-            return kind == _TRUE, at
-        case 3:
-            return _I64.unpack_from(body, at)[0], at + 8
-        case 4:
-            return _F64.unpack_from(body, at)[0], at + 8
-        case 5 | 6:
-            end = at + 4 + _U32.unpack_from(body, at)[0]
-            data = body[at + 4 : end]
-            if end > len(body):
-                raise ValueError("a value ends beyond its record")
-            return (data.decode() if kind == _TEXT else data), end
-    raise ValueError(f"unknown type of value {kind}")
+_WRITTEN: dict[type[LogRecord], tuple[int, int, Callable[[Any], Sequence[Any]]]] = {
+    record: (kind, _SEEDS[kind], of)
+    for record, kind, of in (
+        (SessionRow, _SESSION, columns.of_session),
+        (EpisodeRow, _EPISODE, columns.of_episode),
+        (DeliveryRow, _DELIVERY, _of_delivery),
+        (SessionChange, _CHANGE, columns.of_change),
+        (RewardRow, _REWARD, columns.of_reward),
+        (Deletion, _DELETION, attrgetter("eid", "sid", "last_id", "last_seq")),
+        (Moved, _MOVED, attrgetter("before", "now", "size_bytes")),
+    )
+}

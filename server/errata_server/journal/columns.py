@@ -1,65 +1,48 @@
-"""Records as flat tuples of None, int, float, str and bytes: what SQLite binds and what the log's codec writes.
+"""Records as flat tuples: what the segments hold of each, and what SQLite binds of those that it keeps whole.
 
 A column is only ever added at the end, with a default in `base`: a shorter tuple of an older log still reads.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from errata_protocol.environment import SnapshotRef
 
 from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
 
-Value = None | int | float | str | bytes
-
 SESSION = (
-    "sid, environment, recovery, seed, created, given_out, principal, status, fork_of, fork_request, lost, key_hash, "
-    "group_id"
-)
-EPISODE = "eid, sid, environment, created, episode_id, principal, origin_eid, origin_t, agent_text_version"
+    "sid", "environment", "recovery", "seed", "created", "given_out", "principal", "status", "fork_of", "fork_request",
+    "lost", "key_hash", "group",
+)  # fmt: skip
+EPISODE = (
+    "eid", "sid", "environment", "created", "episode_id", "principal", "origin_eid", "origin_t", "agent_text_version",
+)  # fmt: skip
 DELIVERY = (
-    "eid, t, sid, id, kind, request, request_sha, status, payload, digest, semantic_digest, state, refs, created, "
-    "reward, done, error_kind, hint_template_key"
-)
-REWARD = "eid, t, value, source, reward_id, sid, seq, created"
+    "eid", "t", "sid", "id", "kind", "request", "request_sha", "status", "payload", "digest", "semantic_digest",
+    "state", "refs", "created", "reward", "done", "error_kind", "hint_template_key",
+)  # fmt: skip
+REWARD = ("eid", "t", "value", "source", "reward_id", "sid", "seq", "created")
+CHANGE = ("sid", "status", "given_out", "lost")
+
+_REFS = DELIVERY.index("refs")
+
+# One call in C for a row: this is on the path of every step.
+of_session: Callable[[SessionRow], tuple[Any, ...]] = attrgetter(*SESSION)
+of_episode: Callable[[EpisodeRow], tuple[Any, ...]] = attrgetter(*EPISODE)
+of_reward: Callable[[RewardRow], tuple[Any, ...]] = attrgetter(*REWARD)
+of_change: Callable[[SessionChange], tuple[Any, ...]] = attrgetter(*CHANGE)
+_of_delivery: Callable[[DeliveryRow], tuple[Any, ...]] = attrgetter(*DELIVERY)
 
 
-def of_session(s: SessionRow) -> tuple[Value, ...]:
-    """Return the columns `SESSION`."""
-    return (
-        s.sid, s.environment, s.recovery, s.seed, s.created, s.given_out, s.principal, s.status, s.fork_of,
-        s.fork_request, s.lost, s.key_hash, s.group,
-    )  # fmt: skip
-
-
-def of_episode(e: EpisodeRow) -> tuple[Value, ...]:
-    """Return the columns `EPISODE`."""
-    return (
-        e.eid, e.sid, e.environment, e.created, e.episode_id, e.principal, e.origin_eid, e.origin_t,
-        e.agent_text_version,
-    )  # fmt: skip
-
-
-def of_delivery(d: DeliveryRow) -> tuple[Value, ...]:
-    """Return the columns `DELIVERY`."""
-    return (
-        d.eid, d.t, d.sid, d.id, d.kind, d.request, d.request_sha, d.status, d.payload, d.digest, d.semantic_digest,
-        d.state, json.dumps([[r.kind, r.id, r.digest] for r in d.refs]) if d.refs else None, d.created, d.reward,
-        d.done, d.error_kind, d.hint_template_key,
-    )  # fmt: skip
-
-
-def of_change(c: SessionChange) -> tuple[Value, ...]:
-    """Return sid, status, given_out, lost."""
-    return (c.sid, c.status, c.given_out, c.lost)
-
-
-def of_reward(r: RewardRow) -> tuple[Value, ...]:
-    """Return the columns `REWARD`."""
-    return (r.eid, r.t, r.value, r.source, r.reward_id, r.sid, r.seq, r.created)
+def of_delivery(d: DeliveryRow) -> tuple[Any, ...]:
+    """Return the columns `DELIVERY`; each ref as kind, id, digest."""
+    values = _of_delivery(d)
+    if not d.refs:
+        return values
+    return (*values[:_REFS], of_refs(d.refs), *values[_REFS + 1 :])
 
 
 def session(row: Sequence[Any]) -> SessionRow:
@@ -75,14 +58,12 @@ def episode(row: Sequence[Any]) -> EpisodeRow:
 
 def delivery(row: Sequence[Any]) -> DeliveryRow:
     """Return the delivery of its columns."""
-    refs, created, reward, done, *rest = row[12:]
-    return DeliveryRow(*row[:12], refs_of(refs) if refs else (), created, reward, bool(done), *rest)  # type: ignore[call-arg]
+    return DeliveryRow(*row[:_REFS], refs_of(row[_REFS]), *row[_REFS + 1 :])  # type: ignore[call-arg]
 
 
 def change(row: Sequence[Any]) -> SessionChange:
     """Return the session change of its columns."""
-    sid, status, given_out, *rest = row
-    return SessionChange(sid, status, None if given_out is None else bool(given_out), *rest)
+    return SessionChange(*row)
 
 
 def reward(row: Sequence[Any]) -> RewardRow:
@@ -90,6 +71,11 @@ def reward(row: Sequence[Any]) -> RewardRow:
     return RewardRow(*row)
 
 
-def refs_of(text: str) -> tuple[SnapshotRef, ...]:
-    """Return the refs of the column ``refs``."""
-    return tuple(SnapshotRef(*ref) for ref in json.loads(text))
+def of_refs(refs: Sequence[SnapshotRef]) -> list[tuple[str, str, str]]:
+    """Return refs as kind, id, digest."""
+    return [(r.kind, r.id, r.digest) for r in refs]
+
+
+def refs_of(values: Sequence[Sequence[str]]) -> tuple[SnapshotRef, ...]:
+    """Return the refs of their kinds, ids and digests."""
+    return tuple(SnapshotRef(*ref) for ref in values)

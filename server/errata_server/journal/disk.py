@@ -1,4 +1,4 @@
-"""The disk under an append-only journal: a seam of eight calls, and the real one.
+"""The disk under an append-only journal: a seam of a dozen calls, and the real one.
 
 What is written is not there after a power loss until it was synced; neither is a file's name until `Disk.sync_names`.
 Every call may raise OSError, as the operating system does. `errata_server.simulation.SimulatedDisk` is the fake: it
@@ -7,10 +7,12 @@ tears and loses what was not synced.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -26,8 +28,21 @@ class Disk(ABC):
         """Return a file whole."""
 
     @abstractmethod
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Return ``size_bytes`` of a file from ``offset`` on, or what there is of them. Any thread may call this."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+
+    @abstractmethod
     def append(self, name: str, data: bytes) -> None:
         """Write ``data`` at the end of a file, made if there is none. When this raises, some of it may be there."""
+
+    def append_synced(self, name: str, data: bytes) -> None:
+        """`append` and `sync`, where there is no way to do both at once; raises as either does."""
+        self.append(name, data)
+        self.sync(name)
 
     @abstractmethod
     def truncate(self, name: str, size_bytes: int) -> None:
@@ -43,6 +58,10 @@ class Disk(ABC):
         """Remove a file."""
 
     @abstractmethod
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name, in one step and in place of a file that had it."""
+
+    @abstractmethod
     def sync_names(self) -> None:
         """Make files' coming and going durable."""
 
@@ -51,12 +70,18 @@ class Disk(ABC):
         """Return free and total bytes of the file system."""
 
 
+MAX_OPEN = 32
+"""Files that a `DirectoryDisk` keeps open."""
+
 LOOK_S = 0.01
 """How long free space is believed in: asking the kernel gives the interpreter away, which before every step is dear."""
 
 
 class DirectoryDisk(Disk):
     """A directory of the machine.
+
+    Files that are read or appended to stay open, a few of them: beside a busy event loop each call of the kernel waits
+    up to 5 ms for the interpreter when it returns, so a step is to make one and not four.
 
     Args:
         directory: Where; made with its parents if missing, for its owner alone.
@@ -65,6 +90,8 @@ class DirectoryDisk(Disk):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._space: tuple[float, tuple[int, int]] | None = None
+        self._open: dict[tuple[str, bool], io.FileIO] = {}
+        self._open_lock = threading.Lock()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
@@ -73,26 +100,52 @@ class DirectoryDisk(Disk):
     def read(self, name: str) -> bytes:
         return (self._directory / name).read_bytes()
 
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        file = self._file(name)  # held by this name while the kernel reads: nobody else may be holding it
+        return os.pread(file.fileno(), size_bytes, offset)
+
+    def size(self, name: str) -> int:
+        return (self._directory / name).stat().st_size
+
     def append(self, name: str, data: bytes) -> None:
-        fd = os.open(self._directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._append(name, data, 0)
+
+    def append_synced(self, name: str, data: bytes) -> None:
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
+            self._append(name, data, os.RWF_DSYNC)  # one call in place of two, and so one wait for the interpreter
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            super().append_synced(name, data)  # a file system that has no such write, such as FUSE before Linux 6
+
+    def _append(self, name: str, data: bytes, flags: int) -> None:
+        file = self._file(name, writing=True)
+        rest = memoryview(data)
+        while rest:
+            # At its end, wherever that is: the file was opened for appending.
+            rest = rest[os.pwritev(file.fileno(), [rest], 0, flags) :]
 
     def truncate(self, name: str, size_bytes: int) -> None:
         os.truncate(self._directory / name, size_bytes)
 
     def sync(self, name: str) -> None:
-        _sync(self._directory / name, os.O_RDWR, os.fdatasync)  # the new size too, which reading needs; not its times
+        file = self._file(name, writing=True)
+        os.fdatasync(file.fileno())  # the new size too, which reading needs; not its times
 
     def remove(self, name: str) -> None:
+        self._forget(name)
         (self._directory / name).unlink()
 
+    def rename(self, name: str, to: str) -> None:
+        (self._directory / name).rename(self._directory / to)
+        self._forget(name, to)
+
     def sync_names(self) -> None:
-        _sync(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def free(self) -> tuple[int, int]:
         now = time.monotonic()
@@ -101,10 +154,24 @@ class DirectoryDisk(Disk):
             self._space = (now, (stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize))
         return self._space[1]
 
+    def _file(self, name: str, *, writing: bool = False) -> io.FileIO:
+        """Return an open file. Whoever has it may use it, for it is closed when the last one lets go of it."""
+        with self._open_lock:
+            file = self._open.pop((name, writing), None)
+            if file is None:
+                path = self._directory / name
+                file = io.FileIO(path, "ab", opener=_private) if writing else io.FileIO(path, "rb")
+                while len(self._open) >= MAX_OPEN:
+                    del self._open[next(iter(self._open))]
+            self._open[name, writing] = file  # at the end: the one that was used longest ago goes first
+            return file
 
-def _sync(path: Path, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
+    def _forget(self, *names: str) -> None:
+        with self._open_lock:
+            for name in names:
+                self._open.pop((name, False), None)
+                self._open.pop((name, True), None)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

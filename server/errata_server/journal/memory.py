@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from .base import Record, SessionRow
-from .tables import ROW_BYTES, Claims, Tables
+from .claims import check
+from .tables import ROW_BYTES, Tables
 
 
 class MemoryJournal(Tables):
@@ -32,7 +33,7 @@ class MemoryJournal(Tables):
         if self._closed:
             raise JournalUnavailable("the journal is closed: the server is shutting down")
         try:
-            self._check(records, Claims())
+            check(records, self, set())
         except ErrataError as error:
             settled(error)
             return
@@ -59,7 +60,7 @@ class MemoryJournal(Tables):
         self._bytes -= ROW_BYTES * (1 + len(self._replies.pop(session.sid, ())))
         self._last_ids.pop(session.sid, None)
         self._last_seqs.pop(session.sid, None)
-        if session.fork_of is not None and session.fork_request is not None:
+        if session.fork_request is not None:
             del self._forks[session.fork_of, session.fork_request]
 
     def close(self) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
 from errata_protocol.environment import Recovery, SnapshotRef
-from errata_protocol.errors import Conflict, UnknownEpisode
 
 from .base import (
     DeliveryRow,
@@ -26,32 +24,10 @@ from .base import (
     SessionRow,
     TurnRow,
 )
+from .codec import Deletion
 
 ROW_BYTES = 1024
 """What any row is taken to cost beside its payload, request and state: its own fields and its place in the indexes."""
-
-
-@dataclass(slots=True)
-class Claims:
-    """Keys of records that were checked and are not applied yet: later ones of the same transaction must see them."""
-
-    sessions: set[str] = field(default_factory=set)
-    episodes: set[str] = field(default_factory=set)
-    deliveries: set[tuple[str, int]] = field(default_factory=set)
-    ids: set[tuple[str, int]] = field(default_factory=set)
-    forks: set[tuple[str | None, str]] = field(default_factory=set)
-    rewards: set[tuple[str, str]] = field(default_factory=set)
-    seqs: set[tuple[str, int]] = field(default_factory=set)
-
-    def add(self, other: Claims) -> None:
-        """Take over the claims of a group that was accepted."""
-        self.sessions |= other.sessions
-        self.episodes |= other.episodes
-        self.deliveries |= other.deliveries
-        self.ids |= other.ids
-        self.forks |= other.forks
-        self.rewards |= other.rewards
-        self.seqs |= other.seqs
 
 
 P = ParamSpec("P")
@@ -87,80 +63,31 @@ class Tables(Journal):
         self._rewards: dict[str, dict[str, RewardRow]] = {}
         self._pushes: dict[str, dict[int, RewardRow]] = {}
         self._last_seqs: dict[str, int] = {}
-        self._forks: dict[tuple[str, str], str] = {}
+        self._forks: dict[tuple[str | None, str], str] = {}
         self._n = 0
 
-    def _check(self, records: Iterable[Record], earlier: Claims) -> Claims:
-        """Return what ``records`` claim, if neither a row nor ``earlier`` stands against them.
+    # -- what stands against a commit (errata_server.journal.claims) ----------------------------------------------
 
-        Raises:
-            Conflict: As `Journal.commit`.
-            UnknownEpisode: As `Journal.commit`.
-        """
-        new = Claims()
-        for record in records:
-            if self._taken(record, earlier) or self._taken(record, new):
-                raise Conflict(
-                    f"the journal already holds another record under the key of this {type(record).__name__}"
-                )
-            match record:
-                case DeliveryRow() as d:
-                    known = d.eid in self._episodes or d.eid in earlier.episodes or d.eid in new.episodes
-                    if d.t is not None:
-                        if not known:
-                            raise UnknownEpisode(d.eid)
-                        new.deliveries.add((d.eid, d.t))
-                    if d.id is not None and (known or not d.eid):
-                        new.ids.add((d.sid, d.id))
-                case EpisodeRow() as e:
-                    if e.origin_eid is not None and e.origin_t is not None:
-                        key = (e.origin_eid, e.origin_t)
-                        if e.origin_t not in self._deliveries.get(e.origin_eid, ()) and not (
-                            key in earlier.deliveries or key in new.deliveries
-                        ):
-                            raise UnknownEpisode(e.origin_eid)
-                    new.episodes.add(e.eid)
-                case SessionRow() as s:
-                    new.sessions.add(s.sid)
-                    if s.fork_request is not None:
-                        new.forks.add((s.fork_of, s.fork_request))
-                case RewardRow() as r:
-                    if r.t not in self._deliveries.get(r.eid, ()) and not (
-                        (r.eid, r.t) in earlier.deliveries or (r.eid, r.t) in new.deliveries
-                    ):
-                        raise UnknownEpisode(r.eid)
-                    new.rewards.add((r.eid, r.reward_id))
-                    if r.seq is not None:
-                        new.seqs.add((r.sid, r.seq))
-                case SessionChange():
-                    pass
-        return new
+    def has_session(self, sid: str) -> bool:
+        return sid in self._sessions
 
-    def _taken(self, record: Record, claims: Claims) -> bool:
-        match record:
-            case DeliveryRow() as d:
-                return (
-                    d.t is not None and (d.t in self._deliveries.get(d.eid, ()) or (d.eid, d.t) in claims.deliveries)
-                ) or (d.id is not None and (d.id in self._replies.get(d.sid, ()) or (d.sid, d.id) in claims.ids))
-            case EpisodeRow() as e:
-                return e.eid in self._episodes or e.eid in claims.episodes
-            case SessionRow() as s:
-                return (
-                    s.sid in self._sessions
-                    or s.sid in claims.sessions
-                    or (
-                        s.fork_request is not None
-                        and ((s.fork_of, s.fork_request) in self._forks or (s.fork_of, s.fork_request) in claims.forks)
-                    )
-                )
-            case RewardRow() as r:
-                return (
-                    r.reward_id in self._rewards.get(r.eid, ())
-                    or (r.eid, r.reward_id) in claims.rewards
-                    or (r.seq is not None and (r.seq in self._pushes.get(r.sid, ()) or (r.sid, r.seq) in claims.seqs))
-                )
-            case SessionChange():
-                return False
+    def has_episode(self, eid: str) -> bool:
+        return eid in self._episodes
+
+    def has_delivery(self, eid: str, t: int) -> bool:
+        return t in self._deliveries.get(eid, ())
+
+    def has_id(self, sid: str, id: int) -> bool:
+        return id in self._replies.get(sid, ())
+
+    def has_fork(self, fork_of: str | None, request: str) -> bool:
+        return (fork_of, request) in self._forks
+
+    def has_reward(self, eid: str, reward_id: str) -> bool:
+        return reward_id in self._rewards.get(eid, ())
+
+    def has_seq(self, sid: str, seq: int) -> bool:
+        return seq in self._pushes.get(sid, ())
 
     def _apply(self, record: Record) -> None:
         match record:
@@ -195,7 +122,7 @@ class Tables(Journal):
             case SessionRow() as s:
                 self._sessions[s.sid] = s
                 self._bytes += ROW_BYTES
-                if s.fork_of is not None and s.fork_request is not None:
+                if s.fork_request is not None:
                     self._forks[s.fork_of, s.fork_request] = s.sid
             case SessionChange() as c:
                 if c.sid in self._sessions:
@@ -335,6 +262,11 @@ class Tables(Journal):
     @_alone
     def refs(self) -> set[SnapshotRef]:
         return {ref for turns in list(self._deliveries.values()) for d in list(turns.values()) for ref in d.refs}
+
+    def _deletion(self, eid: str) -> Deletion:
+        """Return what is written of the end of an episode that is here."""
+        sid = self._episodes[eid][1].sid
+        return Deletion(eid, sid, self._last_ids.get(sid, 0), self._last_seqs.get(sid, 0))
 
     def _delete(self, eid: str) -> int:
         if eid not in self._episodes:

@@ -86,6 +86,14 @@ class SimulatedDisk(Disk):
         self._check()
         return bytes(self._file(name).cached)
 
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        self._check()
+        return bytes(self._file(name).cached[offset : offset + size_bytes])
+
+    def size(self, name: str) -> int:
+        self._check()
+        return len(self._file(name).cached)
+
     def append(self, name: str, data: bytes) -> None:
         self._check()
         file = self._files.setdefault(name, _File())
@@ -125,6 +133,13 @@ class SimulatedDisk(Disk):
         self._check()
         self._file(name)
         del self._files[name]
+        self._count()
+
+    def rename(self, name: str, to: str) -> None:
+        self._check()
+        file = self._file(name)
+        del self._files[name]
+        self._files[to] = file
         self._count()
 
     def sync_names(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..journal import LogJournal
-from ..journal.log import SEGMENT_BYTES
+from ..journal.segments import SEGMENT_BYTES
 from ..runtime import Runtime
 from ..sandbox.fake import FakeBackend, FakeDisk
 from ..settings import Settings

@@ -1,0 +1,430 @@
+"""The index of the segments: one SQLite file, written in large sorted batches behind the commits, never waited for.
+
+It can always be made again from the segments, so nothing is lost with it. What it holds is everything but payloads,
+requests and states; of those, the places. The point up to which it has the segments stands in it, and is written in the
+same transaction as what came before that point.
+
+A thread that runs one statement a row hands the interpreter over at each, and beside a busy event loop waits up to 5 ms
+for it every time; so a batch is few statements of many rows. Deliveries lie in *runs* of up to `RUN`, a row of the
+table each: one insert for a run costs what one for a delivery would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+import msgspec
+
+from . import columns
+from .live import Batch, Replied, Reply, Turn
+from .segments import Position
+
+INDEX = "index.db"
+"""Name of the index beside the segments."""
+
+VERSION = 1
+"""``PRAGMA user_version`` of the indexes that this Errata reads; another is made again."""
+
+RUN = 8
+"""Deliveries in one row: a run stays below the 1,002 bytes that SQLite keeps in a page of 4 KiB without overflow."""
+
+REPLY_RUN = 32
+"""Likewise of replies."""
+
+CHECKPOINT_PAGES = 1000
+"""Pages in the write-ahead log from which on they are copied into the file proper."""
+
+MAX_VALUES = 32_766
+"""Values that SQLite binds in one statement."""
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer that SQLite holds."""
+
+SESSION = ", ".join("group_id" if name == "group" else name for name in columns.SESSION)
+EPISODE = ", ".join(columns.EPISODE)
+REWARD = ", ".join(columns.REWARD)
+
+SCHEMA = """
+CREATE TABLE applied(
+  only INTEGER PRIMARY KEY CHECK (only = 1), segment INTEGER NOT NULL, offset INTEGER NOT NULL, salt BLOB NOT NULL,
+  next_session INTEGER NOT NULL, next_episode INTEGER NOT NULL
+);
+CREATE TABLE sessions(
+  n INTEGER PRIMARY KEY, sid TEXT NOT NULL UNIQUE, environment TEXT, recovery TEXT, seed INTEGER, created REAL,
+  given_out INTEGER, principal TEXT, status TEXT, fork_of TEXT, fork_request TEXT, lost TEXT, key_hash BLOB,
+  group_id TEXT
+);
+CREATE INDEX sessions_open ON sessions(created) WHERE status = 'open';
+CREATE UNIQUE INDEX sessions_fork ON sessions(fork_of, fork_request) WHERE fork_request IS NOT NULL;
+CREATE TABLE counters(session INTEGER PRIMARY KEY, last_id INTEGER NOT NULL, last_seq INTEGER NOT NULL);
+CREATE TABLE episodes(
+  n INTEGER PRIMARY KEY, session INTEGER NOT NULL, eid TEXT NOT NULL UNIQUE, sid TEXT NOT NULL,
+  environment TEXT NOT NULL, created REAL NOT NULL, episode_id TEXT, principal TEXT, origin_eid TEXT, origin_t INTEGER,
+  agent_text_version TEXT
+);
+CREATE INDEX episodes_session ON episodes(session, n);
+CREATE INDEX episodes_principal ON episodes(principal, n);
+CREATE TABLE totals(
+  episode INTEGER PRIMARY KEY, last_t INTEGER NOT NULL, deliveries INTEGER NOT NULL, reward REAL NOT NULL,
+  done INTEGER NOT NULL, error_kinds TEXT, payload_bytes INTEGER NOT NULL, request_bytes INTEGER NOT NULL,
+  state_bytes INTEGER NOT NULL, newest REAL NOT NULL
+);
+CREATE TABLE turns(episode INTEGER, last INTEGER, run BLOB NOT NULL, PRIMARY KEY (episode, last)) WITHOUT ROWID;
+CREATE TABLE replies(
+  session INTEGER, last INTEGER, first INTEGER NOT NULL, run BLOB NOT NULL, PRIMARY KEY (session, last)
+) WITHOUT ROWID;
+CREATE TABLE errors(
+  episode INTEGER, segment INTEGER, offset INTEGER, after INTEGER NOT NULL, size INTEGER NOT NULL, id INTEGER,
+  PRIMARY KEY (episode, segment, offset)
+) WITHOUT ROWID;
+CREATE TABLE rewards(
+  n INTEGER PRIMARY KEY, episode INTEGER NOT NULL, session INTEGER NOT NULL, segment INTEGER NOT NULL,
+  size INTEGER NOT NULL, eid TEXT NOT NULL, t INTEGER NOT NULL, value REAL NOT NULL, source TEXT NOT NULL,
+  reward_id TEXT NOT NULL, sid TEXT NOT NULL, seq INTEGER, created REAL NOT NULL
+);
+CREATE UNIQUE INDEX rewards_id ON rewards(episode, reward_id);
+CREATE UNIQUE INDEX rewards_seq ON rewards(session, seq) WHERE seq IS NOT NULL;
+CREATE TABLE refs(n INTEGER PRIMARY KEY, episode INTEGER NOT NULL, refs TEXT NOT NULL);
+CREATE INDEX refs_episode ON refs(episode);
+CREATE TABLE segments(
+  number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, dead_rows INTEGER NOT NULL,
+  dead_bytes INTEGER NOT NULL
+);
+"""
+
+_pack = msgspec.msgpack.Encoder().encode
+decode_turns: Callable[[bytes], list[Turn]] = msgspec.msgpack.Decoder(list[Turn]).decode
+"""Return the turns of a run."""
+decode_replies: Callable[[bytes], list[Reply]] = msgspec.msgpack.Decoder(list[Reply]).decode
+"""Return the replies of a run."""
+
+FAILURES = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.NoMemError,
+    apsw.InterruptError,
+)
+"""What SQLite reports about the machine. Its other errors mean that the index is not what it should be."""
+
+E = TypeVar("E", Turn, Reply)
+
+
+class Tally(NamedTuple):
+    """What the index knows of a segment: rows and bytes that were ever in it, and those of deleted episodes."""
+
+    number: int
+    rows: int
+    size_bytes: int
+    dead_rows: int
+    dead_bytes: int
+
+
+def connect(path: Path, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) -> apsw.Connection:
+    """Open an index."""
+    db = apsw.Connection(str(path), flags=flags)
+    db.set_busy_timeout(5000)
+    db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    return db
+
+
+def position_in(db: apsw.Connection) -> Position | None:
+    """Return up to where an index has the segments; None for one that is empty or of another version.
+
+    Raises:
+        apsw.Error: It is no index, or damaged.
+    """
+    if db.pragma("user_version") != VERSION:
+        return None
+    rows: Any = db.execute("SELECT segment, offset, salt FROM applied").fetchall()
+    return Position(*rows[0]) if rows else None
+
+
+class Index:
+    """The writing half of the index; the reading half is `errata_server.journal.indexed_reads`. One thread at a time.
+
+    Args:
+        path: Its file.
+
+    Raises:
+        apsw.Error: The file is no index of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._wal_pages = 0
+        path.touch(mode=0o600)  # SQLite gives its other files the same mode
+        self._db = connect(path)
+        try:
+            self._db.pragma("journal_mode", "wal")
+            # A power loss may take the last batches away with the point up to which they reached, and no more.
+            self._db.pragma("synchronous", 1)
+            self._db.pragma("cache_size", -32_000)
+            self._db.set_wal_hook(self._on_wal)
+            if self._db.pragma("user_version") not in (0, VERSION):
+                raise apsw.SchemaChangeError(f"version {self._db.pragma('user_version')}")
+            if self._db.pragma("user_version") == 0:
+                with self._transaction():
+                    self._db.execute(SCHEMA)
+                    self._db.pragma("user_version", VERSION)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def position(self) -> Position | None:
+        """Return up to where it has the segments."""
+        return position_in(self._db)
+
+    def next_numbers(self) -> tuple[int, int]:
+        """Return the numbers of the next session and episode."""
+        rows: Any = self._db.execute("SELECT next_session, next_episode FROM applied").fetchall()
+        return rows[0] if rows else (1, 1)
+
+    def apply(self, batch: Batch, next_session: int, next_episode: int) -> None:
+        """Write a batch, all or nothing.
+
+        Raises:
+            apsw.Error: Nothing was written.
+        """
+        assert batch.position is not None
+        with self._transaction():
+            self._sessions(batch)
+            self._episodes(batch)
+            self._runs(
+                "turns", "episode", RUN, {n: (batch.of_episodes[n].indexed_t, t) for n, t in batch.turns.items()}
+            )
+            self._runs(
+                "replies",
+                "session",
+                REPLY_RUN,
+                {n: (batch.of_sessions[n].indexed_id, replies) for n, replies in batch.replies.items()},
+            )
+            self._insert(
+                "errors(episode, after, segment, offset, size, id)",
+                sorted((n, *error) for n, errors in batch.errors.items() for error in errors),
+            )
+            self._rewards(batch)
+            self._insert(
+                "refs(episode, refs)", [(n, json.dumps(columns.of_refs(refs))[1:-1]) for n, refs in batch.refs]
+            )
+            self._count(batch.segments.items())
+            self._applied(batch.position, next_session, next_episode)
+        if (
+            self._wal_pages >= CHECKPOINT_PAGES
+        ):  # as far as no reader is in the way; it syncs, which small batches need not
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def delete(self, n: int, position: Position) -> None:
+        """Take an episode out that ``position`` is behind the end of; all before that must have been applied.
+
+        Raises:
+            apsw.Error: Nothing was written.
+        """
+        with self._transaction():
+            dead = Counter[int](), Counter[int]()
+            ids: list[int] = []
+            turns = self._merged_run("turns", "episode", n, -1, decode_turns)
+            errors = [Replied(*row) for row in self._all(
+                "SELECT after, segment, offset, size, id FROM errors WHERE episode = ?", (n,)
+            )]  # fmt: skip
+            for one in (*turns, *errors):
+                dead[0][one.segment] += 1
+                dead[1][one.segment] += one.size
+                if one.id is not None:
+                    ids.append(one.id)
+            for segment, size in self._all("SELECT segment, size FROM rewards WHERE episode = ?", (n,)):
+                dead[0][segment] += 1
+                dead[1][segment] += size
+            session = self._all("SELECT session FROM episodes WHERE n = ?", (n,))[0][0]
+            if ids:
+                self._delete_replies(session, n, min(ids), max(ids))
+            for table in ("turns", "errors", "rewards", "refs", "totals"):
+                self._db.execute(f"DELETE FROM {table} WHERE episode = ?", (n,))
+            self._db.execute("DELETE FROM episodes WHERE n = ?", (n,))
+            self._insert(
+                "segments", [(number, 0, 0, rows, dead[1][number]) for number, rows in dead[0].items()],
+                "ON CONFLICT DO UPDATE SET dead_rows = dead_rows + excluded.dead_rows, "
+                "dead_bytes = dead_bytes + excluded.dead_bytes",
+            )  # fmt: skip
+            self._applied(position, *self.next_numbers())
+
+    def tallies(self) -> list[Tally]:
+        """Return what is known of each segment."""
+        return [Tally(*row) for row in self._all("SELECT number, rows, bytes, dead_rows, dead_bytes FROM segments")]
+
+    def rewritten(self, before: Tally, rows: int, size_bytes: int) -> None:
+        """Note what a segment holds since it was rewritten: what was dead ``before`` is gone."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE segments SET rows = ?, bytes = ?, dead_rows = max(0, dead_rows - ?), "
+                "dead_bytes = max(0, dead_bytes - ?) WHERE number = ?",
+                (rows, size_bytes, before.dead_rows, before.dead_bytes, before.number),
+            )
+
+    def living(self, eids: Iterable[str]) -> set[str]:
+        """Return those of ``eids`` that are episodes."""
+        sql = "SELECT json_group_array(eid) FROM episodes WHERE eid IN (SELECT value FROM json_each(?))"
+        return set(json.loads(self._all(sql, (json.dumps(list(eids)),))[0][0]))
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        self._db.close()
+
+    # -- parts of a batch ----------------------------------------------------------------------------------------
+
+    def _sessions(self, batch: Batch) -> None:
+        rows = [(n, *columns.of_session(row)) for n, row in batch.sessions.values() if row is not None]
+        updates = ", ".join(f"{name.strip()} = excluded.{name.strip()}" for name in SESSION.split(",")[1:])
+        self._insert(f"sessions(n, {SESSION})", rows, f"ON CONFLICT(n) DO UPDATE SET {updates}")
+        self._insert(
+            "sessions(n, sid)",
+            [(n, sid) for sid, (n, row) in batch.sessions.items() if row is None],
+            "ON CONFLICT(n) DO NOTHING",
+        )
+        self._many(
+            "WITH c(sid, status, given_out, lost) AS (VALUES {}) UPDATE sessions SET "
+            "status = coalesce(c.status, sessions.status), given_out = coalesce(c.given_out, sessions.given_out), "
+            "lost = coalesce(c.lost, sessions.lost) FROM c "
+            "WHERE sessions.sid = c.sid AND sessions.environment IS NOT NULL",
+            [columns.of_change(change) for change in batch.changes.values()],
+        )
+        self._insert(
+            "counters",
+            sorted((n, s.last_id, s.last_seq) for n, s in batch.of_sessions.items() if s.last_id or s.last_seq),
+            "ON CONFLICT DO UPDATE SET last_id = max(last_id, excluded.last_id), "
+            "last_seq = max(last_seq, excluded.last_seq)",
+        )
+
+    def _episodes(self, batch: Batch) -> None:
+        rows = [(n, session, *columns.of_episode(row)) for n, session, row in batch.episodes.values()]
+        self._insert(f"episodes(n, session, {EPISODE})", rows)
+        self._insert(
+            "totals",
+            sorted(
+                (
+                    n,
+                    e.last_t,
+                    e.deliveries,
+                    e.reward,
+                    e.done,
+                    json.dumps(e.error_kinds) if e.error_kinds else None,
+                    e.payload_bytes,
+                    e.request_bytes,
+                    e.state_bytes,
+                    e.newest,
+                )
+                for n, e in batch.of_episodes.items()
+            ),
+            "ON CONFLICT DO UPDATE SET last_t = excluded.last_t, deliveries = excluded.deliveries, "
+            "reward = excluded.reward, done = excluded.done, error_kinds = excluded.error_kinds, "
+            "payload_bytes = excluded.payload_bytes, request_bytes = excluded.request_bytes, "
+            "state_bytes = excluded.state_bytes, newest = excluded.newest",
+        )
+
+    def _rewards(self, batch: Batch) -> None:
+        of = {row.sid: n for n, rows in batch.pushes.items() for row in rows.values()}
+        placed = sorted(
+            ((place, n, row) for n, rewards in batch.rewards.items() for place, row in rewards.values()),
+            key=lambda one: one[0],
+        )
+        rows = [(n, of.get(row.sid, 0), place.segment, place.size, *columns.of_reward(row)) for place, n, row in placed]
+        self._insert(f"rewards(episode, session, segment, size, {REWARD})", rows)
+
+    def _runs(self, table: str, key: str, most: int, changes: dict[int, tuple[int, dict[int, Any]]]) -> None:
+        """Write new entries as runs that come behind those that are there, or in their place where they must."""
+        rows: list[tuple[Any, ...]] = []
+        for n in sorted(changes):
+            indexed, new = changes[n]
+            entries = [new[at] for at in sorted(new)]
+            if entries[0][0] <= indexed:  # behind what is there: rare, so it may cost some statements
+                decode: Any = decode_turns if table == "turns" else decode_replies
+                there = self._merged_run(table, key, n, entries[0][0], decode)
+                self._db.execute(f"DELETE FROM {table} WHERE {key} = ? AND last >= ?", (n, entries[0][0]))
+                entries = sorted((*there, *entries), key=itemgetter(0))
+            rows += _rows_of(table, n, entries, most)
+        self._insert(table, rows)
+
+    def _merged_run(
+        self, table: str, key: str, n: int, first: int, decode: Callable[[bytes], list[E]], last: int = MAX_INTEGER
+    ) -> list[E]:
+        """Return all entries of the runs that reach into ``first`` to ``last``."""
+        bound = "AND first <= ?" if table == "replies" else "AND ? >= 0"
+        rows = self._all(
+            f"SELECT group_concat(hex(run)) FROM (SELECT run FROM {table} WHERE {key} = ? AND last >= ? {bound} "
+            "ORDER BY last)",
+            (n, first, last),
+        )
+        return entries_of(rows[0][0], decode)
+
+    def _delete_replies(self, session: int, episode: int, first: int, last: int) -> None:
+        there = self._merged_run("replies", "session", session, first, decode_replies, last)
+        self._db.execute("DELETE FROM replies WHERE session = ? AND last >= ? AND first <= ?", (session, first, last))
+        kept = [reply for reply in there if reply.episode != episode]
+        self._insert("replies", _rows_of("replies", session, kept, REPLY_RUN))
+
+    def _count(self, segments: Iterable[tuple[int, Sequence[int]]]) -> None:
+        self._insert(
+            "segments", [(number, rows, size, 0, 0) for number, (rows, size) in segments],
+            "ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, bytes = bytes + excluded.bytes",
+        )  # fmt: skip
+
+    def _on_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _applied(self, position: Position, next_session: int, next_episode: int) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO applied VALUES (1, ?, ?, ?, ?, ?)", (*position, next_session, next_episode)
+        )
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _insert(self, into: str, rows: Sequence[tuple[Any, ...]], then: str = "") -> None:
+        self._many(f"INSERT INTO {into} VALUES {{}} {then}", rows)
+
+    def _many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run ``sql`` with as many rows as it takes, in few statements."""
+        if not rows:
+            return
+        width = len(rows[0])
+        most = MAX_VALUES // width
+        one = f"({', '.join('?' * width)})"
+        for at in range(0, len(rows), most):
+            part = rows[at : at + most]
+            values = [value for row in part for value in row]
+            self._db.execute(sql.format(", ".join([one] * len(part))), values, can_cache=False)
+
+    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def entries_of(text: str | None, decode: Callable[[bytes], list[E]]) -> list[E]:
+    """Return the entries of runs that were read as one text: one step of SQLite, however many they are."""
+    return [entry for run in text.split(",") for entry in decode(bytes.fromhex(run))] if text else []
+
+
+def _rows_of(table: str, n: int, entries: Sequence[Any], most: int) -> list[tuple[Any, ...]]:
+    runs = (entries[at : at + most] for at in range(0, len(entries), most))
+    if table == "turns":
+        return [(n, run[-1][0], _pack(run)) for run in runs]
+    return [(n, run[-1][0], run[0][0], _pack(run)) for run in runs]

@@ -1,0 +1,498 @@
+"""Reading segments through their index: what waits for the index is in memory, what it has is two reads away."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import JournalUnavailable
+
+from . import columns
+from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, Journal, RewardRow, SessionRow, TurnRow
+from .codec import LogRecord
+from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
+from .live import Episode, Flat, Live, Reply, Session, Turn, changed
+from .segments import Place, Segments
+
+T = TypeVar("T")
+
+REFS_AT_ONCE = 20_000
+
+_EPISODE_COLUMNS = ", ".join(f"e.{name}" for name in columns.EPISODE)
+_STANDS = (
+    "SELECT json_group_array(json_array(e.eid, e.n, e.session, t.last_t, t.deliveries, printf('%!.17g', t.reward), "
+    "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest))) "
+    "FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
+    "WHERE e.eid IN (SELECT value FROM json_each(?))"
+)
+_SESSION_STANDS = (
+    "SELECT json_group_array(json_array(s.sid, s.n, s.environment IS NOT NULL, coalesce(c.last_id, 0), "
+    "coalesce(c.last_seq, 0))) FROM sessions s LEFT JOIN counters c ON c.session = s.n "
+    "WHERE s.sid IN (SELECT value FROM json_each(?))"
+)
+
+
+class IndexedReads(Journal):
+    """The reading half of a journal in segments with an index; see `Journal`. Any thread may read."""
+
+    durable = True
+    blocking = True
+
+    def __init__(self, segments: Segments, live: Live) -> None:
+        self._segments = segments
+        self._live = live
+        self._rewarded: set[tuple[int, str]] = set()
+
+    @abstractmethod
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query on the index; none where a value is one that SQLite cannot hold."""
+
+    # -- deliveries ----------------------------------------------------------------------------------------------
+
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        turn = self._turn(eid, t)
+        return self._row(turn, eid, t) if turn is not None else None
+
+    def _turn(self, eid: str, t: int) -> Turn | None:
+        if eid in self._live.deleted:
+            return None
+        episode = self._live.episodes.get(eid)
+        if episode is not None:
+            for batch in self._live.batches():
+                if (waiting := batch.turns.get(episode.n, {}).get(t)) is not None:
+                    return Turn._make(waiting)
+        sql = (
+            "SELECT run FROM turns WHERE episode = (SELECT n FROM episodes WHERE eid = ?) AND last >= ? "
+            "ORDER BY last LIMIT 1"
+        )
+        for (run,) in self._rows(sql, (eid, t)):
+            for turn in decode_turns(run):
+                if turn.t == t:
+                    return turn
+        return None
+
+    def _row(self, at: Turn | Reply | Place, eid: str | None, t: int | None) -> DeliveryRow:
+        row = self._segments.read(Place(at.segment, at.offset, at.size))
+        if not isinstance(row, DeliveryRow) or row.t != t or (eid is not None and row.eid != eid):
+            raise JournalUnavailable(
+                f"the journal is damaged: its index names byte {at.offset} of segment {at.segment} for another row; "
+                "stop the server and remove index.db, it is made again from the segments"
+            )
+        return row
+
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        delivery = self.delivery(eid, t)
+        if delivery is None:
+            return []
+        episode = self._episode(eid)
+        found = set[Place]()
+        if episode is not None:
+            for batch in self._live.batches():
+                found.update(Place(*e[1:4]) for e in batch.errors.get(episode.n, ()) if e.after == t)
+            sql = "SELECT segment, offset, size FROM errors WHERE episode = ? AND after = ?"
+            found.update(Place(*row) for row in self._rows(sql, (episode.n, t)))
+        return [delivery, *(self._row(place, eid, None) for place in sorted(found))]
+
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        for eid, episode in self._episodes_of(sid):
+            if episode.last_t >= 0:
+                return self.delivery(eid, episode.last_t)
+        return None
+
+    def turns(self, eid: str) -> list[TurnRow]:
+        episode = self._episode(eid)
+        if episode is None:
+            return []
+        waiting = [batch.turns.get(episode.n, {}) for batch in self._live.batches()]
+        sql = "SELECT group_concat(hex(run)) FROM (SELECT run FROM turns WHERE episode = ? ORDER BY last)"
+        there: dict[int, Flat] = {
+            turn.t: turn for (text,) in self._rows(sql, (episode.n,)) for turn in entries_of(text, decode_turns)
+        }
+        for turns in reversed(waiting):
+            there.update(turns)
+        return [TurnRow(t, *there[t][5:]) for t in sorted(there)]
+
+    # -- a session's replies and pushes --------------------------------------------------------------------------
+
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        session = self._session(sid)
+        if session is None:
+            return []
+        waiting = [batch.replies.get(session.n, {}) for batch in self._live.batches()]
+        sql = (
+            "SELECT group_concat(hex(run)) FROM "
+            "(SELECT run FROM replies WHERE session = ? AND last >= ? AND first <= ? ORDER BY last)"
+        )
+        rows = self._rows(sql, (session.n, first, min(last, MAX_INTEGER)))
+        there: dict[int, Flat] = {reply.id: reply for (text,) in rows for reply in entries_of(text, decode_replies)}
+        for replies in reversed(waiting):
+            there.update(replies)
+        gone = set(self._live.deleted.values())
+        found = (Reply._make(there[id]) for id in sorted(there) if first <= id <= last)
+        return [self._reply(reply, sid) for reply in found if reply.episode not in gone]
+
+    def _reply(self, reply: Reply, sid: str) -> DeliveryRow:
+        row = self._segments.read(Place(reply.segment, reply.offset, reply.size))
+        if not isinstance(row, DeliveryRow) or (row.sid, row.id) != (sid, reply.id):
+            raise JournalUnavailable(
+                f"the journal is damaged: its index names byte {reply.offset} of segment {reply.segment} for another "
+                "reply; stop the server and remove index.db, it is made again from the segments"
+            )
+        return row
+
+    def last_id(self, sid: str) -> int:
+        session = self._session(sid)
+        return session.last_id if session is not None else 0
+
+    def rewards(self, eid: str) -> list[RewardRow]:
+        episode = self._episode(eid)
+        if episode is None:
+            return []
+        waiting = [row for b in reversed(self._live.batches()) for _, row in b.rewards.get(episode.n, {}).values()]
+        sql = f"SELECT {REWARD} FROM rewards WHERE episode = ? ORDER BY n"
+        there = {row.reward_id: row for row in map(columns.reward, self._rows(sql, (episode.n,)))}
+        for row in waiting:
+            there.setdefault(row.reward_id, row)
+        return list(there.values())
+
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        session = self._session(sid)
+        if session is None:
+            return []
+        waiting = [batch.pushes.get(session.n, {}) for batch in self._live.batches()]
+        sql = f"SELECT {REWARD} FROM rewards WHERE session = ? AND seq BETWEEN ? AND ? ORDER BY seq"
+        rows = map(columns.reward, self._rows(sql, (session.n, first, min(last, MAX_INTEGER))))
+        there = {row.seq: row for row in rows if row.seq is not None}
+        for pushes in waiting:
+            there.update(pushes)
+        return [
+            there[seq] for seq in sorted(there) if first <= seq <= last and there[seq].eid not in self._live.deleted
+        ]
+
+    def last_seq(self, sid: str) -> int:
+        session = self._session(sid)
+        return session.last_seq if session is not None else 0
+
+    # -- episodes ------------------------------------------------------------------------------------------------
+
+    def episode(self, eid: str) -> EpisodeRow | None:
+        if eid in self._live.deleted:
+            return None
+        for batch in self._live.batches():
+            if eid in batch.episodes:
+                return batch.episodes[eid][2]
+        return _first(columns.episode, self._rows(f"SELECT {EPISODE} FROM episodes WHERE eid = ?", (eid,)))
+
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        of = self._episodes_of(sid)
+        return self.episode(of[-1][0]) if of else None
+
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+        principal: str | None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        def wanted(n: int, row: EpisodeRow, kinds: dict[str, int] | None) -> bool:
+            return (
+                row.principal == principal
+                and (before is None or n < before)
+                and (environment is None or row.environment == environment)
+                and (episode_id is None or row.episode_id == episode_id)
+                and (error_kind is None or error_kind in (kinds or ()))
+                and row.eid not in self._live.deleted
+            )
+
+        # What waits first: what leaves for the index meanwhile is then found twice, not missed.
+        waiting: dict[int, tuple[EpisodeRow | None, EpisodeStats]] = {}
+        new: dict[int, EpisodeRow] = {}
+        with self._live.lock:
+            for batch in (self._live.batch, self._live.leaving):
+                if batch is not None:
+                    new.update((n, row) for n, _, row in batch.episodes.values())
+                    for n, e in batch.of_episodes.items():
+                        waiting[n] = (None, _stats(_NOBODY, e.deliveries, e.reward, e.done, e.error_kinds))
+        found: dict[int, EpisodeStats] = {}
+        for n, row in new.items():
+            stats = waiting[n][1]
+            if wanted(n, row, stats.error_kinds):
+                found[n] = _of(row, stats)
+        for n, row, stats in self._listed(limit, before, environment, episode_id, error_kind, principal, waiting):
+            stats = waiting[n][1] if n in waiting else stats
+            if wanted(n, row, stats.error_kinds):
+                found[n] = _of(row, stats)
+        page = sorted(found, reverse=True)[: limit + 1]
+        return [found[n] for n in page[:limit]], page[limit - 1] if len(page) > limit else None
+
+    def _listed(
+        self,
+        limit: int,
+        before: int | None,
+        environment: str | None,
+        episode_id: str | None,
+        error_kind: str | None,
+        principal: str | None,
+        waiting: Iterable[int],
+    ) -> list[tuple[int, EpisodeRow, EpisodeStats]]:
+        """Return episodes of the index as it is: a page of them, and all wanted ones of which something waits."""
+        wheres, values = ["e.principal IS ?"], [principal]
+        for clause, value in (
+            ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
+            ("e.environment = ?", environment),
+            ("e.episode_id = ?", episode_id),
+        ):
+            if value is not None:
+                wheres.append(clause)
+                values.append(value)
+        also = " AND ".join(wheres)
+        page, page_values = also, list(values)
+        if error_kind is not None:
+            page += " AND EXISTS (SELECT 1 FROM json_each(t.error_kinds) WHERE key = ?)"
+            page_values.append(error_kind)
+        sql = (
+            f"SELECT e.n, t.deliveries, t.reward, t.done, t.error_kinds, {_EPISODE_COLUMNS} "
+            "FROM episodes e LEFT JOIN totals t ON t.episode = e.n WHERE {} ORDER BY e.n DESC LIMIT ?"
+        )
+        # Deleted ones that the index still has are on the page, too, and waiting ones need not be of the kind yet.
+        most = limit + 1 + len(self._live.deleted)
+        rows = self._rows(sql.format(page), (*page_values, most))
+        if error_kind is not None:
+            numbers = list(waiting)
+            rows += self._rows(
+                sql.format(f"{also} AND e.n IN (SELECT value FROM json_each(?))"),
+                (*values, json.dumps(numbers), most + len(numbers)),
+            )
+        return [
+            (n, columns.episode(row), _stats(_NOBODY, deliveries or 0, reward or 0.0, bool(done), _kinds(kinds)))
+            for n, deliveries, reward, done, kinds, *row in rows
+        ]
+
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        waiting: dict[int, tuple[Any, ...]] = {}
+        new: dict[int, EpisodeRow] = {}
+        with self._live.lock:
+            for batch in (self._live.batch, self._live.leaving):
+                if batch is not None:
+                    new.update((n, row) for n, _, row in batch.episodes.values())
+                    for n, e in batch.of_episodes.items():
+                        sizes = (e.payload_bytes, e.request_bytes, e.state_bytes)
+                        waiting[n] = (e.deliveries, *sizes, e.newest, e.done)
+        sql = (
+            "SELECT e.n, t.deliveries, t.payload_bytes, t.request_bytes, t.state_bytes, t.newest, t.done, "
+            f"{_EPISODE_COLUMNS} FROM episodes e LEFT JOIN totals t ON t.episode = e.n WHERE e.n > ? "
+            "ORDER BY e.n LIMIT ?"
+        )
+        found = {n: row for n, row in new.items() if n > after}
+        for n, *rest in self._rows(sql, (after, limit + len(self._live.deleted))):
+            found[n] = columns.episode(rest[6:])
+            waiting.setdefault(n, tuple(rest[:6]))
+        gone = set(self._live.deleted.values())
+        return [_held(n, found[n], waiting[n]) for n in sorted(found.keys() - gone)[:limit]]
+
+    def _episodes_of(self, sid: str) -> list[tuple[str, Episode]]:
+        """Return a session's episodes, newest first."""
+        session = self._session(sid)
+        if session is None:
+            return []
+        found: dict[str, tuple[int, int]] = {}
+        for batch in self._live.batches():
+            found.update((eid, (n, -1)) for eid, (n, of, _) in batch.episodes.items() if of == session.n)
+        sql = (
+            "SELECT e.eid, e.n, coalesce(t.last_t, -1) FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
+            "WHERE e.session = ?"
+        )
+        found.update((eid, (n, last)) for eid, n, last in self._rows(sql, (session.n,)))
+        return [
+            (eid, self._live.episodes.get(eid) or Episode(n, session.n, last))
+            for eid, (n, last) in sorted(found.items(), key=lambda one: -one[1][0])
+            if eid not in self._live.deleted
+        ]
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def session(self, sid: str) -> SessionRow | None:
+        batches = self._live.batches()
+        rows = [batch.sessions.get(sid, (0, None))[1] for batch in batches]
+        at = next((at for at, row in enumerate(rows) if row is not None), len(rows))
+        row = rows[at] if at < len(rows) else self._session_row(sid)
+        if row is None:
+            return None
+        for batch in reversed(batches[:at]):
+            if sid in batch.changes:
+                row = changed(row, batch.changes[sid])
+        return row
+
+    def _session_row(self, sid: str) -> SessionRow | None:
+        sql = f"SELECT {SESSION} FROM sessions WHERE sid = ? AND environment IS NOT NULL"
+        return _first(columns.session, self._rows(sql, (sid,)))
+
+    def open_sessions(self) -> list[SessionRow]:
+        batches = self._live.batches()
+        rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'"))
+        found = {row.sid: row for row in rows}
+        for batch in reversed(batches):
+            for sid, change in batch.changes.items():
+                if sid in found:
+                    found[sid] = changed(found[sid], change)
+            found.update((sid, row) for sid, (_, row) in batch.sessions.items() if row is not None)
+        return sorted((row for row in found.values() if row.status == "open"), key=lambda row: row.created)
+
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        sid = self._forked(eid, request_id)
+        return self.session(sid) if sid is not None else None
+
+    def _forked(self, fork_of: str | None, request: str) -> str | None:
+        for batch in self._live.batches():
+            if (fork_of, request) in batch.forks:
+                return batch.forks[fork_of, request]
+        rows = self._rows("SELECT sid FROM sessions WHERE fork_of IS ? AND fork_request = ?", (fork_of, request))
+        return str(rows[0][0]) if rows else None
+
+    def refs(self) -> set[SnapshotRef]:
+        batches, found = self._live.batches(), set[SnapshotRef]()
+        gone = set(self._live.deleted.values())
+        sql = (
+            "SELECT '[' || group_concat(refs) FILTER (WHERE episode NOT IN (SELECT value FROM json_each(?))) || ']', "
+            "max(n) FROM (SELECT n, episode, refs FROM refs WHERE n > ? ORDER BY n LIMIT ?)"
+        )
+        last: int | None = 0
+        while last is not None:
+            text, last = self._rows(sql, (json.dumps(list(gone)), last, REFS_AT_ONCE))[0]
+            found.update(columns.refs_of(json.loads(text or "[]")))
+        for batch in batches:
+            found.update(ref for n, refs in batch.refs if n not in gone for ref in refs)
+        return found
+
+    # -- where sessions and episodes stand -----------------------------------------------------------------------
+
+    def _episode(self, eid: str) -> Episode | None:
+        if eid in self._live.deleted:
+            return None
+        return self._live.episodes.get(eid) or self._stands([eid]).get(eid)
+
+    def _session(self, sid: str) -> Session | None:
+        return self._live.sessions.get(sid) or self._session_stands([sid]).get(sid)
+
+    def _stands(self, eids: Iterable[str]) -> dict[str, Episode]:
+        rows = self._rows(_STANDS, (json.dumps(list(eids)),))
+        found = {}
+        for eid, n, session, last_t, deliveries, reward, done, kinds, *sizes, newest in (
+            json.loads(rows[0][0]) if rows else ()
+        ):
+            if last_t is None:
+                found[eid] = Episode(n, session)
+                continue
+            found[eid] = Episode(
+                n, session, last_t, last_t, deliveries, float(reward), bool(done), _kinds(kinds) or None, *sizes,
+                float(newest),
+            )  # fmt: skip
+        return found
+
+    def _session_stands(self, sids: Iterable[str]) -> dict[str, Session]:
+        rows = self._rows(_SESSION_STANDS, (json.dumps(list(sids)),))
+        return {
+            sid: Session(n, bool(known), last_id, last_id, last_seq)
+            for sid, n, known, last_id, last_seq in (json.loads(rows[0][0]) if rows else ())
+        }
+
+    def _meet(self, records: Iterable[LogRecord]) -> None:
+        """Look up where the episodes and sessions of records stand, and which of their rewards are there, all in three
+        queries, before they are checked or taken in: no row costs a query of its own."""
+        live = self._live
+        rewards: list[RewardRow] = []
+        eids, sids = set[str](), set[str]()
+        for record in records:
+            sid, eid = getattr(record, "sid", None), getattr(record, "eid", None)
+            if sid is not None and sid not in live.sessions:
+                sids.add(sid)
+            if eid and eid not in live.episodes and eid not in live.deleted:
+                eids.add(eid)
+            if isinstance(record, RewardRow):
+                rewards.append(record)
+        if eids:
+            live.episodes.update(self._stands(eids))
+        if sids:
+            live.sessions.update(self._session_stands(sids))
+        self._rewarded = self._rewards_there(rewards) if rewards else set()
+
+    def _rewards_there(self, rewards: Iterable[RewardRow]) -> set[tuple[int, str]]:
+        asked = [(self._live.episodes[r.eid].n, r.reward_id) for r in rewards if r.eid in self._live.episodes]
+        there = {(n, id) for batch in self._live.batches() for n, id in asked if id in batch.rewards.get(n, ())}
+        sql = (
+            "SELECT json_group_array(json_array(episode, reward_id)) FROM rewards WHERE (episode, reward_id) IN "
+            "(SELECT value->>0, value->>1 FROM json_each(?))"
+        )
+        rows = self._rows(sql, (json.dumps(asked),))
+        return there.union((n, id) for n, id in json.loads(rows[0][0]))
+
+    # -- what stands against a commit (errata_server.journal.claims) ---------------------------------------------
+
+    def has_session(self, sid: str) -> bool:
+        session = self._live.sessions.get(sid)
+        return session is not None and session.known
+
+    def has_episode(self, eid: str) -> bool:
+        return eid in self._live.episodes
+
+    def has_delivery(self, eid: str, t: int) -> bool:
+        episode = self._live.episodes.get(eid)
+        if episode is None:
+            episode = self._episode(eid)  # an origin: it was not looked up with the others
+        return episode is not None and t <= episode.last_t and self._turn(eid, t) is not None
+
+    def has_id(self, sid: str, id: int) -> bool:
+        session = self._live.sessions.get(sid)
+        if session is None or id > session.last_id:
+            return False
+        if any(id in batch.replies.get(session.n, ()) for batch in self._live.batches()):
+            return True
+        sql = "SELECT run FROM replies WHERE session = ? AND last >= ? ORDER BY last LIMIT 1"
+        return any(reply.id == id for (run,) in self._rows(sql, (session.n, id)) for reply in decode_replies(run))
+
+    def has_fork(self, fork_of: str | None, request: str) -> bool:
+        return self._forked(fork_of, request) is not None
+
+    def has_reward(self, eid: str, reward_id: str) -> bool:
+        episode = self._live.episodes.get(eid)
+        return episode is not None and (episode.n, reward_id) in self._rewarded
+
+    def has_seq(self, sid: str, seq: int) -> bool:
+        session = self._live.sessions.get(sid)
+        if session is None or seq > session.last_seq:
+            return False
+        if any(seq in batch.pushes.get(session.n, ()) for batch in self._live.batches()):
+            return True
+        return bool(self._rows("SELECT 1 FROM rewards WHERE session = ? AND seq = ?", (session.n, seq)))
+
+
+_NOBODY = EpisodeRow("", "", "", 0.0)
+
+
+def _stats(row: EpisodeRow, deliveries: int, reward: float, done: bool, kinds: dict[str, int] | None) -> EpisodeStats:
+    return EpisodeStats(row, deliveries, reward, done, dict(sorted((kinds or {}).items())))
+
+
+def _of(row: EpisodeRow, stats: EpisodeStats) -> EpisodeStats:
+    return EpisodeStats(row, stats.deliveries, stats.reward, stats.done, stats.error_kinds)
+
+
+def _held(n: int, row: EpisodeRow, totals: tuple[Any, ...]) -> HeldEpisode:
+    deliveries, payloads, requests, states, newest, done = totals
+    return HeldEpisode(
+        n, row, deliveries or 0, payloads or 0, requests or 0, states or 0, newest or row.created, bool(done)
+    )
+
+
+def _kinds(text: str | None) -> dict[str, int]:
+    return dict(json.loads(text)) if text else {}
+
+
+def _first(made: Callable[[Sequence[Any]], T], rows: list[tuple[Any, ...]]) -> T | None:
+    return made(rows[0]) if rows else None

@@ -1,0 +1,347 @@
+"""What the index does not hold yet, and where the sessions stand that are in use: the journal's memory.
+
+Records are taken in here the moment they are durable, under `Live.lock`, and go to the index in large batches. While
+one is on its way it is still found here: a read looks at both batches before it asks the index, and misses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from errata_protocol.environment import SnapshotRef
+
+from . import columns
+from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
+from .codec import Deletion, LogRecord
+from .segments import Place, Position
+
+Flat = tuple[Any, ...]
+"""A `Turn` or `Reply` while it waits: a plain tuple, which costs less to make and nothing to the garbage collector."""
+
+
+class Turn(NamedTuple):
+    """A delivery in the index: where its row is, and what listings need of it."""
+
+    t: int
+    segment: int
+    offset: int
+    size: int
+    id: int | None
+    kind: str
+    digest: bytes
+    semantic_digest: bytes | None
+    reward: float | None
+    done: bool
+    error_kind: str | None
+    hint_template_key: str | None
+
+
+class Reply(NamedTuple):
+    """A row with an id in the index; ``episode`` is 0 for that of a session before its first."""
+
+    id: int
+    episode: int
+    segment: int
+    offset: int
+    size: int
+
+
+class Replied(NamedTuple):
+    """A row without t in the index, by the delivery that it followed."""
+
+    after: int
+    segment: int
+    offset: int
+    size: int
+    id: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """Where an episode stands.
+
+    Args:
+        n: Its number in the index.
+        session: That of its session.
+        last_t: Highest t, -1 without a delivery.
+        indexed_t: Highest t in the index.
+        deliveries: Rows with a t.
+        reward: Their sum.
+        done: One of them ended it.
+        error_kinds: How many were marked how; None for none.
+        payload_bytes: Of all its rows, also those without t.
+        request_bytes: Likewise.
+        state_bytes: Likewise.
+        newest: When its newest row was made, seconds since the epoch; 0 without a row.
+    """
+
+    n: int
+    session: int
+    last_t: int = -1
+    indexed_t: int = -1
+    deliveries: int = 0
+    reward: float = 0.0
+    done: bool = False
+    error_kinds: dict[str, int] | None = None
+    payload_bytes: int = 0
+    request_bytes: int = 0
+    state_bytes: int = 0
+    newest: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Where a session stands.
+
+    Args:
+        n: Its number in the index.
+        known: It has a row; else only other rows name it.
+        last_id: Highest id, 0 without any.
+        indexed_id: Highest id in the index.
+        last_seq: Highest seq, 0 without any.
+    """
+
+    n: int
+    known: bool = False
+    last_id: int = 0
+    indexed_id: int = 0
+    last_seq: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records that go to the index together, by what they are there; ``position`` is behind the last of them."""
+
+    position: Position | None = None
+    rows: int = 0
+    sessions: dict[str, tuple[int, SessionRow | None]] = field(default_factory=dict)
+    changes: dict[str, SessionChange] = field(default_factory=dict)
+    episodes: dict[str, tuple[int, int, EpisodeRow]] = field(default_factory=dict)
+    turns: dict[int, dict[int, Flat]] = field(default_factory=dict)
+    replies: dict[int, dict[int, Flat]] = field(default_factory=dict)
+    errors: dict[int, list[Replied]] = field(default_factory=dict)
+    rewards: dict[int, dict[str, tuple[Place, RewardRow]]] = field(default_factory=dict)
+    pushes: dict[int, dict[int, RewardRow]] = field(default_factory=dict)
+    refs: list[tuple[int, tuple[SnapshotRef, ...]]] = field(default_factory=list)
+    forks: dict[tuple[str | None, str], str] = field(default_factory=dict)
+    of_episodes: dict[int, Episode] = field(default_factory=dict)
+    of_sessions: dict[int, Session] = field(default_factory=dict)
+    segments: dict[int, list[int]] = field(default_factory=dict)
+    """Rows and bytes by segment."""
+
+
+class Live:
+    """See the module.
+
+    Args:
+        max_idle: Episodes and sessions to remember where nothing of them waits for the index; those in use are asked
+            for at every step.
+
+    Attributes:
+        lock: Held by whoever takes records in, and by a reader of more than one thing.
+        batch: What was taken in since the last batch left.
+        leaving: The batch that is on its way to the index.
+        deleted: Numbers of the episodes whose end is not in the index yet.
+    """
+
+    def __init__(self, *, max_idle: int = 65_536) -> None:
+        self.lock = threading.Lock()
+        self.batch = Batch()
+        self.leaving: Batch | None = None
+        self.episodes: dict[str, Episode] = {}
+        self.sessions: dict[str, Session] = {}
+        self.deleted: dict[str, int] = {}
+        self.next_episode = 1
+        self.next_session = 1
+        self._max_idle = max_idle
+
+    def batches(self) -> tuple[Batch, ...]:
+        """Return what waits for the index, newest first."""
+        with self.lock:
+            return (self.batch,) if self.leaving is None else (self.batch, self.leaving)
+
+    def take(self, records: Iterable[tuple[Place, LogRecord]], position: Position) -> None:
+        """Take in records that are durable. Their episodes and sessions are known here already, or new.
+
+        `errata_server.journal.codec.Deletion` is not for here.
+        """
+        with self.lock:
+            batch = self.batch
+            for place, record in records:
+                batch.rows += 1
+                tally = batch.segments.get(place.segment)
+                if tally is None:
+                    tally = batch.segments[place.segment] = [0, 0]
+                tally[0] += 1
+                tally[1] += place.size
+                if type(record) is DeliveryRow:
+                    self._take_delivery(record, place)
+                else:
+                    self._take(record, place)
+            batch.position = position
+
+    def count(self, deletion: Deletion) -> None:
+        """An episode was deleted; what its session had counted up to stays, if all else of it is gone."""
+        with self.lock:
+            session = self._session(deletion.sid)
+            session.last_id = max(session.last_id, deletion.last_id)
+            session.last_seq = max(session.last_seq, deletion.last_seq)
+
+    def leave(self) -> Batch | None:
+        """Let the batch go on its way, unless one is, and return what is on its way; None where nothing is."""
+        with self.lock:
+            if self.leaving is None and self.batch.position is not None:
+                self.leaving, self.batch = self.batch, Batch()
+            return self.leaving
+
+    def arrived(self) -> None:
+        """The batch that was on its way is in the index."""
+        with self.lock:
+            assert self.leaving is not None
+            for n, turns in self.leaving.turns.items():
+                episode = self.leaving.of_episodes[n]
+                episode.indexed_t = max(episode.indexed_t, *turns)
+            for n, replies in self.leaving.replies.items():
+                session = self.leaving.of_sessions[n]
+                session.indexed_id = max(session.indexed_id, *replies)
+            self.leaving = None
+
+    def forget_idle(self) -> None:
+        """Make room: forget the episodes and sessions that were first seen longest ago and wait for nothing."""
+        with self.lock:
+            batches = (self.batch,) if self.leaving is None else (self.batch, self.leaving)
+            for known, busy in (
+                (self.episodes, [batch.of_episodes for batch in batches]),
+                (self.sessions, [batch.of_sessions for batch in batches]),
+            ):
+                _forget(known, busy, self._max_idle)
+
+    def delete(self, eid: str, n: int) -> None:
+        """An episode was deleted, and the index does not know it yet."""
+        with self.lock:
+            self.deleted[eid] = n
+            self.episodes.pop(eid, None)
+
+    def _take(self, record: LogRecord, place: Place) -> None:
+        batch = self.batch
+        match record:
+            case EpisodeRow() as e:
+                session = self._session(e.sid)
+                episode = self.episodes[e.eid] = Episode(self.next_episode, session.n)
+                self.next_episode += 1
+                batch.episodes[e.eid] = (episode.n, session.n, e)
+                batch.of_episodes[episode.n] = episode
+            case SessionRow() as s:
+                session = self._session(s.sid)
+                session.known = True
+                batch.sessions[s.sid] = (session.n, s)
+                if s.fork_request is not None:
+                    batch.forks[s.fork_of, s.fork_request] = s.sid
+            case SessionChange() as c:
+                n, row = batch.sessions.get(c.sid, (0, None))
+                if row is not None:
+                    batch.sessions[c.sid] = (n, changed(row, c))
+                else:
+                    batch.changes[c.sid] = merged(batch.changes.get(c.sid), c)
+            case RewardRow() as r:
+                if (of := self.episodes.get(r.eid)) is None:
+                    return
+                session = self._session(r.sid)
+                batch.rewards.setdefault(of.n, {})[r.reward_id] = (place, r)
+                batch.of_episodes[of.n] = of
+                if r.seq is not None:
+                    batch.pushes.setdefault(session.n, {})[r.seq] = r
+                    session.last_seq = max(session.last_seq, r.seq)
+            case _:
+                pass
+
+    def _take_delivery(self, d: DeliveryRow, place: Place) -> None:
+        batch, episode = self.batch, self.episodes.get(d.eid)
+        if episode is None and d.eid:
+            return  # a recorded reply of an episode that was deleted
+        segment, offset, size = place
+        if d.id is not None:
+            session = self._session(d.sid)
+            reply = (d.id, episode.n if episode is not None else 0, segment, offset, size)
+            replies = batch.replies.get(session.n)
+            if replies is None:
+                batch.replies[session.n] = {d.id: reply}
+            else:
+                replies[d.id] = reply
+            if d.id > session.last_id:
+                session.last_id = d.id
+        if episode is None:
+            return
+        n = episode.n
+        batch.of_episodes[n] = episode
+        episode.payload_bytes += len(d.payload)
+        episode.request_bytes += len(d.request)
+        if d.state is not None:
+            episode.state_bytes += len(d.state)
+        if d.created > episode.newest:
+            episode.newest = d.created
+        if d.t is None:
+            batch.errors.setdefault(n, []).append(Replied(episode.last_t, segment, offset, size, d.id))
+            return
+        turn = (
+            d.t, segment, offset, size, d.id, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind,
+            d.hint_template_key,
+        )  # fmt: skip
+        turns = batch.turns.get(n)
+        if turns is None:
+            batch.turns[n] = {d.t: turn}
+        else:
+            turns[d.t] = turn
+        if d.t > episode.last_t:
+            episode.last_t = d.t
+        episode.deliveries += 1
+        if d.reward is not None:
+            episode.reward += d.reward
+        if d.done:
+            episode.done = True
+        if d.error_kind is not None:
+            kinds = episode.error_kinds or {}
+            episode.error_kinds = {**kinds, d.error_kind: kinds.get(d.error_kind, 0) + 1}
+        if d.refs:
+            batch.refs.append((n, d.refs))
+
+    def _session(self, sid: str) -> Session:
+        session = self.sessions.get(sid)
+        if session is None:
+            session = self.sessions[sid] = Session(self.next_session)
+            self.next_session += 1
+            self.batch.sessions[sid] = (session.n, None)
+        self.batch.of_sessions[session.n] = session
+        return session
+
+
+def changed(row: SessionRow, change: SessionChange) -> SessionRow:
+    """Return a session's row after a change."""
+    return replace(
+        row,
+        status=change.status if change.status is not None else row.status,
+        given_out=change.given_out if change.given_out is not None else row.given_out,
+        lost=change.lost if change.lost is not None else row.lost,
+    )
+
+
+def merged(first: SessionChange | None, second: SessionChange) -> SessionChange:
+    """Return one change for two."""
+    if first is None:
+        return second
+    pairs = zip(columns.of_change(first), columns.of_change(second), strict=True)
+    return columns.change([new if new is not None else old for old, new in pairs])
+
+
+def _forget(known: dict[str, Any], busy: list[dict[int, Any]], most: int) -> None:
+    spare = len(known) - most
+    if spare <= 0:
+        return
+    idle = (key for key, one in known.items() if not any(one.n in of for of in busy))
+    for key in [key for key, _ in zip(idle, range(spare), strict=False)]:
+        del known[key]
