@@ -132,7 +132,8 @@ class Server:
         assert not protocol._attachments._sought, "sessions are still looked for"
         assert not sessions._live and not sessions._detached, f"sessions were left: {list(sessions._live)}"
         assert sessions.room.used == 0, f"{sessions.room.used} places are taken"
-        assert not sessions._owned and not self.runtime.rewards._turns and not self.runtime.rewards._owned
+        assert not sessions._owned, f"tasks of sessions were left: {sessions._owned}"
+        assert not self.runtime.rewards._turns and not self.runtime.rewards._owned, "rewards are still under way"
         assert not self.backend.live, f"sandboxes were left: {list(self.backend.live)}"
 
     @staticmethod

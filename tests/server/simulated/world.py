@@ -240,11 +240,13 @@ class World:
 
     async def _rest(self, server: Server) -> None:
         """Wait for what nobody waits for any more, such as the opens of dead processes."""
+        tasks, sought = server.multiplex._shell._tasks, server.multiplex.protocol._attachments._sought
+        closing = server.sessions._owned  # an environment that hangs in its close is given a minute
         for _ in range(100):
-            if not server.multiplex._shell._tasks:
+            if not tasks and not sought and not closing:
                 return
             await asyncio.sleep(1.0)
-        raise AssertionError(f"the server never comes to rest: {server.multiplex._shell._tasks}")
+        raise AssertionError(f"the server never comes to rest: {tasks} {list(sought)} {closing}")
 
     async def _each_answers_its_next_step(self) -> None:
         asked = []
@@ -284,6 +286,7 @@ class World:
             assert socket.task.done(), "a connection was left"
             socket.task.result()
         server.threads.release()
+        await self._rest(server)
         server.check_nothing_leaked()
 
     async def _close_orphans(self, server: Server) -> None:
