@@ -15,6 +15,8 @@ Decisions where PROTOCOL.md is silent:
 - A request that can never be admitted (UNKNOWN_TYPE, INVALID_ENVELOPE) fails; those behind it move up one id.
 - A reply or push that does not follow on the one before makes the client resume on the same socket.
 - After ``taken_over`` it does not fight: the trainer calls `claim`.
+- A reply to what was asked before the attach names the sha256 of its request: an id that another process used meanwhile
+  is no answer to what this one sent under it, and that request fails without effect.
 - Each attach has a higher ``fence`` than the one before, so what a dead socket still holds comes too late. Who is told
   so on a living socket (a process that adopts a session does not know the number) goes on from the number it is told.
 - A session that is over by ``close`` still gets the replies it missed; what the server never accepted fails.

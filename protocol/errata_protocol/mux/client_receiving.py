@@ -126,6 +126,11 @@ class Receiving(Sending):
         request = session.answered(id)
         if session.counted:
             self._in_flight += len(session.sent) - before
+        if request is not None and envelope.request and envelope.request != payload_digest(request.data):
+            # Another process used the id while this one was not attached: what was sent under it was never accepted.
+            taken = {"code": "CONFLICT", "message": f"id {id} was used by another process: this request had no effect"}
+            self._events.append(Failed(session, id, request, error_from_wire(taken), recorded=False))
+            request = None
         if session.behind and id >= session.held_at:
             session.hold(None)  # what was refused was accepted since: there is nothing to wait for
         if error is not None:

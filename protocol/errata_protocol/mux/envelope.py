@@ -33,6 +33,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
+from ..payload import DIGEST_PREFIX
 
 MAX_ID = 2**53 - 1
 MAX_DEPTH = 64
@@ -80,6 +81,7 @@ class ServerEnvelope(Struct, frozen=True, gc=False):
     t: Count | None = None
     kind: str | None = None
     digest: str | None = None
+    request: str | None = None
     data: Raw | UnsetType = UNSET
 
 
@@ -277,7 +279,9 @@ def write_envelope(head: dict[str, Any], data: bytes) -> bytes:
     return msgspec.json.encode(head)[:-1] + b',"data":' + data + b"}"
 
 
-def write_reply(sid: str, id: int, type: str, eid: str | None, t: int | None, digest: str, data: bytes) -> bytes:
+def write_reply(
+    sid: str, id: int, type: str, eid: str | None, t: int | None, digest: str, data: bytes, request: bytes | None = None
+) -> bytes:
     """Build the envelope of a delivery around its exact payload: `write_envelope` for the hot path.
 
     Args:
@@ -288,10 +292,12 @@ def write_reply(sid: str, id: int, type: str, eid: str | None, t: int | None, di
         t: Delivery index.
         digest: ``sha256:<hex>`` of ``data``, empty to leave it out.
         data: The payload.
+        request: sha256 of the request's ``data``, told where another attachment may have sent it.
     """
+    asked = f',"request":"{DIGEST_PREFIX}{request.hex()}"' if request is not None else ""
     place = "" if eid is None else f',"eid":"{eid}","t":{t}'
     seal = f',"digest":"{digest}"' if digest else ""
-    return f'{{"sid":"{sid}","id":{id},"type":"{type}"{place}{seal},"data":'.encode() + data + b"}"
+    return f'{{"sid":"{sid}","id":{id},"type":"{type}"{place}{asked}{seal},"data":'.encode() + data + b"}"
 
 
 def join_frame(envelopes: Sequence[bytes]) -> bytes:

@@ -343,11 +343,17 @@ class Resumed(Told):
     data: PositionData
 
 
-class Delivered(Told):
-    """A recorded reply with its payload and place."""
+class Recorded(Told):
+    """A reply that the journal has; of what was asked before this attach, ``request`` says the digest."""
 
     sid: Sid
     id: RequestId
+    request: Digest | None = None
+
+
+class Delivered(Recorded):
+    """A recorded reply with its payload and place."""
+
     eid: Eid
     t: Count
     digest: Digest
@@ -375,20 +381,16 @@ class McpReadReply(Told):
     data: dict[str, Any]
 
 
-class Forked(Told):
+class Forked(Recorded):
     """Reply to fork."""
 
-    sid: Sid
-    id: RequestId
     type: Literal["forked"]
     data: ForkedData
 
 
-class Closed(Told):
+class Closed(Recorded):
     """Reply to close."""
 
-    sid: Sid
-    id: RequestId
     type: Literal["closed"]
     data: dict[str, Any]
 
@@ -471,6 +473,7 @@ class Error(Told):
     id: RequestId | None = None
     q: RequestId | None = None
     index: Count | None = None
+    request: Digest | None = None
     type: Literal["error"]
     data: ErrorData
 

@@ -138,6 +138,7 @@ class Attachments:
                 pending.connection = connection
         session.fence = session.fence + 1 if arrival.fence is None else arrival.fence
         self.acknowledge(session, arrival.last, arrival.last_seq)
+        session.inherited = session.next_id - 1
         session.sent = session.acked if arrival.making else arrival.last
         session.seq_sent = session.acked_seq if arrival.making else min(arrival.last_seq, session.seq)
         session.recall = session.recall_pushes = None  # what an earlier attachment waits for is not this one's
@@ -211,6 +212,7 @@ class Attachments:
         cls, text = _ENDS[reason]
         told = cls(text, next_id=stored.next_id, eid=stored.eid, t=stored.t)
         self._out.error(arrival.connection, told, session.sid)
+        session.inherited = stored.next_id - 1
         if arrival.last < stored.next_id - 1 and not arrival.connection.lost:
             missed = Recall(session, arrival.last + 1, stored.next_id - 1, Told(arrival.connection))
             self._out.effects.append(missed)

@@ -156,7 +156,8 @@ class Requests:
         session.last_reply_at = now
         connection = session.connection
         if connection is not None and session.recall is None:
-            self.out.reply(connection, session, id, reply)  # all before it left, or a recall would be under way
+            # All before it left, or a recall would be under way.
+            self.out.reply(connection, session, id, reply, effect.sha)
             session.sent = id
         if session.queue and reply.type != "closed":
             self._start(session, session.queue[0], now)

@@ -166,7 +166,7 @@ class ServerSession:
     __slots__ = (
         *("acked", "acked_seq", "connection", "detached_at", "done", "eid", "fence", "group", "handle", "kept"),
         *("kept_bytes", "key_hash", "last_reply_at", "next_id", "origin", "parked", "principal", "queue", "recall"),
-        *("recall_pushes", "recovery", "sent", "seq", "seq_sent", "sid", "state", "t", "timed"),
+        *("inherited", "recall_pushes", "recovery", "sent", "seq", "seq_sent", "sid", "state", "t", "timed"),
     )
 
     def __init__(self, sid: str, key_hash: bytes, principal: str | None) -> None:
@@ -184,6 +184,7 @@ class ServerSession:
         self.fence = 0
         self.next_id = 1
         self.done = 0  # last id with a committed reply
+        self.inherited = 0  # last id that was admitted before this attachment, from whichever process
         self.sent = 0  # last id whose reply left on this attachment
         self.acked = 0
         self.queue: list[Pending] = []  # the first one runs
@@ -280,9 +281,10 @@ class Out:
         head["type"] = "error"
         self.send(connection, sid or "", write_envelope(head, msgspec.json.encode(error.to_wire())), **address)
 
-    def reply(self, connection: ServerConnection, session: ServerSession, id: int, reply: Reply) -> None:
-        """Queue a recorded reply."""
-        message = write_reply(session.sid, id, reply.type, reply.eid, reply.t, reply.digest, reply.data)
+    def reply(self, connection: ServerConnection, session: ServerSession, id: int, reply: Reply, sha: bytes) -> None:
+        """Queue a recorded reply; ``sha`` of the request lets a client tell its own from another process's."""
+        asked = sha if id <= session.inherited else None
+        message = write_reply(session.sid, id, reply.type, reply.eid, reply.t, reply.digest, reply.data, asked)
         self.send(connection, session.sid, message, id=id)
 
     def answer(self, connection: ServerConnection, sid: str | None, q: int, reply: Reply) -> None:
@@ -317,7 +319,7 @@ class Out:
     def recorded(self, connection: ServerConnection, session: ServerSession, recorded: Recorded) -> None:
         """Queue a recorded reply, or that it is kept no longer."""
         if recorded.reply is not None:
-            self.reply(connection, session, recorded.id, recorded.reply)
+            self.reply(connection, session, recorded.id, recorded.reply, recorded.sha)
         else:
             told = ReplyExpired(f"request {recorded.id} was executed, and its reply is kept no longer")
             self.error(connection, told, session.sid, id=recorded.id)

@@ -254,6 +254,22 @@ def test_d7_a_gap_in_replies_or_pushes_makes_the_client_resume(client: Client) -
     assert isinstance(pushed, Pushed) and pushed.seq == 2, "the one before was deleted"
 
 
+def test_d4_an_id_that_another_process_used_answers_no_request_of_this_one(client: Client) -> None:
+    session = client.attached()
+    mine, next_one = (client.protocol.request(session, "step", data) for data in (b'{"n":1}', b'{"n":2}'))
+    client.sent()
+    client.reconnect()
+    client.sent()
+    client.hear(position(next_id=3))
+    theirs = observation(1) | {"request": digest(b'{"n":7}')}
+    failed, replied = client.hear(theirs)
+    assert isinstance(failed, Failed) and failed.request is mine and not failed.recorded
+    assert failed.error.code == "CONFLICT"
+    assert isinstance(replied, Replied) and replied.request is None
+    (replied,) = client.hear(observation(2) | {"request": digest(b'{"n":2}')})
+    assert isinstance(replied, Replied) and replied.request is next_one
+
+
 def test_d7_a_session_that_was_taken_over_is_not_fought_for(client: Client) -> None:
     session = client.attached()
     client.protocol.request(session, "step")

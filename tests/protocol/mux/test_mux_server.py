@@ -373,6 +373,21 @@ def test_d7_what_was_admitted_answers_on_the_new_socket(server: Server) -> None:
     assert new.in_flight == 0
 
 
+def test_d4_replies_to_what_was_asked_before_the_attach_name_their_request(server: Server) -> None:
+    for n in (1, 2, 3):
+        (run,) = server.say(step(n))
+        if n < 3:
+            server.run(run)
+    assert all("request" not in message for message in server.told())
+    new = server.protocol.connect()
+    server.say(resume(), step(4), socket=new)
+    (fourth,) = server.run(run)
+    server.run(fourth)
+    _, *replies = server.told(new)
+    asked = [digest(json.dumps({"n": n}).encode()) for n in (1, 2, 3)]
+    assert [message.get("request") for message in replies] == [*asked, None]
+
+
 def test_d7_a_late_resume_of_a_dead_socket_takes_nothing_over(server: Server) -> None:
     late, new = server.protocol.connect(), server.protocol.connect()
     server.say(resume(fence=5), socket=new)

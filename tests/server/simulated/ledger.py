@@ -44,7 +44,6 @@ class Known:
         opened: A client was told that it is there.
         closing: A client asked for its end.
         owner: Name of the client that is in charge.
-        contested: Two living processes spoke for it.
     """
 
     sid: str
@@ -54,7 +53,6 @@ class Known:
     group: str | None = None
     opened: bool = False
     closing: bool = False
-    contested: bool = False
     ended: str | None = None
     replies: dict[int, Outcome] = field(default_factory=dict)
     pushes: dict[int, bytes] = field(default_factory=dict)

@@ -298,7 +298,7 @@ class Trainer:
         self.note(f"{sid[:6]} {id}: {outcome.type} {said} token={asked.token if asked else None}")
         if asked is not None and outcome.type == "observation" and outcome.t is not None:
             observation = json.loads(outcome.payload)["observation"]
-            if asked.kind in ("step", "reset") and not self.world.ledger.sessions[sid].contested:
+            if asked.kind in ("step", "reset"):
                 assert observation["n"] == asked.token, (
                     f"{self.name}: {sid[:6]} id {id} answers {observation['n']}, asked was {asked.token}"
                 )
@@ -541,7 +541,7 @@ class Trainer:
         if not others:
             return
         known = self._draw.choice(others)
-        known.owner, known.contested = self.name, True
+        known.owner = self.name
         last, seq = len(known.replies), len(known.pushes)
         self.note(f"{known.sid[:6]} steal from {last}")
         self._adopt(known, last, seq)
