@@ -61,7 +61,14 @@ class Express:
         self.own = own
         self._deadlines: Deadlines | None = None
 
-    def begin(self, session: Session, request: Request, socket: object | None, settled: Settled) -> bool:
+    def begin(
+        self,
+        session: Session,
+        request: Request,
+        socket: object | None,
+        settled: Settled,
+        loop: asyncio.AbstractEventLoop,
+    ) -> bool:
         """Begin a step and return True, or return False and do nothing.
 
         Args:
@@ -69,6 +76,7 @@ class Express:
             request: The step.
             socket: As in `Sessions.admit`.
             settled: Told the outcome, unless False is returned.
+            loop: The one that runs. To ask Python 3.11 for it costs a system call, and here it would be asked often.
         """
         host = session.host
         if (
@@ -86,7 +94,6 @@ class Express:
             or not session.turn.take()
         ):
             return False
-        loop = asyncio.get_running_loop()
         created = session.last_used = self.runtime.clock.time()
         admitted = Admitted(
             session.eid, session.t + 1, session.row.sid, request.id, "step", request.data, created, request.sha or b""
@@ -100,13 +107,12 @@ class Express:
         except ThreadGone:
             session.turn.leave()
             return False
-        flight.deadline = self.deadlines().add(timeout_s, flight.expire)
+        flight.deadline = self.deadlines(loop).add(timeout_s, flight.expire)
         flight.timeout_s = timeout_s
         return True
 
-    def deadlines(self) -> Deadlines:
+    def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
         """Return the deadlines of the event loop that runs."""
-        loop = asyncio.get_running_loop()
         if self._deadlines is None or self._deadlines.loop is not loop:
             self._deadlines = Deadlines(loop)
         return self._deadlines
@@ -211,7 +217,7 @@ class _Flight:
     def _land(self) -> None:
         self.landed = True
         if self.deadline is not None:
-            self._express.deadlines().remove(self.deadline)
+            self._express.deadlines(self._loop).remove(self.deadline)
 
     def expire(self) -> None:
         """Give the call up: its time is over."""
@@ -261,7 +267,7 @@ class _Flight:
         self._express.admission.look_at_recovery(self._session, self._host)
         # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
         try:
-            self._express.runtime.journal.submit((row,), self._committed)
+            self._express.runtime.journal.submit((row,), self._committed, self._loop)
         except ErrataError as error:  # it was closed
             self._committed(error)
 

@@ -63,7 +63,7 @@ class Worker(Protocol):
 class Call:
     """One function to run elsewhere and the future that waits for it. Made on the loop that waits."""
 
-    __slots__ = ("_function", "_loop", "_outbox", "_unclaimed", "error", "future", "result", "worker")
+    __slots__ = ("_function", "_outbox", "_unclaimed", "error", "future", "loop", "result", "worker")
 
     def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.prepare(function, loop)
@@ -72,7 +72,7 @@ class Call:
     def prepare(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         """Set up all but the future, for those that do otherwise with the result."""
         self._function = function
-        self._loop = loop
+        self.loop = loop
         self._outbox = _Outbox.of(loop)
         self._unclaimed = [True]  # list.pop is atomic: who runs the call and who withdraws it cannot both win
         self.result: Any = None
@@ -89,7 +89,7 @@ class Call:
             CallAbandoned: The time passed.
             ThreadGone: The thread was written off before the call began.
         """
-        timer = self._loop.call_later(timeout_s, self._expire)
+        timer = self.loop.call_later(timeout_s, self._expire)
         try:
             return await self.future
         finally:

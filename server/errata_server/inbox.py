@@ -17,12 +17,13 @@ class Inbox(Generic[T]):
         most_bytes: Likewise while they would be larger together; one alone may be of any size.
     """
 
-    __slots__ = ("_arrived", "_bytes", "_items", "_most", "_most_bytes", "_taken")
+    __slots__ = ("_arrived", "_bytes", "_items", "_loop", "_most", "_most_bytes", "_taken")
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None  # asked once: on Python 3.11 that is a system call
         self._items: deque[tuple[T | None, int]] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
@@ -30,11 +31,16 @@ class Inbox(Generic[T]):
     async def put(self, item: T, size_bytes: int) -> None:
         """Put ``item`` in when there is room."""
         while len(self._items) >= self._most or (self._bytes and self._bytes + size_bytes > self._most_bytes):
-            self._taken = asyncio.get_running_loop().create_future()
+            self._taken = self._future()
             await self._taken
         self._bytes += size_bytes
         self._items.append((item, size_bytes))
         _wake(self._arrived)
+
+    def _future(self) -> asyncio.Future[None]:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.create_future()
 
     def end(self) -> None:
         """Say that nothing more comes, whether there is room or not."""
@@ -44,7 +50,7 @@ class Inbox(Generic[T]):
     async def take(self) -> T | None:
         """Return the next item, None at the end."""
         while not self._items:
-            self._arrived = asyncio.get_running_loop().create_future()
+            self._arrived = self._future()
             await self._arrived
         item, size_bytes = self._items.popleft()
         self._bytes -= size_bytes

@@ -113,7 +113,7 @@ class Multiplex:
             if self._connections:
                 raise JournalUnavailable("multiplexed sockets of another event loop are connected: use one server")
             self._loop = loop
-            self._shell.forget_timer()
+            self._shell.move_to(loop)
         connection = self.protocol.connect(principal, handle)
         self._connections.add(connection)
         return connection

@@ -59,7 +59,7 @@ class Answers:
             except (ErrataError, RpcRefused):
                 pass  # told below
             else:
-                if self._shell.sessions.begin(session, request, None, partial(self._settled, run)):
+                if self._shell.sessions.begin(session, request, None, partial(self._settled, run), self._shell.loop):
                     return
         self._shell.spawn(self._answer(run))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 from collections.abc import Sequence
@@ -37,7 +36,9 @@ class Finding:
         if effect.make:
             mine = effect.session
             address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
-            if not self._shell.sessions.begin_open(address, mine.principal, partial(self._opened, effect)):
+            if not self._shell.sessions.begin_open(
+                address, mine.principal, partial(self._opened, effect), self._shell.loop
+            ):
                 self._shell.spawn(self._make(effect))
         else:
             self._seek(effect)
@@ -46,7 +47,7 @@ class Finding:
         """Look for a session in the journal, together with all others that are looked for now."""
         self._sought.append(find)
         if len(self._sought) == 1:
-            asyncio.get_running_loop().call_soon(lambda: self._shell.spawn(self._seek_all()))
+            self._shell.loop.call_soon(lambda: self._shell.spawn(self._seek_all()))
 
     def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
         """Take a session that was opened, or why it was not: the journal says if there is one of that id."""

@@ -41,12 +41,13 @@ class MuxShell:
         self.protocol = ServerProtocol(ServerConfig(limits=self.runtime.settings.limits, production=production))
         self.perform: dict[type, Callable[[Any], None]] = {}
         self.ended: Callable[[str], object] = lambda sid: None
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # of its sockets; there is one before any use
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> float:
         """Return the machine's time: the event loop's."""
-        return asyncio.get_running_loop().time()
+        return self.loop.time()
 
     def do(self, effects: Sequence[Effect]) -> None:
         """Perform effects, in their order."""
@@ -57,10 +58,11 @@ class MuxShell:
         if due is not None and (self._timer is None or self._timer.when() > due or self._timer.cancelled()):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+            self._timer = self.loop.call_at(due, self._tick)
 
-    def forget_timer(self) -> None:
-        """Take that the event loop of the timer is gone."""
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take that everything happens on ``loop`` from now on."""
+        self.loop = loop
         self._timer = None
 
     def _tick(self) -> None:
@@ -69,7 +71,7 @@ class MuxShell:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` to its end; what it raises is a defect, and logged."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 

@@ -32,11 +32,12 @@ class Opening(Call):
         sessions: Where it will be.
         session: Not committed; its place is taken.
         opened: Told the outcome.
+        loop: The one that runs.
     """
 
     __slots__ = ("_context", "_deadline", "_opened", "_over", "_place", "_session", "_sessions")
 
-    def __init__(self, sessions: Sessions, session: Session, opened: Opened) -> None:
+    def __init__(self, sessions: Sessions, session: Session, opened: Opened, loop: asyncio.AbstractEventLoop) -> None:
         self._sessions = sessions
         self._session = session
         self._opened = opened
@@ -44,7 +45,7 @@ class Opening(Call):
         self._deadline: Any = None
         waker = sessions.waker
         self._context = waker.context(session)
-        self.prepare(waker.bound_factory(self._context), asyncio.get_running_loop())
+        self.prepare(waker.bound_factory(self._context), loop)
         self._place = waker.place()
 
     def depart(self) -> None:
@@ -59,14 +60,14 @@ class Opening(Call):
             self._place.release()
             raise
         settings = self._sessions.runtime.settings
-        self._deadline = self._sessions.deadlines().add(settings.step_timeout_s, self._expire)
+        self._deadline = self._sessions.deadlines(self.loop).add(settings.step_timeout_s, self._expire)
 
     def resolve(self) -> None:
         """Take what the factory returned."""
         if self._over:
             return
         self._over = True
-        self._sessions.deadlines().remove(self._deadline)
+        self._sessions.deadlines(self.loop).remove(self._deadline)
         self._place.ended()
         session, sessions = self._session, self._sessions
         try:
@@ -98,7 +99,7 @@ class Opening(Call):
             self._sessions.recovery = host.recovery  # a factory function told nothing before its first call
         session.row = replace(session.row, recovery=host.recovery)
         try:
-            self._sessions.runtime.journal.submit((session.row,), self._committed)
+            self._sessions.runtime.journal.submit((session.row,), self._committed, self.loop)
         except ErrataError as error:
             self._committed(error)
 

@@ -184,7 +184,9 @@ class Sessions:
         self.runtime.metrics.opened(self.environment)
         return session
 
-    def begin_open(self, address: Address, principal: str | None, opened: Opened) -> bool:
+    def begin_open(
+        self, address: Address, principal: str | None, opened: Opened, loop: asyncio.AbstractEventLoop
+    ) -> bool:
         """As `open`, for a multiplexed session that has to wait for nothing but the factory and its commit.
 
         Returns:
@@ -198,7 +200,7 @@ class Sessions:
         row = self._new_row(given_out=True, principal=principal, address=address)
         session = Session(row, committed=False, room=room)
         try:
-            opening = Opening(self, session, opened)
+            opening = Opening(self, session, opened, loop)
             session.opening = True  # before the factory runs: it holds its place
             self._live[row.sid] = session
             opening.depart()
@@ -208,9 +210,9 @@ class Sessions:
             return False
         return True
 
-    def deadlines(self) -> Deadlines:
+    def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
         """Return the deadlines of the event loop that runs."""
-        return self._express.deadlines()
+        return self._express.deadlines(loop)
 
     async def find(self, sid: str, principal: str | None = None) -> Session:
         """Return a given-out session, waking its journal row if need be; its environment wakes at the next request.
@@ -455,8 +457,9 @@ class Sessions:
     async def run(self, session: Session, request: Request, socket: object | None = None) -> Reply:
         """As `admit`, for callers that do not go away: they run in a task that `own` made."""
         if request.kind == "step":
-            settled: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            if self.begin(session, request, socket, partial(_settle, settled)):
+            loop = asyncio.get_running_loop()
+            settled: asyncio.Future[Reply] = loop.create_future()
+            if self.begin(session, request, socket, partial(_settle, settled), loop):
                 return await settled
         outcome, started = "ok", asyncio.get_running_loop().time()
         try:
@@ -471,13 +474,20 @@ class Sessions:
             seconds = asyncio.get_running_loop().time() - started
             self.runtime.metrics.request(self.environment, request.kind, outcome, seconds)
 
-    def begin(self, session: Session, request: Request, socket: object | None, settled: Settled) -> bool:
+    def begin(
+        self,
+        session: Session,
+        request: Request,
+        socket: object | None,
+        settled: Settled,
+        loop: asyncio.AbstractEventLoop,
+    ) -> bool:
         """As `run`, for a step that has to wait for nothing but its environment: ``settled`` is told what came of it.
 
         Returns:
             False where something has to be waited for: nothing was done, and `run` does it all.
         """
-        return self._express.begin(session, request, socket, settled)
+        return self._express.begin(session, request, socket, settled, loop)
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` in a task that goes on when whoever waits for it (shielded) is gone."""

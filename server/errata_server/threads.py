@@ -163,7 +163,7 @@ class Threads(ABC):
 
     def gather_free(self, call: Call) -> None:
         """As `submit_free`, with all others of this round of the event loop: to wake a thread is dear."""
-        loop = asyncio.get_running_loop()
+        loop = call.loop
         gathered = self._gathered.get(loop)
         if gathered is None:
             gathered = self._gathered[loop] = []

@@ -273,12 +273,18 @@ class Journal(ABC):
         await future
 
     @abstractmethod
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         """As `commit`, for callers that have no task to wait in.
 
         Args:
             records: To make durable.
             settled: Called once on this event loop, now or later, with None or the error that `commit` would raise.
+            loop: The event loop that runs, where it is known.
 
         Raises:
             errata_protocol.errors.JournalUnavailable: The journal is closed; ``settled`` is not called.

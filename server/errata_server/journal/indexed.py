@@ -6,6 +6,7 @@ and answered. The index is brought up behind, in large batches; see `errata_serv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -127,8 +128,13 @@ class IndexedJournal(IndexedReads):
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
 
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
-        self._writer.submit(records, settled)
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._writer.submit(records, settled, loop)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ where rows are found: here in memory, all of them, so that every byte goes throu
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
@@ -58,8 +59,13 @@ class LogJournal(Tables):
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
 
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
-        self._writer.submit(records, settled)
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._writer.submit(records, settled, loop)
 
     def delete_episode(self, eid: str) -> int:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
@@ -29,7 +30,12 @@ class MemoryJournal(Tables):
     def failing(self) -> str | None:
         return None
 
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         if self._closed:
             raise JournalUnavailable("the journal is closed: the server is shutting down")
         try:

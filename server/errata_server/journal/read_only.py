@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -59,7 +60,12 @@ class ReadOnlyJournal(IndexedReads):
     def failing(self) -> str | None:
         return "it was opened to be read only"
 
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         raise self._refusal()
 
     def delete_episode(self, eid: str) -> int:

@@ -70,13 +70,18 @@ class GroupWriter(ABC):
         self._closing = False
         self.failing: str | None = None
 
-    def submit(self, records: Sequence[Record], settled: Callable[[ErrataError | None], None]) -> None:
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         """Make ``records`` durable, then call ``settled`` on this event loop with None, or what is wrong with them.
 
         Raises:
             JournalUnavailable: The writer was closed before; ``settled`` is not called.
         """
-        self._submit(Pending(records, asyncio.get_running_loop(), settled))
+        self._submit(Pending(records, loop or asyncio.get_running_loop(), settled))
 
     @abstractmethod
     def close(self) -> None:
