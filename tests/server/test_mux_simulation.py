@@ -16,8 +16,18 @@ from .simulated.__main__ import failure, shortest
 from .simulated.server import Server
 from .simulated.world import World
 
-SEEDS, BLOCKS = int(os.environ.get("ERRATA_SEEDS", "1000")), 10
+SEEDS, BLOCKS = int(os.environ.get("ERRATA_SEEDS", "2000")), 20
 """`make simulate SEEDS=0..99999` for more, `python -m tests.server.simulated --trace SEED` for one that failed."""
+
+
+FOUND = {
+    56: "an open under a taken sid kept the place of its instance for ever",
+    167: "a resume was given the instance of an open with a wrong key that was about to fail",
+    413: "the close of a session that was lost already was answered and not recorded",
+    33: "the reply to another process's request under the same id was taken for one's own",
+    178: "likewise, with more than one request in flight",
+}
+"""Seeds that fail without the mend, as tried by taking it out again: a change of the schedules asks for new ones."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +47,12 @@ def test_every_promise_holds_whatever_breaks(block: int) -> None:
     schedules = SEEDS // BLOCKS
     assert seen["acknowledged"] > 20 * schedules and seen["crashes"] > schedules // 3, f"too little happens: {seen}"
     assert all(count > 0 for count in seen.values()), f"something never happens: {seen}"
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_stays_mended(seed: int) -> None:
+    error = failure(seed)[1]
+    assert error is None, f"{FOUND[seed]}: {error}"
 
 
 class Hasty(Server):
