@@ -33,7 +33,7 @@ from .mux_answers import Answers
 from .mux_finding import Finding
 from .mux_reads import Reads
 from .mux_requests import Reading
-from .mux_shell import PREFIX, MuxShell
+from .mux_shell import PREFIX, Door, MuxShell
 from .replay import Replay
 from .rewards import push_data
 from .room import Room
@@ -98,12 +98,12 @@ class Multiplex:
 
     # -- sockets ----------------------------------------------------------------------------------------------------
 
-    def connect(self, principal: str | None, handle: object) -> ServerConnection:
+    def connect(self, principal: str | None, handle: Door) -> ServerConnection:
         """Take a new socket.
 
         Args:
             principal: Who opened it.
-            handle: Its ``wake()`` is called when there is something to send.
+            handle: The socket.
 
         Raises:
             JournalUnavailable: Sockets of another event loop are connected.
@@ -136,6 +136,10 @@ class Multiplex:
         if self._sessions.session_timeout_s is not None:
             for mine in left:
                 loop.call_later(self._sessions.session_timeout_s, self._expire, mine, mine.detached_at)
+
+    def drained(self, connection: ServerConnection) -> None:
+        """Take that a socket has room for replies that waited."""
+        self._shell.do(self.protocol.drained(connection))
 
     async def drain(self) -> None:
         """Admit nothing more, and return when all that was admitted is answered and sent (PROTOCOL D8)."""

@@ -16,7 +16,7 @@ from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 from .delivery import wire_digest
 from .mcp import McpDoor, invalid_call, parse_rpc
 from .mux_requests import object_of, recorded_of
-from .mux_shell import PREFIX, MuxShell, journal_sid
+from .mux_shell import PREFIX, Door, MuxShell, journal_sid
 from .replay import Replay
 from .rewards import push_data
 from .session import Session
@@ -66,8 +66,11 @@ class Reads:
         self._shell.spawn(self._answer_read(read))
 
     async def _answer_read(self, read: Read) -> None:
+        door: Door = read.connection.handle  # type: ignore[assignment] # see `Multiplex.connect`
         try:
-            reply = await self._looked_up(read)
+            async with door.reading:
+                await door.room()
+                reply = await self._looked_up(read)
         except ErrataError as error:
             reply = Reply("error", msgspec.json.encode(error.to_wire()))
         except Exception as error:  # a defect of ours, or what the environment's state is made of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from errata_protocol.mux import Effect, ServerConfig, ServerProtocol
 from errata_protocol.mux.effects import EndReason
@@ -21,6 +21,19 @@ PREFIX = "mux."
 def journal_sid(sid: str) -> str:
     """Return the session id under which a multiplexed session is journaled."""
     return PREFIX + sid
+
+
+class Door(Protocol):
+    """What the shell knows of a socket: the handle of its `ServerConnection`."""
+
+    reading: asyncio.Semaphore
+    """Reads that are looked up together."""
+
+    def wake(self) -> None:
+        """There is something to send."""
+
+    async def room(self) -> None:
+        """Return when the socket takes more, or is gone."""
 
 
 class MuxShell:

@@ -21,6 +21,9 @@ IN_A_ROW = 16
 WRITTEN_AT_ONCE = 1 << 20
 """Bytes that are handed to the socket before it is asked whether it keeps up."""
 
+READS_AT_ONCE = 8
+"""Reads of one socket that are looked up together: each may be as large as a payload."""
+
 TRY_AGAIN_LATER = 1013
 
 _GONE = (RuntimeError, OSError, WebSocketDisconnect)
@@ -49,6 +52,14 @@ class MuxSocket:
         self._woken = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
+        self.reading = asyncio.Semaphore(READS_AT_ONCE)
+        """Reads that are looked up together."""
+
+    async def room(self) -> None:
+        """Return when the socket takes more."""
+        if self._connection is not None and not self._connection.accepts_input:
+            self._drained.clear()
+            await self._drained.wait()
 
     def wake(self) -> None:
         """There is something to send."""
@@ -79,9 +90,7 @@ class MuxSocket:
             taken += 1
             if taken % IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            if not connection.accepts_input:
-                self._drained.clear()
-                await self._drained.wait()
+            await self.room()
 
     async def _write(self, connection: ServerConnection) -> None:
         try:
@@ -93,6 +102,8 @@ class MuxSocket:
                         await self._websocket.send_text(frame.decode())
                     if connection.accepts_input:
                         self._drained.set()
+                        if connection.behind:
+                            self._multiplex.drained(connection)
                 connection.data_to_send()  # nothing left: the machine says anew when there is
         except (
             RuntimeError,

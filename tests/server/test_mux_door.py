@@ -375,3 +375,50 @@ async def test_a_server_that_stops_waits_no_longer_than_it_was_told() -> None:
         await app.state.errata.runtime.drain(0.2)
         assert asyncio.get_running_loop().time() - started < 5
         hanging.cancel()
+
+
+async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() -> None:
+    """Large replies wait in the journal, and other sockets are served meanwhile."""
+
+    class Large(CountEnvironment):
+        async def step_async(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+            done = await super().step_async(action)
+            return CountObservation(n=done.n, text="x" * 1_000_000)
+
+    app = create_fastapi_app(
+        Large, CountAction, CountObservation, max_concurrent_envs=8, runtime=simulated(Settings(journal_wait_s=0.3))
+    )
+    async with joined(app) as trainer, joined(app, seed=1) as other:
+        sessions = [await trainer.open() for _ in range(4)]
+        for session in sessions:
+            await trainer.ask(session, "reset")
+        peer = trainer._peer
+        assert peer is not None
+        full, deaf = asyncio.Event(), asyncio.Event()
+
+        async def unread(message: dict[str, Any]) -> None:
+            full.set()
+            await deaf.wait()
+            await peer.got.put(message)
+
+        websocket = _socket_of(app, 0)
+        websocket._send = unread
+        later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(12) for session in sessions]
+        await full.wait()
+        neighbour = await other.open()
+        await other.ask(neighbour, "reset")
+        for _ in range(3):
+            await other.ask(neighbour, "step")
+        multiplex = app.state.errata.sessions.multiplexed
+        held = max(c.outbox.buffered for c in multiplex._connections)
+        assert 4_000_000 < held < 6_000_000, "48 replies of 1 MB were made"
+        deaf.set()
+        assert [n_of(await reply) for reply in later] == [n for n in range(1, 13) for _ in sessions]
+
+
+def _socket_of(app: FastAPI, index: int) -> Any:
+    """Return the server's side of a connection, in the order of connecting."""
+    connections = app.state.errata.sessions.multiplexed._connections
+    return sorted(connections, key=lambda c: min((s.sid for s in c.sessions.values()), default="~"))[
+        index
+    ].handle._websocket

@@ -313,6 +313,11 @@ class ServerProtocol:
 
     # -- outcomes ---------------------------------------------------------------------------------------------
 
+    def drained(self, connection: ServerConnection) -> list[Effect]:
+        """Take that a socket with sessions `ServerConnection.behind` accepts input again."""
+        self._requests.drained(connection)
+        return self._out.take()
+
     def completed(self, effect: Run | Record, reply: Reply, now: float) -> list[Effect]:
         """Take that a request and its reply are committed; the reply leaves, and the next request starts."""
         self._requests.completed(effect, reply, now)

@@ -129,13 +129,13 @@ class Attachments:
         if old is not connection:
             if old is not None:
                 old.sessions.pop(session.sid, None)
-                old.in_flight -= len(session.queue)
+                old.behind.pop(session.sid, None)
                 self._out.detached(old, session.sid, "taken_over")
             session.connection = connection
             connection.sessions[session.sid] = session
-            connection.in_flight += len(session.queue)
             for pending in session.queue:
-                pending.connection = connection
+                pending.release()
+                pending.hold(connection)
         session.fence = session.fence + 1 if arrival.fence is None else arrival.fence
         self.acknowledge(session, arrival.last, arrival.last_seq)
         session.inherited = session.next_id - 1
@@ -286,7 +286,7 @@ class Attachments:
         cls, text = _ENDS[reason]
         self._forget(session, Event.ENDED)
         for pending in session.queue:
-            pending.connection.in_flight -= 1
+            pending.release()
             if connection is not None:
                 self._out.error(connection, cls(text, eid=session.eid, t=session.t), session.sid, id=pending.id)
         session.queue.clear()

@@ -52,17 +52,24 @@ class Requests:
         self.leaving: float | None = None
         """Seconds after which clients shall connect elsewhere or again, once this server is going away."""
 
-    def refusal(self, used: int, connection: ServerConnection) -> ErrataError | None:
+    def refusal(self, used: int, connection: ServerConnection, size: int = 0) -> ErrataError | None:
         """Return why nothing more is admitted now (PROTOCOL D5, D9), None if it is.
 
         Args:
             used: Requests of the session in flight.
             connection: The socket.
+            size: Bytes of what asks to be admitted.
         """
         limits = self.config.limits
         if used < limits.in_flight_session and connection.in_flight < limits.in_flight_socket:
             if self.leaving is not None:
                 return Overloaded("this server is going away: connect again", retry_after=self.leaving)
+            if connection.held_bytes and connection.held_bytes + size > self.config.held_bytes:
+                return Overloaded(
+                    f"requests of {connection.held_bytes} bytes are in flight on this socket, at most "
+                    f"{self.config.held_bytes} may be: send it again later",
+                    retry_after=self.config.retry_after_s,
+                )
             return self.refusing
         return Overloaded(
             f"{used} requests of the session and {connection.in_flight} of the socket are in flight, at most "
@@ -87,7 +94,7 @@ class Requests:
             else:
                 self._repeat(session, Asked(connection, id, kind, data, sha))
             return
-        refusal = self.refusal(len(session.queue), connection)
+        refusal = self.refusal(len(session.queue), connection, len(data))
         if refusal is not None:
             self.out.error(connection, refusal, session.sid, id=id)
             return
@@ -98,6 +105,7 @@ class Requests:
             self._read_fork(pending)
         session.next_id = id + 1
         connection.in_flight += 1
+        connection.held_bytes += len(pending.data)
         session.queue.append(pending)
         if len(session.queue) == 1:
             self._start(session, pending, now)
@@ -148,7 +156,7 @@ class Requests:
                 raise LocalProtocolError(f"request {effect.id} is not the one that runs")
             return  # the session ended meanwhile
         pending = session.queue.pop(0)
-        pending.connection.in_flight -= 1
+        pending.release()
         id = session.done = effect.id
         if reply.t is not None:
             session.eid, session.t = reply.eid, reply.t
@@ -156,9 +164,11 @@ class Requests:
         session.last_reply_at = now
         connection = session.connection
         if connection is not None and session.recall is None:
-            # All before it left, or a recall would be under way.
-            self.out.reply(connection, session, id, reply, effect.sha)
-            session.sent = id
+            if session.sent == id - 1 and connection.accepts_input:
+                self.out.reply(connection, session, id, reply, effect.sha)
+                session.sent = id
+            else:  # the journal has it until the socket has room
+                connection.behind[session.sid] = session
         if session.queue and reply.type != "closed":
             self._start(session, session.queue[0], now)
 
@@ -178,7 +188,7 @@ class Requests:
             error.details.setdefault("retry_after", self.config.retry_after_s)
         session.next_id = effect.id
         for pending in session.queue:
-            pending.connection.in_flight -= 1
+            pending.release()
             if session.connection is not None:
                 behind = OutOfOrder(f"request {effect.id} was refused: send it first", next_id=effect.id)
                 told = error if pending.id == effect.id else behind
@@ -233,6 +243,13 @@ class Requests:
                 self.out.recorded(session.connection, session, recorded)
             session.sent = effect.last
             self.out.flush(session)
+
+    def drained(self, connection: ServerConnection) -> None:
+        """Let replies leave that waited for room on their socket."""
+        behind, connection.behind = connection.behind, {}
+        for session in behind.values():
+            if session.connection is connection and session.recall is None:
+                self.out.flush(session)
 
     def pushed(self, session: ServerSession, seq: int, data: bytes) -> None:
         """Let a late reward leave, behind those before it."""

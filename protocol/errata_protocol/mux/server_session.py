@@ -20,7 +20,7 @@ from .envelope import Condition, Envelope, write_envelope, write_reply
 from .parts import Assembly, Outbox
 from .state import State
 
-RECALLED_AT_ONCE = 64
+RECALLED_AT_ONCE = 16
 """Replies in one `Recall`."""
 
 
@@ -33,7 +33,9 @@ class ServerConfig:
         retry_after_s: What OVERLOADED tells.
         kept_replies: Replies of a session kept in memory; the journal has all.
         kept_bytes: Likewise in bytes of payload.
-        high_water_bytes: While a socket has so much to send, the shell reads nothing from it.
+        high_water_bytes: While a socket has so much to send, the shell reads nothing from it, and further replies stay
+            in the journal.
+        held_bytes: Size of the requests of a socket in flight; beyond it OVERLOADED. One alone may be of any size.
         production: No state(t), no fork (PROTOCOL F1).
     """
 
@@ -42,6 +44,7 @@ class ServerConfig:
     kept_replies: int = 4
     kept_bytes: int = 16 * 1024
     high_water_bytes: int = 4 * 1024 * 1024
+    held_bytes: int = 64 * 1024 * 1024
     production: bool = False
 
 
@@ -54,7 +57,10 @@ class ServerConnection:
         handle: The shell's own object for it.
     """
 
-    __slots__ = ("armed", "assembly", "config", "handle", "in_flight", "lost", "outbox", "principal", "sessions")
+    __slots__ = (
+        *("armed", "assembly", "behind", "config", "handle", "held_bytes", "in_flight", "lost", "outbox", "principal"),
+        "sessions",
+    )
 
     def __init__(self, config: ServerConfig, principal: str | None, handle: object) -> None:
         self.config = config
@@ -65,6 +71,10 @@ class ServerConnection:
         self.outbox = Outbox(config.limits.max_elements)
         self.assembly = Assembly(config.limits.max_frame)
         self.in_flight = 0
+        self.held_bytes = 0
+        """Size of the requests in flight that have their session's turn before them."""
+        self.behind: dict[str, ServerSession] = {}
+        """Sessions with replies due that wait until the socket has room for them, by sid."""
         self.armed = False
         self.lost = False
 
@@ -114,6 +124,17 @@ class Pending:
         self.cancelled = False
         self.fork: ForkRequest | None = None
         self.refusal: ErrataError | None = None
+
+    def hold(self, connection: ServerConnection) -> None:
+        """Count it on the socket that speaks for its session now."""
+        self.connection = connection
+        connection.in_flight += 1
+        connection.held_bytes += len(self.data)
+
+    def release(self) -> None:
+        """Count it no longer."""
+        self.connection.in_flight -= 1
+        self.connection.held_bytes -= len(self.data)
 
 
 class Arrival(Struct, frozen=True):
@@ -305,6 +326,9 @@ class Out:
         if connection is None:
             return
         while session.sent < session.done:
+            if not connection.accepts_input:
+                connection.behind[session.sid] = session
+                return
             recorded = session.kept.get(session.sent + 1)
             if recorded is None:
                 kept = next(iter(session.kept), session.done + 1)

@@ -653,6 +653,44 @@ def test_d9_the_shell_stops_reading_only_while_its_own_buffer_is_full() -> None:
     assert server.socket.accepts_input
 
 
+def test_d9_replies_to_a_client_that_does_not_read_stay_in_the_journal() -> None:
+    server = Server(high_water_bytes=1000, kept_bytes=1000)
+    server.opened()
+    large = b'{"x":"%s"}' % (b"x" * 900)
+    asked = server.say(*[step(id) for id in range(1, 5)])
+    replies = {}
+    for id in range(1, 5):
+        (run,) = asked
+        replies[id] = reply(id - 1, large)
+        asked = server.run(run, replies[id])
+    assert server.socket.outbox.buffered < 2500, "two replies, not four"
+    told = server.told()
+    assert [m["id"] for m in told] == [1] or [m["id"] for m in told] == [1, 2]
+    while server.socket.behind:
+        for effect in server.take(server.protocol.drained(server.socket)):
+            assert isinstance(effect, Recall)
+            rows = [Recorded(id, "step", b"", replies[id]) for id in range(effect.first, effect.last + 1)]
+            server.take(server.protocol.recalled(effect, rows))
+        told += server.told()
+    assert [m["id"] for m in told] == [1, 2, 3, 4]
+    (run,) = server.say(step(5))
+    server.run(run, reply(4))
+    assert [m["id"] for m in server.told()] == [5], "and goes on as before"
+
+
+def test_d9_requests_in_flight_are_bounded_in_bytes() -> None:
+    server = Server(held_bytes=1000)
+    server.opened()
+    server.opened(OTHER)
+    (run,) = server.say(step(1, data={"x": "x" * 2000}), step(1, OTHER, data={"x": "y" * 500}))
+    assert codes(server.told()) == ["OVERLOADED"], "one alone may be of any size"
+    server.run(run)
+    assert server.socket.held_bytes == 0
+    (run,) = server.say(step(1, OTHER, data={"x": "y" * 500}))
+    server.run(run)
+    assert [m["id"] for m in server.told()] == [1, 1] and server.socket.held_bytes == 0
+
+
 def test_d11_a_fork_names_its_child_by_the_hash_of_its_key(server: Server) -> None:
     said = {"t": 2, "child": {"sid": OTHER, "key": KEY}}
     (run,) = server.say({"sid": SID, "id": 1, "type": "fork", "data": said})
