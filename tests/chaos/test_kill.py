@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from errata_server.process import ServerProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
 
-ROUNDS = 30
+ROUNDS = int(os.environ.get("ERRATA_CHAOS_ROUNDS", "8"))
 COUNTER = "n=$(cat counter 2>/dev/null || echo 0); echo $((n+1)) > counter; cat counter"
 
 

@@ -1,0 +1,463 @@
+"""Sessions that step counters while their network, server and disk fail; and what must hold afterwards.
+
+Each step carries its number k and is answered with k and with the counter as the environment has it, so that a reply
+shows on its own: counter < k, an acknowledged step was lost; counter > k, one acted twice; another k, it is the reply
+of another request.
+
+python -m tests.chaos.storm --sessions 2000 --kills 20 --seconds 600      (as root, from the root of the repository)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from errata_client import Backoff, Connection, ErrataClient
+from errata_protocol.errors import ErrataError, ServiceError
+from errata_server.process import ServerProcess
+
+from .proxy import FaultyProxy, Weather
+from .small_disk import SmallDisk, small_disk
+
+PATIENCE_S = 900.0
+"""Longer than any fault: a caller that gave up could not say whether its step acted."""
+SAMPLED = 0.05
+"""Share of the deliveries whose bytes are compared with state(t)."""
+NO_EFFECT = frozenset({"SANDBOX_FAILED", "JOURNAL_UNAVAILABLE"})
+"""What a full disk may answer: the session stands where it stood."""
+
+Client = ErrataClient[Any, Any, Any]
+
+
+def shell_step(k: int) -> dict[str, Any]:
+    """Return the action of step ``k`` in a sandbox: the counter is a file."""
+    return {"command": f"read -r n 2>/dev/null < n || n=0; n=$((n+1)); echo $n > n; echo {k} $n"}
+
+
+def shell_reply(observation: dict[str, Any]) -> tuple[int, int]:
+    """Return k and the counter."""
+    k, counter = observation["stdout"].split()
+    return int(k), int(counter)
+
+
+def tagged_step(k: int) -> dict[str, Any]:
+    """Likewise for `tests.chaos.environments.TaggedCounter`."""
+    return {"n": 1, "do": str(k)}
+
+
+def tagged_reply(observation: dict[str, Any]) -> tuple[int, int]:
+    """Return k and the counter."""
+    return int(observation["text"]), int(observation["n"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        target: What is served; a terminal or a `TaggedCounter`.
+        sessions: How many.
+        sockets: On how many connections.
+        at_once: How many of them have a step under way.
+        seconds: How long faults are done, opening and the last steps not counted.
+        kills: How often the server is killed with -9 meanwhile.
+        calmer: Other faults for each kill.
+        recover_s: How long the last step of every session may take.
+        seed: Of all that is drawn: it gives the same faults again, and not the same run.
+    """
+
+    target: str = "terminal"
+    sessions: int = 100
+    sockets: int = 6
+    at_once: int = 48
+    seconds: float = 60.0
+    kills: int = 4
+    calmer: int = 3
+    recover_s: float = 120.0
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+
+
+@dataclass
+class Report:
+    """What happened. Promises are kept where `broken` is empty.
+
+    Attributes:
+        acknowledged: Steps that were answered.
+        lost: Replies whose counter is behind: an acknowledged step is gone.
+        twice: Replies whose counter is ahead: a step acted twice.
+        misplaced: Replies of another request, or with another t.
+        changed: Deliveries whose state(t) is not what was sent.
+        ended: Sessions that the server gave up, by code.
+        stuck: Sessions that did not answer after the faults.
+        stalled: Times that nothing was answered for `Plan.recover_s` with the server up.
+        unacknowledged: Refusals and rolled-back failures, by code; nothing acted.
+        compared: Deliveries that were compared with state(t).
+        faults: What was done how often.
+        log: Errors in the servers' logs.
+        seconds: From the first open to the last answer.
+        recovered_s: From the end of the faults until every session had answered its next step.
+    """
+
+    plan: Plan
+    acknowledged: int = 0
+    lost: int = 0
+    twice: int = 0
+    misplaced: int = 0
+    changed: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    stuck: int = 0
+    stalled: int = 0
+    unacknowledged: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    resumes: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    least_steps: int = 0
+    seconds: float = 0.0
+    recovered_s: float = 0.0
+
+    @property
+    def broken(self) -> dict[str, int]:
+        """Promises that were not kept."""
+        found = {
+            "lost": self.lost,
+            "twice": self.twice,
+            "misplaced": self.misplaced,
+            "changed": self.changed,
+            "ended": self.ended.total(),
+            "stuck": self.stuck,
+            "stalled": self.stalled,
+        }
+        return {name: count for name, count in found.items() if count}
+
+
+@dataclass(eq=False)
+class Load:
+    """One session and what was acknowledged to it."""
+
+    client: Client
+    done: int = 0
+    over: bool = False
+    sampled: dict[int, bytes] = field(default_factory=dict)
+
+
+class Storm:
+    """A server, a proxy, clients and their faults.
+
+    Args:
+        plan: What to do.
+        data_dir: The server's.
+        disk: Where that lies, if it can be filled.
+        on_killed: Called after each kill, before the next start: a control spoils the journal here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        data_dir: Path,
+        disk: SmallDisk | None = None,
+        on_killed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan = plan
+        self.report = Report(plan)
+        self._data_dir, self._disk, self._on_killed = data_dir, disk, on_killed
+        self._chance = random.Random(plan.seed)
+        self._proxy = FaultyProxy(self._chance)
+        self._loads: list[Load] = []
+        self._idle: deque[Load] = deque()
+        self._over = False
+        self._since = 0
+        self._server: ServerProcess | None = None
+        shell = plan.target == "terminal"
+        self._action, self._reply = (shell_step, shell_reply) if shell else (tagged_step, tagged_reply)
+
+    async def run(self) -> Report:
+        """Do it all."""
+        began = time.monotonic()
+        url = await self._proxy.start()
+        connections = [self._connection(url) for _ in range(self.plan.sockets)]
+        try:
+            await self._start()
+            for connection in connections:
+                await connection.connect()
+            await self._open(connections)
+            drivers = [asyncio.create_task(self._drive()) for _ in range(self.plan.at_once)]
+            await self._fail_for_a_while()
+            self._over = True
+            self._proxy.calm()
+            calm = time.monotonic()
+            await self._rest(drivers)
+            self.report.recovered_s = round(time.monotonic() - calm, 1)
+            await self._compare()
+        finally:
+            for connection in connections:
+                await connection.aclose()
+            self._stop_for_good()
+            await self._proxy.close()
+        self.report.faults.update(self._proxy.done)
+        self.report.resumes = sum(load.client.stats.resumes for load in self._loads)
+        self.report.least_steps = min(load.done for load in self._loads)
+        self.report.seconds = round(time.monotonic() - began, 1)
+        return self.report
+
+    def _connection(self, url: str) -> Connection:
+        return Connection(
+            url,
+            websocket_ping_interval_s=4.0,
+            websocket_ping_timeout_s=6.0,
+            backoff=Backoff(first_s=0.05, most_s=1.0, give_up_s=PATIENCE_S),
+        )
+
+    async def _open(self, connections: list[Connection]) -> None:
+        gate = asyncio.Semaphore(self.plan.at_once)
+
+        async def one(n: int) -> None:
+            client: Client = ErrataClient(
+                connection=connections[n % len(connections)], message_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S
+            )
+            async with gate:
+                await client.reset()
+            self._loads.append(Load(client))
+
+        await asyncio.gather(*(one(n) for n in range(self.plan.sessions)))
+        self._idle.extend(self._loads)
+
+    # -- load -------------------------------------------------------------------------------------------------------
+
+    async def _drive(self) -> None:
+        while not self._over and self._idle:
+            load = self._idle.popleft()
+            if await self._step(load):
+                self._idle.append(load)
+
+    async def _step(self, load: Load) -> bool:
+        """Step until the step is acknowledged; False if the session is over."""
+        k = load.done + 1
+        while True:
+            try:
+                result = await load.client.step(self._action(k))
+                break
+            except ErrataError as error:
+                if error.code in NO_EFFECT:
+                    self.report.unacknowledged[error.code] += 1
+                    await asyncio.sleep(0.2)
+                else:
+                    self.report.ended[error.code] += 1
+                    load.over = True
+                    return False
+        said, counter = self._reply(result.observation)
+        self.report.lost += counter < k
+        self.report.twice += counter > k
+        self.report.misplaced += said != k or load.client.t != k
+        self.report.acknowledged += 1
+        load.done = k
+        if self._chance.random() < SAMPLED:
+            eid = load.client.eid
+            assert eid is not None
+            received = load.client._log.get(eid, k)  # the bytes as they came; the public history would ask the server
+            assert received is not None
+            load.sampled[k] = hashlib.sha256(received.payload).digest()
+        return True
+
+    async def _rest(self, drivers: list[asyncio.Task[None]]) -> None:
+        """Let what is under way end, then step every session once more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.plan.recover_s):
+                await asyncio.gather(*drivers)
+        gate = asyncio.Semaphore(self.plan.at_once)
+
+        async def last(load: Load) -> bool:
+            async with gate:
+                return await self._step(load)
+
+        steps = {asyncio.create_task(last(load)): load for load in self._loads if not load.over}
+        _, late = await asyncio.wait(steps, timeout=self.plan.recover_s)
+        self.report.stuck = len(late)
+        for step in late:
+            step.cancel()
+        for driver in drivers:
+            driver.cancel()
+        outcomes = await asyncio.gather(*drivers, *steps, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _compare(self) -> None:
+        """Compare sampled deliveries with state(t)."""
+        gate = asyncio.Semaphore(16)
+
+        async def one(load: Load, t: int, sha: bytes) -> None:
+            async with gate:
+                found = await load.client.state_at(t)
+            self.report.compared += 1
+            self.report.changed += hashlib.sha256(found.payload).digest() != sha
+
+        live = [load for load in self._loads if not load.over]
+        await asyncio.gather(*(one(load, t, sha) for load in live for t, sha in load.sampled.items()))
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    async def _fail_for_a_while(self) -> None:
+        others = [
+            self._cut, self._cut, self._half_open, self._tear, self._drip, self._delay, self._stop_and_continue,
+            self._hand_over, self._kill_at_once, *((self._fill_disk, self._kill_while_full) if self._disk else ()),
+        ]  # fmt: skip
+        kills = [self._kill] * self.plan.kills
+        rest = (others * (self.plan.kills * self.plan.calmer // len(others) + 1))[: self.plan.kills * self.plan.calmer]
+        faults = kills + rest
+        self._chance.shuffle(faults)
+        pause = self.plan.seconds / len(faults)
+        end = time.monotonic() + self.plan.seconds
+        for left, fault in zip(range(len(faults), 0, -1), faults, strict=True):
+            pause = max(0.0, end - time.monotonic()) / left
+            await asyncio.sleep(self._chance.uniform(0.3, 1.3) * pause)
+            await fault()
+
+    async def _start(self) -> None:
+        self._server = await asyncio.to_thread(
+            ServerProcess, self.plan.target, self._data_dir, "--max-sessions", "20000", start_s=120.0
+        )
+        self._since = self.report.acknowledged
+        self._proxy.upstream = int(self._server.url.rsplit(":", 1)[1])
+
+    def _ended(self) -> None:
+        assert self._server is not None
+        self._proxy.upstream = None
+        self.report.log += [line.strip() for line in self._server.log if "ERROR" in line or "Traceback" in line]
+
+    async def _kill(self) -> None:
+        """Kill the server under load: where nothing went on since the last start, nothing could be lost."""
+        await self._progress()
+        await self._kill_at_once()
+
+    async def _kill_at_once(self) -> None:
+        """Kill the server, perhaps while its sessions still come back."""
+        self.report.faults["kill -9"] += 1
+        await self._kill_server()
+        await self._start()
+
+    async def _progress(self) -> None:
+        """Wait until every driver can have had a reply since the last start."""
+        goal = self._since + self.plan.at_once
+        end = time.monotonic() + self.plan.recover_s
+        while self.report.acknowledged < goal and self._any_left():
+            if time.monotonic() > end:
+                self.report.stalled += 1
+                return
+            await asyncio.sleep(0.05)
+
+    def _any_left(self) -> bool:
+        return self.report.ended.total() < len(self._loads)
+
+    async def _kill_server(self) -> None:
+        assert self._server is not None
+        await asyncio.to_thread(self._server.kill)
+        self._ended()
+        self._on_killed()
+
+    async def _kill_while_full(self) -> None:
+        assert self._disk is not None
+        self.report.faults["kill -9, disk full"] += 1
+        await asyncio.to_thread(self._disk.fill)
+        await asyncio.sleep(self._chance.uniform(0.0, 1.0))
+        await self._kill_server()
+        try:
+            await self._start()
+        except ServiceError:
+            self.report.faults["no start, disk full"] += 1
+            self._disk.empty()
+            await self._start()
+        else:
+            await asyncio.sleep(self._chance.uniform(0.5, 2.0))
+            self._disk.empty()
+
+    async def _hand_over(self) -> None:
+        self.report.faults["SIGTERM"] += 1
+        assert self._server is not None
+        status = await asyncio.to_thread(self._server.stop, 120.0)
+        self._ended()
+        if status != 0:
+            self.report.log.append(f"SIGTERM ended with status {status}")
+        await self._start()
+
+    async def _stop_and_continue(self) -> None:
+        self.report.faults["SIGSTOP"] += 1
+        assert self._server is not None
+        self._server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(self._chance.choice([0.2, 1.0, 3.0, 12.0]))  # the last one is longer than pings wait
+        self._server.process.send_signal(signal.SIGCONT)
+
+    async def _fill_disk(self) -> None:
+        self.report.faults["disk full"] += 1
+        assert self._disk is not None
+        await asyncio.to_thread(self._disk.fill)
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        self._disk.empty()
+
+    async def _cut(self) -> None:
+        self._proxy.cut(self._chance.choice([0.2, 0.5, 1.0]))
+
+    async def _half_open(self) -> None:
+        self._proxy.set(Weather.SILENT, self._chance.choice([0.2, 0.5]))
+
+    async def _tear(self) -> None:
+        self._proxy.set(Weather.TORN, self._chance.choice([0.3, 1.0]))
+
+    async def _drip(self) -> None:
+        self._proxy.set(Weather.DRIPPING, 0.5)
+        await self._for_a_moment()
+
+    async def _delay(self) -> None:
+        self._proxy.set(Weather.LATE, 0.7, late_s=self._chance.choice([0.05, 0.3]))
+        await self._for_a_moment()
+
+    async def _for_a_moment(self) -> None:
+        await asyncio.sleep(self._chance.uniform(0.5, 1.5))
+        self._proxy.set(Weather.FAIR)
+
+    def _stop_for_good(self) -> None:
+        if self._disk is not None:
+            self._disk.empty()
+        if self._server is not None and self._server.process.poll() is None:
+            self._server.process.send_signal(signal.SIGCONT)
+            self._server.stop(120.0)
+            self._ended()
+
+
+def main() -> int:
+    """Run one storm on a disk of its own and print its report; 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in asdict(Plan()).items():
+        kind = str if name == "target" else float if isinstance(value, float) else int
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value)
+    parser.add_argument("--directory", type=Path, help="Of the disk's image.")
+    parser.add_argument("--disk-mib", type=int, default=16 << 10)
+    given = vars(parser.parse_args())
+    directory, disk_mib = given.pop("directory"), given.pop("disk_mib")
+    plan = Plan(**given)
+    print(f"seed {plan.seed}", file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="errata-storm-") as made,
+        small_disk(Path(made) / "own", disk_mib) as disk,
+    ):
+        report = asyncio.run(Storm(plan, disk.place / "data", disk).run())
+    print(json.dumps(asdict(report) | {"broken": report.broken}, indent=1))
+    return 1 if report.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
