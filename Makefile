@@ -10,7 +10,7 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,21 @@ test-upstream: setup ## OpenEnv's own server tests on our server and on adopted 
 		$(UPSTREAM_PRIVATE:%=--deselect tests/test_production_mode_routes.py::%) || exit 1; done; \
 	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
-test-chaos: base ## servers killed at random moments
+test-chaos: base ## networks, servers and disks that fail under load, a few minutes; docs/guarantees.md
 	@$(PYTEST) -m chaos
+
+SESSIONS := 2000
+KILLS := 20
+SECONDS := 420
+chaos-long: base ## the same on SESSIONS=2000 sandboxes with KILLS=20 in SECONDS=420 and longer; needs root; SEED=n repeats
+	@$(PYTHON_BIN) -m tests.chaos.storm --sessions $(SESSIONS) --at-once 192 --sockets 8 --kills $(KILLS) \
+		--seconds $(SECONDS) --calmer 2 --recover-s 300 $(if $(SEED),--seed $(SEED))
+
+fuzz: setup ## 100,000 mutated frames into the multiplexed door; SEED=n draws others
+	@ERRATA_FUZZ_FRAMES=100000 ERRATA_FUZZ_SEED=$(or $(SEED),0) $(PYTEST) -s tests/server/test_mux_fuzz_door.py
+
+soak: base ## 2,000 sessions that open, step, are cut, resume, fork and close; MINUTES=20; memory has to stay
+	@$(PYTHON_BIN) -m tests.chaos.soak --minutes $(or $(MINUTES),20)
 
 SEEDS := 0..9999
 simulate: setup ## the server, its clients and their accidents under each of SEEDS=0..9999; see docs/simulation.md

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from errata_protocol.errors import Conflict, EnvironmentFailed, ErrataError, SessionLost
-from errata_protocol.mux import Find, Stored
+from errata_protocol.mux import Find, ServerSession, Stored
 
 from .journal.base import DeliveryRow, SessionRow
 from .mux_shell import MuxShell, journal_sid
@@ -79,8 +79,7 @@ class Finding:
             finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
             try:
                 await self._shell.runtime.start()
-                sids = [journal_sid(find.session.sid) for find in finds]
-                found = await self._shell.runtime.read(self._stored_all, sids)
+                found = await self._shell.runtime.read(self._stored_all, finds)
             except Exception as error:
                 for find in finds:
                     self._refuse(find, error)
@@ -90,17 +89,8 @@ class Finding:
 
     def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
         mine = find.session
-        try:
-            known = (
-                row is not None
-                and row.principal == mine.principal
-                and row.environment == self._shell.sessions.environment
-            )
-            kept = row.key_hash if row is not None and known and row.key_hash is not None else bytes(32)
-            if not hmac.compare_digest(kept, mine.key_hash) or row is None:
-                raise SessionLost("no session with this sid and key: open another")
-        except Exception as error:
-            self._refuse(find, error)
+        if row is None:
+            self._refuse(find, SessionLost("no session with this sid and key: open another"))
             return
         if row.status == "open":
             mine.handle = self._shell.sessions.dormant(row, last)
@@ -115,13 +105,18 @@ class Finding:
         )
         self._shell.do(self._shell.protocol.found(find, stored, self._shell.now()))
 
-    def _stored_all(self, sids: Sequence[str]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
-        return [self._stored(sid) for sid in sids]
+    def _stored_all(self, finds: Sequence[Find]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
+        return [self._stored(find.session) for find in finds]
 
-    def _stored(self, sid: str) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
-        journal = self._shell.runtime.journal
+    def _stored(self, mine: ServerSession) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
+        """Read all of a session that the client has the key of, and of any other as much as of none (PROTOCOL D7)."""
+        journal, sid = self._shell.runtime.journal, journal_sid(mine.sid)
         row = journal.session(sid)
-        if row is None:
+        known = (
+            row is not None and row.principal == mine.principal and row.environment == self._shell.sessions.environment
+        )
+        kept = row.key_hash if row is not None and known and row.key_hash is not None else bytes(32)
+        if not hmac.compare_digest(kept, mine.key_hash):
             return None, None, 1, 0
         return row, journal.last_delivery(sid), journal.last_id(sid) + 1, journal.last_seq(sid)
 

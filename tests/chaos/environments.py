@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.server.environments import CountAction, CountEnvironment, CountObservation
-
 from errata_protocol.environment import Snapshot
+from tests.server.environments import CountAction, CountEnvironment, CountObservation
 
 
 class TaggedCounter(CountEnvironment):

@@ -450,6 +450,8 @@ def main() -> int:
     directory, disk_mib = given.pop("directory"), given.pop("disk_mib")
     plan = Plan(**given)
     print(f"seed {plan.seed}", file=sys.stderr, flush=True)
+    for stopped in (signal.SIGTERM, signal.SIGINT):  # also in the background: the disk has to be unmounted
+        signal.signal(stopped, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="errata-storm-") as made,
         small_disk(Path(made) / "own", disk_mib) as disk,

@@ -16,8 +16,20 @@ KINDS = (
 )
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null|[\[\]{},:]')
 _SPARE = (
-    *("{", "}", "[", "]", ",", ":", "null", "true", "-1", "0", "1e999", "9007199254740992", "1.0", '""', '"sid"', '"id"'),
-    *('"q"', '"data"', '"key"', '"\\ud800"', '"\\u0000"', "NaN", "[" * 70, '"type"', '"open"', '"' + "x" * 300 + '"'),
+    *("{", "}", "[", "]", ",", ":", "null", "true", "-1", "0", "1e999", "9007199254740992", "1.0", '""', '"sid"'),
+    *(
+        '"id"',
+        '"q"',
+        '"data"',
+        '"key"',
+        '"\\ud800"',
+        '"\\u0000"',
+        "NaN",
+        "[" * 70,
+        '"type"',
+        '"open"',
+        '"' + "x" * 300 + '"',
+    ),
 )
 
 
@@ -123,7 +135,11 @@ class Fuzzer:
                 "method": chance.choice(["tools/call", "tools/list", "no"]),
                 "params": {},
             },
-            "part": {"n": chance.randint(1, 3), "of": chance.randint(1, 3), "text": chance.choice(['{"sid"', "[]", "}"])},
+            "part": {
+                "n": chance.randint(1, 3),
+                "of": chance.randint(1, 3),
+                "text": chance.choice(['{"sid"', "[]", "}"]),
+            },
             "state": {"t": chance.randint(0, 3)} if chance.random() < 0.5 else {},
             "rewards": {},
             "capabilities": {},

@@ -134,7 +134,7 @@ async def test_fuzzed_frames_break_nothing_leave_nothing_and_touch_nobody(caplog
         for session in sessions:
             await witness.ask(session, "reset")
         crowd, steps = Crowd(app, chance, witness), 0
-        for number in range(200):  # so that caches are filled before anything is counted
+        for _ in range(200):  # so that caches are filled before anything is counted
             await crowd.send()
         await crowd.leave_all()
         at_first = {"ServerSession": len(sessions), "Session": len(sessions), "ServerConnection": 1, "tasks": 5}
