@@ -112,11 +112,10 @@ def alive() -> Counter[str]:
     return found
 
 
-async def at_rest(tasks: int) -> Counter[str]:
-    """Return what is kept once no more than ``tasks`` run, or they have had ten seconds."""
-    end = asyncio.get_running_loop().time() + 10.0
-    while len(asyncio.all_tasks()) > tasks and asyncio.get_running_loop().time() < end:
-        await asyncio.sleep(0.01)
+async def at_rest(tasks: set[asyncio.Task[Any]]) -> Counter[str]:
+    """Return what is kept once all but ``tasks`` have ended, or had ten seconds."""
+    if others := asyncio.all_tasks() - tasks:
+        await asyncio.wait(others, timeout=10.0)
     return alive()
 
 
@@ -130,7 +129,7 @@ async def test_fuzzed_frames_break_nothing_leave_nothing_and_touch_nobody(caplog
         sessions = [await witness.open(group=witness.secret()) for _ in range(3)]
         for session in sessions:
             await witness.ask(session, "reset")
-        crowd, steps, tasks = Crowd(app, chance, witness), 0, len(asyncio.all_tasks())
+        crowd, steps, tasks = Crowd(app, chance, witness), 0, asyncio.all_tasks()
         for _ in range(200):  # so that caches are filled before anything is counted
             await crowd.send()
         await crowd.leave_all()
