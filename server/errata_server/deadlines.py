@@ -20,44 +20,50 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._wheel: dict[int, dict[object, Callable[[], None]]] = {}
+        self._lanes: dict[float, dict[_Entry, float]] = {}  # by timeout: in each, who came first is due first
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, timeout_s: float, expire: Callable[[], None]) -> object:
         """Call ``expire`` after ``timeout_s``, up to `TICK_S` later; return what `remove` takes."""
         if timeout_s < COARSE_S:
             return self.loop.call_later(max(timeout_s, 0.0), expire)
-        tick = int((self.loop.time() + timeout_s) / TICK_S) + 1
-        entry = _Entry(tick)
-        found = self._wheel.get(tick)
-        if found is None:
-            found = self._wheel[tick] = {}
-        found[entry] = expire
-        if self._timer is None:
-            self._timer = self.loop.call_later(TICK_S, self._turn)
+        lane = self._lanes.get(timeout_s)
+        if lane is None:
+            lane = self._lanes[timeout_s] = {}
+            if self._timer is None:
+                self._timer = self.loop.call_later(TICK_S, self._look)
+        entry = _Entry(lane, expire)
+        lane[entry] = self.loop.time() + timeout_s
         return entry
 
     def remove(self, entry: object) -> None:
         """Forget a deadline. One that has passed may be removed too."""
         if isinstance(entry, _Entry):
-            waiting = self._wheel.get(entry.tick)
-            if waiting is not None:
-                waiting.pop(entry, None)
+            entry.lane.pop(entry, None)
         else:
             entry.cancel()  # type: ignore[attr-defined] # a timer
 
-    def _turn(self) -> None:
+    def _look(self) -> None:
         self._timer = None
-        now = self.loop.time() / TICK_S
-        for tick in [tick for tick, waiting in self._wheel.items() if tick <= now or not waiting]:
-            for expire in self._wheel.pop(tick).values():
-                expire()
-        if self._wheel:
-            self._timer = self.loop.call_later(TICK_S, self._turn)
+        now = self.loop.time()
+        due: list[_Entry] = []
+        for timeout_s, lane in list(self._lanes.items()):
+            for entry, deadline in lane.items():
+                if deadline > now:
+                    break
+                due.append(entry)
+            if not lane:
+                del self._lanes[timeout_s]
+        for entry in due:
+            if entry.lane.pop(entry, None) is not None:
+                entry.expire()
+        if self._lanes:
+            self._timer = self.loop.call_later(TICK_S, self._look)
 
 
 class _Entry:
-    __slots__ = ("tick",)
+    __slots__ = ("expire", "lane")
 
-    def __init__(self, tick: int) -> None:
-        self.tick = tick
+    def __init__(self, lane: dict[_Entry, float], expire: Callable[[], None]) -> None:
+        self.lane = lane
+        self.expire = expire

@@ -42,7 +42,11 @@ class Declared:
 
     def volatile_fields(self, observation: Observation | None = None) -> Collection[str]:
         """Return the volatile fields of an observation; of an MCP result where there is none."""
-        of_class = getattr(type(observation), "VOLATILE_FIELDS", ())
-        if not of_class:
-            return self.volatile
-        return frozenset((*self.volatile, *of_class))
+        cls = type(observation)
+        known = _VOLATILE.get(cls)
+        if known is None:  # Pydantic looks long for an attribute that a class has not
+            known = _VOLATILE[cls] = tuple(getattr(cls, "VOLATILE_FIELDS", ()))
+        return frozenset((*self.volatile, *known)) if known else self.volatile
+
+
+_VOLATILE: dict[type, tuple[str, ...]] = {}

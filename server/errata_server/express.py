@@ -31,6 +31,9 @@ from .session import Reply, Request, Session
 
 log = logging.getLogger("errata.sessions")
 
+LOOK_S = 0.01
+"""How long it is believed that the journal can be written."""
+
 Settled = Callable[[Reply | None, Exception | None], None]
 """Told once, on the event loop: the committed reply, or why there is none."""
 
@@ -60,6 +63,7 @@ class Express:
         self.observe = observe
         self.own = own
         self._deadlines: Deadlines | None = None
+        self._look_at = 0.0
 
     def begin(
         self,
@@ -90,7 +94,7 @@ class Express:
             or session.lost is not None
             or session.closed
             or (socket is not None and session.attached is not socket)
-            or self.runtime.trouble() is not None
+            or self._in_trouble(loop)
             or not session.turn.take()
         ):
             return False
@@ -110,6 +114,15 @@ class Express:
         flight.deadline = self.deadlines(loop).add(timeout_s, flight.expire)
         flight.timeout_s = timeout_s
         return True
+
+    def _in_trouble(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Say whether a commit could not be made durable now, as of `LOOK_S` ago."""
+        now = loop.time()
+        if now >= self._look_at:
+            if self.runtime.trouble() is not None:
+                return True
+            self._look_at = now + LOOK_S
+        return False
 
     def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
         """Return the deadlines of the event loop that runs."""

@@ -68,6 +68,9 @@ class Reply(Struct, frozen=True, gc=False):
     digest: str
 
 
+_NOT_RECOVERABLE = Recovery.NONE.value  # comparing with a member of an enumeration costs ten times as much
+
+
 class Session:
     """One environment instance over time. Position and host change only while `turn` is held.
 
@@ -146,4 +149,4 @@ class Session:
     @property
     def recoverable(self) -> bool:
         """It can be closed and continued later from its last commit."""
-        return self.row.recovery != Recovery.NONE
+        return self.row.recovery != _NOT_RECOVERABLE

@@ -15,32 +15,33 @@ class Turnstile:
     TestClient brings its own) and is reached through several doors.
     """
 
-    __slots__ = ("_guard", "_held", "_waiting")
+    __slots__ = ("_turn", "_waiting")
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._held = False
+        self._turn = threading.Lock()  # held by whoever has the turn
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] | None = None  # most have none
 
     @property
     def busy(self) -> bool:
         """Somebody holds it."""
-        return self._held
+        return self._turn.locked()
 
     def take(self) -> bool:
         """Hold it and return True if nobody does; whoever took it calls `leave`."""
-        with self._guard:
-            taken, self._held = not self._held, True
-        return taken
+        return self._turn.acquire(False)
 
     def leave(self) -> None:
         """Let the next one in."""
-        self._pass_on()
+        if self._waiting:
+            self._pass_on()
+            return
+        self._turn.release()
+        if self._waiting and self._turn.acquire(False):  # somebody came since the first look and found it held
+            self._pass_on()
 
     async def __aenter__(self) -> None:
-        with self._guard:
-            if not self._held:
-                self._held = True
+        with _GUARD:
+            if self._turn.acquire(False):
                 return
             loop = asyncio.get_running_loop()
             turn: asyncio.Future[None] = loop.create_future()
@@ -51,16 +52,17 @@ class Turnstile:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._pass_on()  # the turn had come already
+                self.leave()  # the turn had come already
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pass_on()
+        self.leave()
 
     def _pass_on(self) -> None:
-        with self._guard:
+        """Give the turn, which is held, to the first who waits; leave it where nobody does any more."""
+        with _GUARD:
             while self._waiting:
                 loop, turn = self._waiting.popleft()
                 try:
@@ -68,10 +70,14 @@ class Turnstile:
                 except RuntimeError:  # that loop is closed and nobody waits on it any more
                     continue
                 return
-            self._held = False
+            self._turn.release()
 
     def _give(self, turn: asyncio.Future[None]) -> None:
         if turn.done():  # cancelled while the hand-over was on its way
-            self._pass_on()
+            self.leave()
         else:
             turn.set_result(None)
+
+
+_GUARD = threading.Lock()
+"""Held while somebody is added to those who wait, or the first of them is taken out; for a moment, by anybody."""
