@@ -12,11 +12,9 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from openenv.core.env_server._utils import overrides_method
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 
@@ -26,6 +24,8 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 from .context import SessionContext, _current
 from .crediting import Credit
 from .handover import CallAbandoned, ThreadGone
+from .mcp_keeper import McpKeeper
+from .placing import EnvironmentFactory, factory_name, overrides, place_for
 from .recovery_class import found_others, recovery_of
 from .threads import Place, Threads
 
@@ -39,29 +39,6 @@ STUCK_CLOSE_S = 5.0
 
 CANCEL_S = 1.0
 """How long a cancelled call of an async environment may clean up before it is given up."""
-
-EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
-
-
-def _overrides(env: object, method: str) -> bool:
-    """Say whether the environment has its own ``method``; looked into once for a class."""
-    cls = type(env)
-    if method in getattr(env, "__dict__", ()):
-        return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
-    known = _OVERRIDES.get(cls)
-    if known is None:
-        known = _OVERRIDES[cls] = {}
-    if method not in known:
-        known[method] = bool(overrides_method(getattr(env, method), getattr(Environment, method)))
-    return known[method]
-
-
-_OVERRIDES: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
-
-
-def factory_name(factory: EnvironmentFactory) -> str:
-    """Return what messages call a factory."""
-    return str(getattr(factory, "__name__", factory))
 
 
 class ThreadLost(StepTimeout):
@@ -90,14 +67,14 @@ class EnvHost:
         self.credit = Credit(env)
         self._context = context
         self._threads = threads
-        self._async_reset = _overrides(env, "reset_async")
-        self._async_step = _overrides(env, "step_async")
+        self._async_reset = overrides(env, "reset_async")
+        self._async_step = overrides(env, "step_async")
         self._place: Place | None = place
         self._half_run = False
         if self._async_reset and self._async_step:
             place.release()
             self._place = None
-        self._mcp: _McpKeeper | None = None
+        self._mcp: McpKeeper | None = None
         self._scope = contextvars.copy_context()
         self._scope.run(_current.set, context)
         self.on_loop = self._async_step
@@ -191,7 +168,7 @@ class EnvHost:
             StepTimeout: It could not be opened in time.
             EnvironmentFailed: It could not be opened.
         """
-        self._mcp = await _McpKeeper.open(self.env, timeout_s)
+        self._mcp = await McpKeeper.open(self.env, timeout_s)
 
     @property
     def gone(self) -> bool:
@@ -445,23 +422,6 @@ class EnvHost:
             raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
 
 
-def place_for(factory: EnvironmentFactory, threads: Threads, owner: object) -> Place:
-    """Return where the instances of ``factory`` live, as far as it tells before it is called.
-
-    Raises:
-        CapacityReached: No thread is left.
-    """
-    cls = getattr(factory, "func", factory)  # a functools.partial of the class
-    if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
-        return threads.single(owner)
-    on_loop = isinstance(cls, type) and issubclass(cls, Environment) and _async_class(cls)
-    return threads.free() if on_loop or getattr(cls, "ANY_THREAD", False) else threads.pinned()
-
-
-def _async_class(cls: type[Environment[Any, Any, Any]]) -> bool:
-    return all(getattr(cls, name) is not getattr(Environment, name) for name in ("reset_async", "step_async"))
-
-
 def _how_abandoned(abandoned: CallAbandoned, timeout_s: float) -> str:
     if abandoned.ran:
         return f"ran longer than the server's {timeout_s:g} s and was abandoned"
@@ -495,42 +455,3 @@ def scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T
     scope = contextvars.copy_context()
     scope.run(_current.set, context)
     return functools.partial(scope.run, function)
-
-
-class _McpKeeper:
-    """Holds an MCPEnvironment's transport open in one task, because it must be left in the task that entered it."""
-
-    def __init__(self, env: Environment[Any, Any, Any]) -> None:
-        self._env = env
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._done = asyncio.Event()
-        self._task = asyncio.create_task(self._keep())
-
-    @classmethod
-    async def open(cls, env: Environment[Any, Any, Any], timeout_s: float) -> _McpKeeper:
-        keeper = cls(env)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await keeper._ready
-        except TimeoutError as error:
-            keeper._task.cancel()
-            raise StepTimeout(f"the MCP session could not be opened within {timeout_s:g} s") from error
-        return keeper
-
-    async def _keep(self) -> None:
-        try:
-            async with self._env.mcp_session():
-                self._ready.set_result(None)
-                await self._done.wait()
-        except Exception as error:
-            if self._ready.done():
-                raise
-            failed = EnvironmentFailed(f"the MCP session could not be opened: {error}")
-            failed.__cause__ = error
-            self._ready.set_exception(failed)
-
-    async def close(self) -> None:
-        if self._task.get_loop() is not asyncio.get_running_loop():
-            return  # its loop is gone, and the transport with it
-        self._done.set()
-        await asyncio.wait([self._task], timeout=10)

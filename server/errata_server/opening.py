@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from errata_protocol.errors import EnvironmentFailed, ErrataError, StepTimeout
 
 from .handover import Call, ThreadGone
-from .hosting import EnvHost, factory_name
+from .hosting import EnvHost
 from .session import Session
 
 if TYPE_CHECKING:
@@ -145,4 +145,4 @@ def _as_failure(error: Exception, name: str) -> Exception:
     return failed
 
 
-__all__ = ["Opened", "Opening", "factory_name"]
+__all__ = ["Opened", "Opening"]

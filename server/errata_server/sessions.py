@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from openenv.core.env_server.types import ConcurrencyConfig
@@ -34,9 +34,11 @@ from .decoding import Decoder
 from .execution import Execution
 from .express import Express, Settled
 from .handover import ThreadGone
-from .hosting import EnvHost, EnvironmentFactory
-from .journal.base import DeliveryRow, Record, SessionChange, SessionRow, SessionStatus
+from .hosting import EnvHost
+from .idling import Idling
+from .journal.base import DeliveryRow, SessionChange, SessionRow
 from .opening import Opened, Opening
+from .placing import EnvironmentFactory
 from .recovery import Reexecution
 from .room import Room, Share
 from .runtime import Runtime
@@ -48,17 +50,7 @@ log = logging.getLogger("errata.sessions")
 T = TypeVar("T")
 
 
-class Idle(Protocol):
-    """Sessions that nobody speaks for, kept elsewhere."""
-
-    def oldest(self, room: Room) -> Session | None:
-        """Return the one whose instance another session may have, where that frees a place of ``room``."""
-
-    def lost(self, session: Session) -> None:
-        """Take that its instance was taken, and it cannot be continued."""
-
-
-class Sessions:
+class Sessions(Idling):
     """All sessions of one environment.
 
     Args:
@@ -82,8 +74,7 @@ class Sessions:
         declared: Declared | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        self.runtime = runtime
-        self.environment = environment
+        super().__init__(runtime, environment, concurrency.session_timeout)
         declared = declared or Declared()
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
@@ -97,15 +88,8 @@ class Sessions:
             self.own,
         )
         self.recovery = self.waker.recovery_of(factory)
-        self.session_timeout_s = concurrency.session_timeout
         self.room = Room(concurrency.max_concurrent_envs)
-        self._live: dict[str, Session] = {}
-        self._detached: dict[str, Session] = {}  # in the order of their detaching
-        self.multiplexed: Idle | None = None
-        """Those that sockets of many sessions have let go of."""
-        self._owned: set[asyncio.Task[Any]] = set()
         runtime.enders.append(self._end)
-        runtime.relievers.append(self._relieve)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self._detached))
 
     # -- opening and finding --------------------------------------------------------------------------------------
@@ -268,133 +252,6 @@ class Sessions:
                 await self._commit_row(session)
             session.given_out = True
 
-    # -- sockets ----------------------------------------------------------------------------------------------------
-
-    def attach(self, session: Session, socket: object) -> None:
-        """Tie a session to the one socket that speaks for it.
-
-        Raises:
-            SessionUnknown: Another socket is attached.
-        """
-        if session.attached is not None:
-            raise SessionUnknown(f"Session {session.sid} already has an attached WebSocket")
-        session.attached = socket
-        session.was_attached = True
-        session.detached_at = None
-        self._detached.pop(session.sid, None)
-
-    async def detach(self, session: Session, socket: object) -> None:
-        """Let go of a session whose socket is gone (PROTOCOL A3): destroyed, or kept for ``detach_ttl_s``."""
-        if session.attached is not socket:
-            return
-        session.attached = None
-        if session.closing or not session.given_out:
-            await asyncio.shield(self.own(self.close(session)))  # to its end, also where the socket's task is cancelled
-            return
-        self.keep_idle(session)
-
-    def keep_idle(self, session: Session) -> None:
-        """Start the times after which a given-out session without a socket is hibernated, or ended as upstream does.
-
-        Each request of a session that has no socket starts them anew.
-        """
-        if session.closed:
-            return
-        for timer in session.timers:
-            timer.cancel()
-        session.detached_at = since = object()
-        self._live[session.sid] = session
-        self._detached.pop(session.sid, None)
-        self._detached[session.sid] = session  # at the end: the oldest is evicted first
-        loop = asyncio.get_running_loop()
-        ends = [(self.runtime.settings.detach_ttl_s, self.hibernate)]
-        if self.session_timeout_s is not None:
-            ends.append((self.session_timeout_s, self.close))
-        session.timers = [loop.call_later(after_s, self._after_idle, session, since, end) for after_s, end in ends]
-
-    def _after_idle(self, session: Session, since: object, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        if session.detached_at is since:
-            self.own(end(session, since))
-
-    async def hibernate(self, session: Session, since: object | None = None) -> None:
-        """Close the environment of a detached session; its row and layers stay, and the next request wakes it.
-
-        Args:
-            session: Which one.
-            since: Only if it is still detached since then.
-        """
-        async with session.turn:
-            if since is not None and session.detached_at is not since:
-                return
-            idle = session.detached_at is not None or session.multiplexed
-            if session.recoverable and session.host is not None and idle:
-                host, session.host = session.host, None
-                await host.close()
-
-    async def sleep(self, session: Session) -> None:
-        """Close the environment of a session and let go of it; its row and layers stay. For what nobody speaks for."""
-        async with session.turn:
-            host, session.host = session.host, None
-            if host is not None:
-                await host.close()
-            self.forget(session)
-
-    async def _evict(self, session: Session) -> None:
-        """Take a detached session's instance away for another's: it sleeps, or is lost if it cannot wake again."""
-        self.runtime.metrics.evicted(self.environment, "hibernated" if session.recoverable else "lost")
-        if session.recoverable:
-            await self.hibernate(session)
-            return
-        why = "it was detached and its place was needed"
-        session.lost = session.lost_message(why)
-        async with session.turn:
-            host, session.host = session.host, None
-            if host is not None:
-                await host.close()
-            if session.committed:
-                await self.runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
-            self.forget(session)
-        if session.multiplexed and self.multiplexed is not None:
-            self.multiplexed.lost(session)
-
-    async def close(
-        self,
-        session: Session,
-        since: object | None = None,
-        *,
-        status: SessionStatus = "closed",
-        with_records: Sequence[Record] = (),
-    ) -> None:
-        """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent.
-
-        Args:
-            session: Which one.
-            since: Only if it is still detached since then.
-            status: How it ended.
-            with_records: To commit together with its end.
-        """
-        async with session.turn:
-            if session.closed or (since is not None and session.detached_at is not since):
-                return
-            session.closed = True
-            host, session.host = session.host, None
-            if host is not None:
-                await host.close()
-            ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost
-            if session.committed and (ended or with_records):
-                await self.runtime.journal.commit(*ended, *with_records)
-            self.runtime.metrics.ended(self.environment, status if session.lost is None else "lost")
-            # Only now: until its row says so, a request that looks it up must find that it is closed.
-            self.forget(session)
-
-    def forget(self, session: Session) -> None:
-        """Let go of a session that is over, or never began."""
-        for timer in session.timers:
-            timer.cancel()
-        if self._live.get(session.sid) is session:
-            del self._live[session.sid]
-        self._detached.pop(session.sid, None)
-
     async def _end(self, sid: str) -> bool:
         session = self._live.get(sid)
         if session is None:
@@ -489,13 +346,6 @@ class Sessions:
         """
         return self._express.begin(session, request, socket, settled, loop)
 
-    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` in a task that goes on when whoever waits for it (shielded) is gone."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._owned.add(task)
-        task.add_done_callback(self._owned.discard)
-        return task
-
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
         async with session.turn:
@@ -506,37 +356,6 @@ class Sessions:
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
             return await self._admission.on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
-
-    # -- room -------------------------------------------------------------------------------------------------------
-
-    async def _make_room(self, room: Room) -> None:
-        while room.full:
-            for relieve in self.runtime.relievers:
-                if await relieve(room):
-                    break
-            else:
-                self.runtime.metrics.refused(self.environment, room.full_of)
-                raise room.refusal()
-
-    async def _relieve(self, room: Room) -> bool:
-        """Take the place of a detached session, the oldest, where that helps ``room``; return whether there was one."""
-        detached = next(
-            (
-                s
-                for s in self._detached.values()
-                if s.host is not None
-                and not s.turn.busy
-                and (s.recoverable or s.was_attached)
-                and room.freed_by(s.room)
-            ),
-            None,
-        )
-        if detached is None and self.multiplexed is not None:
-            detached = self.multiplexed.oldest(room)
-        if detached is None:
-            return False
-        await self._evict(detached)
-        return True
 
     def _share(self, principal: str | None) -> Room:
         return Share(self.room, self.runtime.room_of(principal))

@@ -12,9 +12,10 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import SessionLost
 
 from .context import SessionContext
-from .hosting import EnvHost, EnvironmentFactory, factory_name, place_for, scoped
+from .hosting import EnvHost, scoped
 from .ids import name_of
 from .journal.base import DeliveryRow, SessionChange
+from .placing import EnvironmentFactory, factory_name, place_for
 from .recovery import NotRepeatable, Reexecution
 from .recovery_class import recovery_of
 from .runtime import Runtime

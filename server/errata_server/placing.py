@@ -1,0 +1,52 @@
+"""What an environment class or factory says of where its code runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from openenv.core.env_server._utils import overrides_method
+from openenv.core.env_server.interfaces import Environment
+
+from .threads import Place, Threads
+
+EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
+
+
+def overrides(env: object, method: str) -> bool:
+    """Say whether the environment has its own ``method``; looked into once for a class."""
+    cls = type(env)
+    if method in getattr(env, "__dict__", ()):
+        return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
+    known = _OVERRIDES.get(cls)
+    if known is None:
+        known = _OVERRIDES[cls] = {}
+    if method not in known:
+        known[method] = bool(overrides_method(getattr(env, method), getattr(Environment, method)))
+    return known[method]
+
+
+_OVERRIDES: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
+
+
+def factory_name(factory: EnvironmentFactory) -> str:
+    """Return what messages call a factory."""
+    return str(getattr(factory, "__name__", factory))
+
+
+def place_for(factory: EnvironmentFactory, threads: Threads, owner: object) -> Place:
+    """Return where the instances of ``factory`` live, as far as it tells before it is called.
+
+    Raises:
+        CapacityReached: No thread is left.
+    """
+    cls = getattr(factory, "func", factory)  # a functools.partial of the class
+    if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+        return threads.single(owner)
+    on_loop = isinstance(cls, type) and issubclass(cls, Environment) and _async_class(cls)
+    return threads.free() if on_loop or getattr(cls, "ANY_THREAD", False) else threads.pinned()
+
+
+def _async_class(cls: type[Environment[Any, Any, Any]]) -> bool:
+    return all(getattr(cls, name) is not getattr(Environment, name) for name in ("reset_async", "step_async"))
