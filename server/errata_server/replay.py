@@ -253,6 +253,8 @@ class Replay:
             except UnknownEpisode:
                 unknown.append(eid)
         await self._runtime.collect()
+        if deleted:
+            await self._runtime.read(self._runtime.journal.compact)
         return DeletedEpisodes(deleted=deleted, unknown=unknown)
 
     async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:

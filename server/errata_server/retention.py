@@ -118,5 +118,6 @@ async def apply(
         progress(number)
     if chosen:
         await runtime.collect()
-        log.info("deleted %d episodes that are kept no longer", deleted)
+        given_back = await runtime.read(runtime.journal.compact)
+        log.info("deleted %d episodes that are kept no longer, and %d bytes of the journal", deleted, given_back)
     return deleted

@@ -361,6 +361,14 @@ class Journal(ABC):
             principal: Only of this owner; None means those made with auth off, never all.
         """
 
+    def compact(self) -> int:
+        """Give the space of deleted episodes back, where that takes work, and return how many bytes; on a worker thread.
+
+        Raises:
+            errata_protocol.errors.JournalUnavailable: It cannot be written.
+        """
+        return 0
+
     @abstractmethod
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
         """Return episodes of all owners, oldest first: what size, retention and export go through.
