@@ -362,7 +362,7 @@ class Journal(ABC):
         """
 
     def compact(self) -> int:
-        """Give the space of deleted episodes back, where that takes work, and return how many bytes; on a worker thread.
+        """Give the space of deleted episodes back, where that takes work; return how many bytes. On a worker thread.
 
         Raises:
             errata_protocol.errors.JournalUnavailable: It cannot be written.
