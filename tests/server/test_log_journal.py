@@ -118,6 +118,34 @@ async def test_a_failed_sync_is_not_trusted_the_second_time() -> None:
 
 
 @simulated
+async def test_what_a_dead_process_could_not_sync_is_written_again_by_the_next() -> None:
+    """The kernel holds the frame of a failed sync for written: it is read, and no further sync writes it."""
+    for seed in range(40):
+        chance = random.Random(seed)
+        disk = SimulatedDisk(chance)
+        for boot in range(3):
+            journal = LogJournal(disk, writer=LoopWriter)
+            if boot == 0:
+                await journal.commit(session(), episode("e"))
+            first = len(journal.turns("e"))
+            await journal.commit(delivery("e", first))
+            disk.faults.eio_syncs = 1.0
+            dying = asyncio.ensure_future(journal.commit(delivery("e", first + 1)))
+            await asyncio.sleep(0.05)
+            assert not dying.done()
+            dying.cancel()
+            dead, disk = disk, disk.process_death()
+            dead.faults.eio_syncs = disk.faults.eio_syncs = 0.0
+            journal.close()
+        journal = LogJournal(disk, writer=LoopWriter)
+        seen = len(journal.turns("e"))
+        await journal.commit(delivery("e", seen))
+        journal.close()
+        left = LogJournal(disk.power_loss(), writer=LoopWriter)
+        assert [turn.t for turn in left.turns("e")] == list(range(seen + 1)), f"seed {seed}"
+
+
+@simulated
 async def test_damage_of_what_was_durable_is_said_and_nothing_is_guessed() -> None:
     disk = SimulatedDisk(random.Random(1))
     journal = LogJournal(disk, writer=LoopWriter)

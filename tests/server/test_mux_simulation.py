@@ -26,6 +26,8 @@ FOUND = {
     413: "the close of a session that was lost already was answered and not recorded",
     33: "the reply to another process's request under the same id was taken for one's own",
     178: "likewise, with more than one request in flight",
+    103973: "a frame whose sync failed as the last act of a process was appended to by the next, and lost under it",
+    114699: "likewise, a segment's header",
 }
 """Seeds that fail without the mend, as tried by taking it out again: a change of the schedules asks for new ones."""
 

@@ -45,6 +45,11 @@ class Disk(ABC):
         self.sync(name)
 
     @abstractmethod
+    def rewrite(self, name: str, offset: int, data: bytes) -> None:
+        """Write ``data`` where the same bytes stand already, and sync: they are durable then, whatever became of an
+        earlier sync of theirs."""
+
+    @abstractmethod
     def truncate(self, name: str, size_bytes: int) -> None:
         """Cut a file off behind ``size_bytes``."""
 
@@ -109,6 +114,17 @@ class DirectoryDisk(Disk):
 
     def append(self, name: str, data: bytes) -> None:
         self._append(name, data, 0)
+
+    def rewrite(self, name: str, offset: int, data: bytes) -> None:
+        fd = os.open(self._directory / name, os.O_WRONLY | os.O_CLOEXEC)  # not for appending, or it would append
+        try:
+            rest = memoryview(data)
+            while rest:
+                written = os.pwrite(fd, rest, offset)
+                rest, offset = rest[written:], offset + written
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def append_synced(self, name: str, data: bytes) -> None:
         try:

@@ -267,6 +267,7 @@ class SegmentLog(Segments):
         for name in self._disk.names():
             if name.endswith(_NEW):  # a rewrite that a crash ended
                 self._disk.remove(name)
+        self._make_durable(position)
         last = position
         for records, last in self.after(position):
             yield records, last
@@ -294,6 +295,33 @@ class SegmentLog(Segments):
         # of it now.
         self._disk.sync(name_of(number))
         self._disk.sync_names()
+
+    def _make_durable(self, position: Position | None) -> None:
+        """Write the last frame again where it stands, unless ``position`` says that it was acknowledged.
+
+        The process before this one may have ended with a sync that failed: then the kernel has the frame in memory,
+        holds it for written, and a further sync does nothing. What is appended behind it would be lost with it.
+        """
+        numbers = self.numbers()
+        if not numbers:
+            return
+        number = numbers[-1]
+        name, size = name_of(number), self.size(number)
+        try:
+            header, moved = self._header(number)
+        except ValueError:  # torn while it was begun
+            return
+        if moved is not None:
+            return
+        known = position is not None and position.segment == number and position.salt == header.salt
+        start = position.offset if position is not None and known else HEADER_BYTES
+        bodies = list(scan(self._disk.read_at(name, start, max(0, size - start)), header, start).bodies)
+        if bodies:
+            offset, body = bodies[-1]
+            begin = offset - FRAME_BYTES
+            self._disk.rewrite(name, begin, self._disk.read_at(name, begin, FRAME_BYTES + len(body)))
+        if start == HEADER_BYTES and len(bodies) < 2:
+            self._disk.rewrite(name, 0, self._disk.read_at(name, 0, HEADER_BYTES))
 
     def append(self, body: bytes) -> tuple[int, int]:
         """Write one frame, synced where this log syncs; return its segment and the offset of its body.

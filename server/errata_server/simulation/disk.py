@@ -109,6 +109,15 @@ class SimulatedDisk(Disk):
         if len(written) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
+    def rewrite(self, name: str, offset: int, data: bytes) -> None:
+        self._check()
+        file = self._file(name)
+        if bytes(file.cached[offset : offset + len(data)]) != data:
+            raise AssertionError(f"{name} holds other bytes at {offset}: a rewrite that is torn would lose them")
+        file.pending.append((offset, data))
+        self._count()
+        self.sync(name)
+
     def truncate(self, name: str, size_bytes: int) -> None:
         self._check()
         file = self._file(name)
