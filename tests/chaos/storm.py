@@ -130,6 +130,11 @@ class Report:
     seconds: float = 0.0
     recovered_s: float = 0.0
 
+    def as_json(self) -> str:
+        """Return it all as JSON."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict() takes no Counter
+        return json.dumps(found | {"plan": asdict(self.plan), "broken": self.broken}, indent=1)
+
     @property
     def broken(self) -> dict[str, int]:
         """Promises that were not kept."""
@@ -457,7 +462,7 @@ def main() -> int:
         small_disk(Path(made) / "own", disk_mib) as disk,
     ):
         report = asyncio.run(Storm(plan, disk.place / "data", disk).run())
-    print(json.dumps(asdict(report) | {"broken": report.broken}, indent=1))
+    print(report.as_json())
     return 1 if report.broken else 0
 
 

@@ -18,7 +18,7 @@ SEED = {"seed": int(os.environ["ERRATA_CHAOS_SEED"])} if "ERRATA_CHAOS_SEED" in 
 
 
 def check(report: Report) -> None:
-    print(report)
+    print(report.as_json())
     assert report.broken == {}, report
     assert report.log == [], report.log
     assert report.least_steps > 0 and report.compared > 0 and report.resumes > report.plan.sessions
