@@ -1,13 +1,15 @@
 """Write rfcs/schemas/ (JSON Schema of each mux message) and tests/golden/mux/ (its bytes, as the machines send them).
 
-python scripts/wire.py            # write
-python scripts/wire.py --check    # exit 1 where a file is not what would be written
+python scripts/wire.py                # write
+python scripts/wire.py --check        # exit 1 where a file is not what would be written
+python scripts/wire.py --release 0.1  # keep today's conversation for good: later versions have to understand it
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from errata_protocol.mux import (
     CLIENT_MESSAGES,
     SERVER_MESSAGES,
     ClientProtocol,
+    ClientRequest,
     Effect,
     Find,
     Read,
@@ -41,26 +44,22 @@ PAYLOAD = b'{"observation":{"stdout":"caf\xc3\xa9"},"reward":0.5,"done":false}'
 REWARD = b'{"eid":"e-5f0c","t":1,"value":1.0,"source":"judge","reward_id":"r-1"}'
 
 
-def messages() -> dict[str, bytes]:
-    """Return the bytes of every message, by the name of its schema: both machines speak with each other once."""
-    client, server = ClientProtocol(), ServerProtocol(ServerConfig(limits=ServerLimits(max_frame=1 << 20)))
-    connection = server.connect()
-    found: dict[str, bytes] = {}
-    deliveries = {"reset": 0, "step": 1, "mcp": 2}
+class Shell:
+    """What answers a server's machine, always in the same way."""
 
-    def keep(side: str, frame: bytes) -> None:
-        text = json.loads(frame)
-        for envelope in text if isinstance(text, list) else [text]:
-            name = f"{side}.{_model(side, envelope)}"
-            found.setdefault(name, frame if not isinstance(text, list) else _element(frame, envelope))
+    def __init__(self) -> None:
+        self.protocol = ServerProtocol(ServerConfig(limits=ServerLimits(max_frame=1 << 20)))
+        self._deliveries = {"reset": 0, "step": 1, "mcp": 2}
 
-    def perform(effects: list[Effect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
+        """Do what the machine asks for."""
+        server = self.protocol
         for effect in effects:
             if isinstance(effect, Find):
                 stored = Stored(eid="e-77", t=0) if effect.session.sid == CHILD else Stored(recovery="snapshot")
-                perform(server.found(effect, stored, 0.0))
+                self.perform(server.found(effect, stored, 0.0))
             elif isinstance(effect, Record):
-                perform(server.completed(effect, effect.reply, 0.0))
+                self.perform(server.completed(effect, effect.reply, 0.0))
             elif isinstance(effect, Run):
                 reply = {
                     "fork": Reply(
@@ -71,20 +70,24 @@ def messages() -> dict[str, bytes]:
                 if reply is None:
                     payload = PAYLOAD if effect.kind != "mcp" else b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}'
                     kind = "mcp" if effect.kind == "mcp" else "observation"
-                    reply = Reply(kind, payload, EID, deliveries[effect.kind], digest(payload))
-                perform(server.completed(effect, reply, 0.0))
+                    reply = Reply(kind, payload, EID, self._deliveries[effect.kind], digest(payload))
+                self.perform(server.completed(effect, reply, 0.0))
             elif isinstance(effect, Read):
-                perform(server.answered(effect, _answer(effect)))
+                self.perform(server.answered(effect, _answer(effect)))
 
-    def exchange() -> None:
-        while client.has_data or connection.has_data:
-            for frame in client.data_to_send():
-                keep("client", frame)
-                perform(server.receive(connection, frame, 0.0))
-            for frame in connection.data_to_send():
-                keep("server", frame)
-                client.receive(frame, 0.0)
+    def push(self) -> None:
+        """Let a late reward come."""
+        self.perform(self.protocol.pushed(SID, 1, REWARD))
 
+
+def drive(client: ClientProtocol, exchange: Callable[[], None], push: Callable[[], None]) -> ClientRequest:
+    """Have a client ask for everything once; return its last request.
+
+    Args:
+        client: Not yet connected.
+        exchange: Carries what both sides have to say, until neither has more.
+        push: Lets a late reward come.
+    """
     client.connected(0.0)
     session = client.open(SID, KEY, GROUP)
     client.request(session, "reset", b'{"seed":7}')
@@ -101,11 +104,58 @@ def messages() -> dict[str, bytes]:
     client.read("close_group", None, b'{"group":"%s"}' % GROUP.encode())
     exchange()
     client.read("state", session, b'{"t":1,"eid":"%s"}' % EID.encode())
-    perform(server.pushed(SID, 1, REWARD))
+    push()
     exchange()
     client.acknowledge(session)
     late = client.request(session, "step", b'{"wait":1}', condition=(9, None))
     exchange()
+    return late
+
+
+def conversation() -> list[list[dict[str, list[str]]]]:
+    """Return what is said: exchanges, in each the turns, in each what the client and then the server says."""
+    client, shell = ClientProtocol(), Shell()
+    connection = shell.protocol.connect()
+    said: list[list[dict[str, list[str]]]] = []
+
+    def exchange() -> None:
+        said.append([])
+        while client.has_data or connection.has_data:
+            asked, told = client.data_to_send(), []
+            for frame in asked:
+                shell.perform(shell.protocol.receive(connection, frame, 0.0))
+            for frame in connection.data_to_send():
+                told.append(frame.decode())
+                client.receive(frame, 0.0)
+            said[-1].append({"client": [frame.decode() for frame in asked], "server": told})
+
+    drive(client, exchange, shell.push)
+    return said
+
+
+def messages() -> dict[str, bytes]:
+    """Return the bytes of every message, by the name of its schema: both machines speak with each other once."""
+    client, shell = ClientProtocol(), Shell()
+    server, perform = shell.protocol, shell.perform
+    connection = server.connect()
+    found: dict[str, bytes] = {}
+
+    def keep(side: str, frame: bytes) -> None:
+        text = json.loads(frame)
+        for envelope in text if isinstance(text, list) else [text]:
+            name = f"{side}.{_model(side, envelope)}"
+            found.setdefault(name, frame if not isinstance(text, list) else _element(frame, envelope))
+
+    def exchange() -> None:
+        while client.has_data or connection.has_data:
+            for frame in client.data_to_send():
+                keep("client", frame)
+                perform(server.receive(connection, frame, 0.0))
+            for frame in connection.data_to_send():
+                keep("server", frame)
+                client.receive(frame, 0.0)
+
+    late = drive(client, exchange, shell.push)
     # Messages that a well-behaved pair does not send within one breath.
     found["client.Cancel"] = b'{"sid":"%s","id":%d,"type":"cancel"}' % (SID.encode(), (late.id or 0) + 1)
     perform(server.receive(connection, b'{"sid":"%s","id":99,"type":"step","data":{}}' % SID.encode(), 0.0))
@@ -182,6 +232,13 @@ def files() -> dict[Path, bytes]:
 
 def main() -> int:
     """Write or check all files."""
+    if "--release" in sys.argv[1:]:
+        path = ROOT / "tests" / "golden" / "released" / f"mux-{sys.argv[-1]}.json"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("x") as file:  # what was released does not change
+            json.dump(conversation(), file, indent=1)
+            file.write("\n")
+        return 0
     made = files()
     if "--check" not in sys.argv[1:]:
         for path, text in made.items():
