@@ -92,9 +92,12 @@ class Answers:
         if not CODES[error.code].consumes_id:
             self._give_back(run, error)
             return
-        reply = await self._recorded_error(run.session.handle, run, error)
+        session: Session = run.session.handle
+        reply = await self._recorded_error(session, run, error)
         if reply is not None:
             self._shell.do(self._shell.protocol.completed(run, reply, self._shell.now()))
+        if session.lost is not None:  # with this request: its client is told now, not at its next one
+            self._end(run.session.sid, session, "lost")
 
     async def _executed(self, session: Session, run: Run) -> Reply:
         if run.kind == "fork":
@@ -118,11 +121,14 @@ class Answers:
     def _give_back(self, run: Run, error: ErrataError) -> None:
         """Take an error that consumes no id: nothing ran, or the session is over."""
         if isinstance(error, SessionLost | SessionUnknown | SessionClosed):
-            reason: EndReason = "lost" if isinstance(error, SessionLost) else "closed"
-            self._shell.end(run.session.sid, reason)
-            self._shell.spawn(self._shell.sessions.close(run.session.handle))  # its row says already what became of it
+            self._end(run.session.sid, run.session.handle, "lost" if isinstance(error, SessionLost) else "closed")
         else:
             self._shell.do(self._shell.protocol.rejected(run, error))
+
+    def _end(self, sid: str, session: Session, reason: EndReason) -> None:
+        """Let go of a session whose row says already what became of it."""
+        self._shell.end(sid, reason)
+        self._shell.spawn(self._shell.sessions.close(session))
 
     async def _recorded_error(self, session: Session, run: Run | Record, error: ErrataError) -> Reply | None:
         """Commit an error as the reply to a request; None where that could not be."""
