@@ -17,10 +17,10 @@ from errata_server.process import ServerProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
-SESSIONS, STEPS, SIZE = 256, 16, 1 << 18
-"""A GiB of observations, where nothing bounds it."""
-GROWN_MIB = 160
-"""What is to be sent, what is in flight, and what the allocator keeps of it may come to."""
+SESSIONS, STEPS, SIZE = 512, 16, 1 << 18
+"""Two GiB of observations, where nothing bounds it."""
+GROWN_MIB = 400
+"""The 1,024 requests in flight that a socket may have, and what is to be sent; half of it again for the allocator."""
 
 
 def rss_mib(pid: int) -> float:
