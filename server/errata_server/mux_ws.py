@@ -12,6 +12,7 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
 from .multiplex import Multiplex
+from .socket_door import GONE, accepted
 
 log = logging.getLogger("errata.mux")
 
@@ -25,9 +26,6 @@ READS_AT_ONCE = 8
 """Reads of one socket that are looked up together: each may be as large as a payload."""
 
 TRY_AGAIN_LATER = 1013
-
-_GONE = (RuntimeError, OSError, WebSocketDisconnect)
-"""Starlette's and uvicorn's words for a peer that is gone."""
 
 
 def asks_for_mux(websocket: WebSocket) -> bool:
@@ -67,7 +65,8 @@ class MuxSocket:
 
     async def serve(self) -> None:
         """Accept, and take and send frames until the client leaves."""
-        await self._websocket.accept(subprotocol=PROTOCOL_NAME)
+        if not await accepted(self._websocket, PROTOCOL_NAME):
+            return
         try:
             connection = self._connection = self._multiplex.connect(self._principal, self)
         except ErrataError as error:
@@ -118,7 +117,7 @@ class MuxSocket:
         if self._websocket.application_state is WebSocketState.CONNECTED:
             try:
                 await self._websocket.close()
-            except _GONE:
+            except GONE:
                 pass  # the peer closed first
 
 

@@ -19,6 +19,18 @@ MAX_PIPELINED = 64
 """Frames read ahead of the one that runs. Beyond it, or beyond as many bytes as the largest frame may have, the socket
 is not read, and TCP slows the sender down."""
 
+GONE = (RuntimeError, OSError, WebSocketDisconnect)
+"""Starlette's and uvicorn's words for a peer that is gone."""
+
+
+async def accepted(websocket: WebSocket, subprotocol: str | None = None) -> bool:
+    """Accept a socket; False if the peer left while it shook hands, which is no error of this side."""
+    try:
+        await websocket.accept(subprotocol=subprotocol)
+    except GONE:
+        return False
+    return True
+
 
 class SocketDoor(ABC):
     """One connection and the session it speaks for.
@@ -37,7 +49,8 @@ class SocketDoor(ABC):
 
     async def serve(self) -> None:
         """Accept, open or attach a session, answer until the client leaves."""
-        await self._websocket.accept()
+        if not await accepted(self._websocket):
+            return
         try:
             session = await self._session()
         except Exception as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openenv.core.env_server.types import ConcurrencyConfig
 
@@ -23,6 +24,7 @@ from errata_server.session import Request
 from errata_server.sessions import Sessions
 from errata_server.settings import Settings
 
+from .asgi_peer import Peer
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
@@ -235,3 +237,23 @@ def test_what_an_environment_raised_is_logged_with_its_type(caplog: pytest.LogCa
     (line,) = [record for record in caplog.records if "failed" in record.getMessage()]
     assert "step for t=1 failed: ValueError: boom" in line.getMessage()
     assert line.exc_info is not None
+
+
+@pytest.mark.parametrize("subprotocols", [(), ("openenv.mux.v1",)], ids=["plain", "mux"])
+@pytest.mark.parametrize("first", ["websocket.connect", "websocket.disconnect"])
+async def test_a_peer_that_leaves_while_it_shakes_hands_is_no_error(
+    app: FastAPI, subprotocols: tuple[str, ...], first: str
+) -> None:
+    """Uvicorn raises a kind of OSError where it has nobody to send the acceptance to."""
+
+    class Left(OSError):
+        pass
+
+    async def send(message: dict[str, Any]) -> None:
+        raise Left
+
+    async def receive() -> dict[str, Any]:
+        return {"type": first, "code": 1006}
+
+    peer = Peer(app, subprotocols=subprotocols)
+    await app(peer._scope, receive, send)  # type: ignore[arg-type]
