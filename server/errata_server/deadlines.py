@@ -40,6 +40,7 @@ class Deadlines:
         """Forget a deadline. One that has passed may be removed too."""
         if isinstance(entry, _Entry):
             entry.lane.pop(entry, None)
+            entry.expire = _nothing  # or the entry and its owner hold each other until the garbage collector comes by
         else:
             entry.cancel()  # type: ignore[attr-defined] # a timer
 
@@ -59,6 +60,10 @@ class Deadlines:
                 entry.expire()
         if self._lanes:
             self._timer = self.loop.call_later(TICK_S, self._look)
+
+
+def _nothing() -> None:
+    """Expire nothing."""
 
 
 class _Entry:

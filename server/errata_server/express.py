@@ -212,6 +212,7 @@ class _Flight:
 
     def answered(self, call: Call) -> None:
         """Take the outcome of a call in a thread."""
+        self._call = None  # which holds this flight: a cycle for each step would be the garbage collector's to find
         if self.landed:
             return
         self._land()

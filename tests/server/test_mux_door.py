@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.errors import (
     EnvironmentFailed,
@@ -422,3 +424,51 @@ def _socket_of(app: FastAPI, index: int) -> Any:
     return sorted(connections, key=lambda c: min((s.sid for s in c.sessions.values()), default="~"))[
         index
     ].handle._websocket
+
+
+@pytest.mark.parametrize("any_thread", [False, True])
+async def test_a_step_leaves_nothing_to_the_garbage_collector(any_thread: bool) -> None:
+    """A cycle for each step is garbage by the million: looking for it took a fifth of a busy server's time."""
+
+    class Plain(CountEnvironment):
+        ANY_THREAD = any_thread
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
+            return CountObservation(n=0)
+
+        def step(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+            return CountObservation(n=action.n)
+
+    if any_thread:
+        for name in ("reset_async", "step_async"):
+            setattr(Plain, name, getattr(Environment, name))
+        Plain.snapshot = None  # type: ignore[assignment]
+    app = create_fastapi_app(
+        Plain, CountAction, CountObservation, max_concurrent_envs=8, runtime=simulated(Settings(journal_wait_s=0.3))
+    )
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        for _ in range(5):
+            await trainer.ask(session, "step", {"n": 1})
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                await trainer.ask(session, "step", {"n": 1})
+            trainer.events.clear()
+            garbage = _garbage()
+        finally:
+            gc.enable()
+        ours = [o for o in garbage if type(o).__module__.startswith("errata_server")]
+        assert ours == [], f"{len(garbage)} objects, {len(ours)} of the server"
+
+
+def _garbage() -> list[object]:
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
