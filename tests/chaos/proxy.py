@@ -102,7 +102,8 @@ class FaultyProxy:
         for link in self._some(share):
             if link.weather is not Weather.SILENT:  # only a reset ends that
                 link.weather, link.late_s = weather, late_s
-                self.done[weather.name.lower()] += weather is not Weather.FAIR
+                if weather is not Weather.FAIR:
+                    self.done[weather.name.lower()] += 1
 
     def calm(self) -> None:
         """End all faults; half-open connections are reset, as a middlebox does that forgot them."""

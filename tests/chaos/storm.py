@@ -318,8 +318,9 @@ class Storm:
 
     async def _fail_for_a_while(self) -> None:
         others = [
-            self._cut, self._cut, self._half_open, self._tear, self._drip, self._delay, self._stop_and_continue,
-            self._hand_over, self._kill_at_once, *((self._fill_disk, self._kill_while_full) if self._disk else ()),
+            *((self._fill_disk, self._kill_while_full) if self._disk else ()),
+            self._cut, self._half_open, self._tear, self._drip, self._delay, self._stop_and_continue, self._hand_over,
+            self._kill_at_once, self._cut,
         ]  # fmt: skip
         kills = [self._kill] * self.plan.kills
         rest = (others * (self.plan.kills * self.plan.calmer // len(others) + 1))[: self.plan.kills * self.plan.calmer]
