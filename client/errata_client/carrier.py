@@ -96,6 +96,7 @@ class Carrier:
         self._writable: asyncio.Event = asyncio.Event()
         self._up: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._listeners: dict[str, Listener] = {}
         self._reads: dict[ClientRead, Callable[[Outcome], None]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
@@ -327,10 +328,13 @@ class Carrier:
         due = self.machine.next_timer()
         timer = self._timer
         if timer is not None:
-            if due is not None and timer.when() <= due and not timer.cancelled():
+            # Its `when()` is not asked: what uvloop returns for a time that has passed has none.
+            if due is not None and self._due <= due and not timer.cancelled():
                 return  # it is asked again then
             timer.cancel()
-        self._timer = None if due is None or self._loop is None else self._loop.call_at(due, self._tick)
+        self._timer = None
+        if due is not None and self._loop is not None:
+            self._timer, self._due = self._loop.call_at(due, self._tick), due
 
     def _tick(self) -> None:
         assert self._loop is not None

@@ -57,6 +57,7 @@ class MuxShell:
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # of its sockets; there is one before any use
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
     def now(self) -> float:
         """Return the machine's time: the event loop's."""
@@ -68,10 +69,11 @@ class MuxShell:
         for effect in effects:
             perform[type(effect)](effect)
         due = self.protocol.next_timer()
-        if due is not None and (self._timer is None or self._timer.when() > due or self._timer.cancelled()):
+        if due is not None and (self._timer is None or self._due > due or self._timer.cancelled()):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self.loop.call_at(due, self._tick)
+            # Its `when()` is not asked: what uvloop returns for a time that has passed has none.
+            self._timer, self._due = self.loop.call_at(due, self._tick), due
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take that everything happens on ``loop`` from now on."""

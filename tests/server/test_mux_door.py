@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openenv.core.env_server.interfaces import Environment
@@ -294,6 +295,21 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
         assert sessions.active == 0 and not sessions._live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
+
+
+def test_a_time_that_has_passed_is_waited_for_on_the_loop_of_the_server_too() -> None:
+    """Uvloop answers such a call with a handle that does not know its time."""
+
+    async def leave_at_once() -> None:
+        shell = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.sessions.multiplexed._shell
+        shell.move_to(asyncio.get_running_loop())
+        shell.protocol.next_timer = lambda: shell.now() - 1.0
+        shell.do([])
+        shell.do([])
+
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(leave_at_once())
+    loop.close()
 
 
 async def test_sessions_of_a_server_that_is_gone_go_on_at_the_next_one(tmp_path: Path) -> None:
