@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 COARSE_S = 5.0
 """Deadlines this far away and further are kept to within `TICK_S`; nearer ones have a timer of their own."""
@@ -72,3 +73,20 @@ class _Entry:
     def __init__(self, lane: dict[_Entry, float], expire: Callable[[], None]) -> None:
         self.lane = lane
         self.expire = expire
+
+
+async def ends_within(timeout_s: float, task: asyncio.Task[Any]) -> bool:
+    """Wait for one task, as `asyncio.wait` does for a set of them at nearly twice the cost."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[bool] = loop.create_future()
+
+    def answer(in_time: bool) -> None:
+        if not ended.done():
+            ended.set_result(in_time)
+
+    timer = loop.call_later(timeout_s, answer, False)
+    task.add_done_callback(lambda _: answer(True))
+    try:
+        return await ended
+    finally:
+        timer.cancel()

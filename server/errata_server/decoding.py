@@ -22,19 +22,29 @@ def reset_request(data: dict[str, Any]) -> Request:
     return Request("reset", to_json(data), reset=data)
 
 
-def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:
-    """Return the request of a step with this action.
+def read_action(data: dict[str, Any], action_cls: type[Action]) -> Action:
+    """Return the action that a step's data are.
 
     Raises:
         ValidationError: It is not an action of that class.
         InvalidRequest: Its validators raised something else, as far as one can tell for the caller's input.
     """
     try:
-        action = deserialize_action(data, action_cls)
+        return deserialize_action(data, action_cls)
     except (ValidationError, ErrataError):
         raise
     except (Exception, SystemExit) as error:  # asyncio would let the latter end the event loop
         raise InvalidRequest(f"the action could not be read: {str(error)[:1000]}") from error
+
+
+def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:
+    """Return the request of a step with this action.
+
+    Raises:
+        ValidationError: As `read_action`.
+        InvalidRequest: Likewise.
+    """
+    action = read_action(data, action_cls)
     try:
         return Request("step", to_json(data), action=action)
     except PydanticSerializationError as error:  # sockets refuse such a frame before

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,19 +16,16 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError, StepTimeout
-from errata_protocol.payload import DIGEST_PREFIX
 
 from .admission import Admission
 from .deadlines import Deadlines
-from .delivery import Admitted
+from .delivery import Admitted, wire_digest
 from .execution import Execution
 from .handover import Call, CallAbandoned, ThreadGone
 from .hosting import EnvHost
 from .journal.base import DeliveryRow
 from .runtime import Runtime
 from .session import Reply, Request, Session
-
-log = logging.getLogger("errata.sessions")
 
 LOOK_S = 0.01
 """How long it is believed that the journal can be written."""
@@ -45,7 +41,7 @@ class Express:
         runtime: Journal and clock.
         execution: Makes rows.
         admission: Takes what is out of the ordinary.
-        observe: Told the outcome and seconds of each request.
+        environment: Name under which requests are counted.
         own: Runs a coroutine to its end.
     """
 
@@ -54,13 +50,13 @@ class Express:
         runtime: Runtime,
         execution: Execution,
         admission: Admission,
-        observe: Callable[[str, str, float], None],
+        environment: str,
         own: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.runtime = runtime
         self.execution = execution
         self.admission = admission
-        self.observe = observe
+        self.environment = environment
         self.own = own
         self._deadlines: Deadlines | None = None
         self._look_at = 0.0
@@ -102,17 +98,15 @@ class Express:
         admitted = Admitted(
             session.eid, session.t + 1, session.row.sid, request.id, "step", request.data, created, request.sha or b""
         )
-        flight = _Flight(self, session, host, request, admitted, settled, loop)
         timeout_s = self.runtime.settings.step_timeout_s
         if request.timeout_s is not None and request.timeout_s < timeout_s:
             timeout_s = request.timeout_s
+        flight = _Flight(self, session, host, request, socket, admitted, settled, loop, timeout_s)
         try:
             flight.depart(request.action)
         except ThreadGone:
             session.turn.leave()
             return False
-        flight.deadline = self.deadlines(loop).add(timeout_s, flight.expire)
-        flight.timeout_s = timeout_s
         return True
 
     def _in_trouble(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -135,21 +129,21 @@ class _Flight:
     """One step under way."""
 
     __slots__ = (
-        "_action",
         "_admitted",
         "_call",
+        "_deadline",
         "_express",
         "_host",
+        "_landed",
         "_loop",
         "_request",
         "_row",
         "_session",
         "_settled",
+        "_socket",
         "_started",
         "_task",
-        "deadline",
-        "landed",
-        "timeout_s",
+        "_timeout_s",
     )
 
     def __init__(
@@ -158,14 +152,17 @@ class _Flight:
         session: Session,
         host: EnvHost,
         request: Request,
+        socket: object | None,
         admitted: Admitted,
         settled: Settled,
         loop: asyncio.AbstractEventLoop,
+        timeout_s: float,
     ) -> None:
         self._express = express
         self._session = session
         self._host = host
         self._request = request
+        self._socket = socket
         self._admitted = admitted
         self._settled = settled
         self._loop = loop
@@ -173,15 +170,14 @@ class _Flight:
         self._task: asyncio.Task[None] | None = None
         self._call: Call | None = None
         self._row: DeliveryRow | None = None
-        self.deadline: Any = None
-        self.timeout_s = 0.0
-        self.landed = False
-        """The call of the environment has come back, or is not waited for any more."""
+        self._deadline: object = None
+        self._timeout_s = timeout_s
+        self._landed = False  # the call has come back, or is not waited for any more
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
     def depart(self, action: Action) -> None:
-        """Begin the call.
+        """Begin the call and its deadline.
 
         Raises:
             ThreadGone: The instance's thread was given up meanwhile.
@@ -191,29 +187,30 @@ class _Flight:
         else:
             self._call = _FlightCall(self._host.bound_step(action), self._loop, self)
             self._host.place.start(self._call)
+        self._deadline = self._express.deadlines(self._loop).add(self._timeout_s, self._expire)
 
     async def _fly(self, action: Action) -> None:
         try:
             observation = await self._host.begin_step(action)
             snapshot = await self._host.snapshot() if self._host.recovery is Recovery.SNAPSHOT else None
         except asyncio.CancelledError:
-            if not self.landed:
+            if not self._landed:
                 self._land()
                 self._fail(EnvironmentFailed("step was cancelled by its own code"))
             raise
         except BaseException as error:
-            if not self.landed:
+            if not self._landed:
                 self._land()
                 self._fail(_as_failure(error))
         else:
-            if not self.landed:
+            if not self._landed:
                 self._land()
                 self.returned(observation, snapshot)
 
     def answered(self, call: Call) -> None:
         """Take the outcome of a call in a thread."""
         self._call = None  # which holds this flight: a cycle for each step would be the garbage collector's to find
-        if self.landed:
+        if self._landed:
             return
         self._land()
         self._host.place.ended()
@@ -229,24 +226,20 @@ class _Flight:
             self._fail(_as_failure(call.error))
 
     def _land(self) -> None:
-        self.landed = True
-        if self.deadline is not None:
-            self._express.deadlines(self._loop).remove(self.deadline)
+        self._landed = True
+        self._express.deadlines(self._loop).remove(self._deadline)
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """Give the call up: its time is over."""
-        if self.landed:
+        if self._landed:
             return
-        error = StepTimeout(f"step ran longer than the server's {self.timeout_s:g} s and was abandoned")
-        if self._call is not None:
-            if self._call.withdraw():
-                error = StepTimeout(f"step got no thread within the server's {self.timeout_s:g} s and did not run")
-            elif not (self._call.worker is not None and self._call.worker.write_off(self._call)):
-                return  # it has just ended, and its result is on the way
-            else:
-                self._host.break_off()
-        self.landed = True
-        self._express.own(self._abandon(error))
+        abandoned = CallAbandoned(ran=True) if self._call is None else self._call.give_up()
+        if abandoned is None:
+            return  # it has just ended, and its result is on the way
+        if self._call is not None and abandoned.ran:
+            self._host.break_off()
+        self._landed = True
+        self._express.own(self._abandon(StepTimeout(f"step {abandoned.told(self._timeout_s)}")))
 
     async def _abandon(self, error: StepTimeout) -> None:
         if self._task is not None:
@@ -255,7 +248,7 @@ class _Flight:
 
     async def _await(self, result: Any) -> None:
         try:
-            observation = await self._host.finished(result, self.timeout_s)
+            observation = await self._host.finished(result, self._timeout_s)
         except ErrataError as error:
             await self._failed(error)
         else:
@@ -263,7 +256,7 @@ class _Flight:
 
     async def _again(self) -> None:
         try:
-            reply = await self._express.admission.deliver(self._session, self._request, None)
+            reply = await self._express.admission.deliver(self._session, self._request, self._socket)
         except Exception as error:
             self._settle(None, error)
         else:
@@ -293,7 +286,7 @@ class _Flight:
             return
         session.eid, session.t = row.eid, row.t
         session.turn.leave()
-        self._settle(Reply(row.eid, row.t, row.payload, DIGEST_PREFIX + row.digest.hex()), None)
+        self._settle(Reply(row.eid, row.t, row.payload, wire_digest(row.digest)), None)
 
     async def _unkept(self, error: ErrataError) -> None:
         told: Exception = error
@@ -321,7 +314,8 @@ class _Flight:
 
     def _settle(self, reply: Reply | None, error: Exception | None) -> None:
         outcome = "ok" if error is None else error.code if isinstance(error, ErrataError) else "INTERNAL"
-        self._express.observe("step", outcome, self._loop.time() - self._started)
+        seconds = self._loop.time() - self._started
+        self._express.runtime.metrics.request(self._express.environment, "step", outcome, seconds)
         self._settled(reply, error)
 
 
@@ -341,8 +335,6 @@ class _FlightCall(Call):
 def _as_failure(error: BaseException) -> Exception:
     if isinstance(error, ErrataError):
         return error
-    if isinstance(error, CallAbandoned):
-        return StepTimeout(str(error))
     if isinstance(error, SystemExit | KeyboardInterrupt):  # asyncio would let these end the event loop
         failed = EnvironmentFailed(f"it raised {type(error).__name__}: {error}")
     else:

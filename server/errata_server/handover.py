@@ -23,6 +23,12 @@ class CallAbandoned(Exception):
         super().__init__("abandoned while it ran" if ran else "withdrawn before it began")
         self.ran = ran
 
+    def told(self, timeout_s: float) -> str:
+        """Say in words that follow the name of what was called how it was abandoned."""
+        if self.ran:
+            return f"ran longer than the server's {timeout_s:g} s and was abandoned"
+        return f"got no thread within the server's {timeout_s:g} s and did not run"
+
 
 class ThreadGone(Exception):
     """The call did not begin: its thread was written off, because another call hangs on it."""
@@ -111,9 +117,13 @@ class Call:
         self.worker = worker
         return True
 
-    def give_up(self) -> bool:
-        """Withdraw the call, or write its thread off; False if it had ended. From any thread."""
-        return self.withdraw() or (self.worker is not None and self.worker.write_off(self))
+    def give_up(self) -> CallAbandoned | None:
+        """Withdraw the call, or write its thread off, and say which; None if it had ended. From any thread."""
+        if self.withdraw():
+            return CallAbandoned(ran=False)
+        if self.worker is not None and self.worker.write_off(self):
+            return CallAbandoned(ran=True)
+        return None
 
     def perform(self) -> None:
         """Run the function. What it raises is kept, also what would end the thread or, passed on, the event loop."""
@@ -150,11 +160,9 @@ class Call:
     def _expire(self) -> None:
         if self.future.done():
             return
-        if self.withdraw():
-            self.future.set_exception(CallAbandoned(ran=False))
-        elif self.worker is not None and self.worker.write_off(self):
-            self.future.set_exception(CallAbandoned(ran=True))
-        # else it has just ended, and its result is on the way
+        abandoned = self.give_up()
+        if abandoned is not None:  # else it has just ended, and its result is on the way
+            self.future.set_exception(abandoned)
 
 
 class _Outbox:

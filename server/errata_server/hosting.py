@@ -19,13 +19,14 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 
 from errata_protocol.environment import Recovery, Snapshot
-from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
+from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
 
 from .context import SessionContext, _current
 from .crediting import Credit
+from .deadlines import ends_within
 from .handover import CallAbandoned, ThreadGone
 from .mcp_keeper import McpKeeper
-from .placing import EnvironmentFactory, factory_name, overrides, place_for
+from .placing import EnvironmentFactory, overrides, place_for
 from .recovery_class import found_others, recovery_of
 from .threads import Place, Threads
 
@@ -110,7 +111,6 @@ class EnvHost:
             StepTimeout: The factory ran too long.
             EnvironmentFailed: The factory raised anything else.
         """
-        name = factory_name(factory)
         for attempt in (1, 2):
             place = place_for(factory, threads, owner)
             try:
@@ -121,11 +121,9 @@ class EnvHost:
                 place.release()
                 if isinstance(error, ThreadGone) and attempt == 1:
                     continue  # it ran nothing, and the next place is another thread
-                if isinstance(error, CallAbandoned):
-                    raise StepTimeout(f"environment factory {name} {_how_abandoned(error, timeout_s)}") from error
                 if isinstance(error, ErrataError) or not isinstance(error, Exception):
                     raise
-                raise EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name) from error
+                raise factory_failed(factory, error, timeout_s) from error
         if host.wants_mcp:
             try:
                 await host.connect_mcp(timeout_s)
@@ -206,7 +204,7 @@ class EnvHost:
         if self._place is not None:
             self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
         task.cancel()
-        if not await _ends_within(CANCEL_S, task):
+        if not await ends_within(CANCEL_S, task):
             ledger = self._threads.ledger
             ledger.write_off(task)
             task.add_done_callback(ledger.returned)
@@ -400,19 +398,19 @@ class EnvHost:
             ) from error
         except CallAbandoned as error:
             self._half_run = self._half_run or error.ran
-            raise StepTimeout(f"{name} {_how_abandoned(error, timeout_s)}") from error
+            raise StepTimeout(f"{name} {error.told(timeout_s)}") from error
 
     async def _on_loop(self, name: str, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
         task = asyncio.get_running_loop().create_task(self._contained(call))
         try:
-            if await _ends_within(timeout_s, task):
+            if await ends_within(timeout_s, task):
                 return task.result()
             await self.give_up(task)
         except asyncio.CancelledError:
             task.cancel()
             raise
-        raise StepTimeout(f"{name} {_how_abandoned(CallAbandoned(ran=True), timeout_s)}")
+        raise StepTimeout(f"{name} {CallAbandoned(ran=True).told(timeout_s)}")
 
     async def _contained(self, call: Callable[[], Awaitable[T]]) -> T:
         _current.set(self._context)  # of this task alone
@@ -422,27 +420,12 @@ class EnvHost:
             raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
 
 
-def _how_abandoned(abandoned: CallAbandoned, timeout_s: float) -> str:
-    if abandoned.ran:
-        return f"ran longer than the server's {timeout_s:g} s and was abandoned"
-    return f"got no thread within the server's {timeout_s:g} s and did not run"
-
-
-async def _ends_within(timeout_s: float, task: asyncio.Task[Any]) -> bool:
-    """Wait for one task, as `asyncio.wait` does for a set of them at nearly twice the cost."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[bool] = loop.create_future()
-
-    def answer(in_time: bool) -> None:
-        if not ended.done():
-            ended.set_result(in_time)
-
-    timer = loop.call_later(timeout_s, answer, False)
-    task.add_done_callback(lambda _: answer(True))
-    try:
-        return await ended
-    finally:
-        timer.cancel()
+def factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: float) -> ServiceError:
+    """Return what to tell of a factory that raised, or was abandoned after ``timeout_s``."""
+    name = getattr(factory, "__name__", str(factory))
+    if isinstance(error, CallAbandoned):
+        return StepTimeout(f"environment factory {name} {error.told(timeout_s)}")
+    return EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name)
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

@@ -7,11 +7,10 @@ it and the journal keeps it. Everything here happens on one event loop, the one 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import JournalUnavailable
+from errata_protocol.errors import NotSupported
 from errata_protocol.mux import (
     Find,
     Forget,
@@ -22,10 +21,8 @@ from errata_protocol.mux import (
     Record,
     Run,
     ServerConnection,
-    ServerSession,
     Write,
 )
-from errata_protocol.mux.state import State
 
 from .journal.base import RewardRow
 from .mcp import McpDoor
@@ -72,15 +69,10 @@ class Multiplex:
         self._sessions = sessions
         shell = self._shell = MuxShell(sessions, production=production)
         self.protocol = shell.protocol
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: set[ServerConnection] = set()
-        self._idle: OrderedDict[str, Session] = OrderedDict()  # by sid, in the order of their detaching
-        finding, answers, reads = (
-            Finding(shell),
-            Answers(shell, reading, replay),
-            Reads(shell, replay, mcp, capabilities),
-        )
-        shell.ended = lambda sid: self._idle.pop(sid, None)
+        finding = Finding(shell)
+        answers = Answers(shell, reading, replay)
+        reads = Reads(shell, replay, mcp, capabilities)
         shell.perform = {
             Write: self._write,
             Run: answers.run,
@@ -106,13 +98,12 @@ class Multiplex:
             handle: The socket.
 
         Raises:
-            JournalUnavailable: Sockets of another event loop are connected.
+            NotSupported: Sockets of another event loop are connected.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
+        if self._shell.loop is not loop:
             if self._connections:
-                raise JournalUnavailable("multiplexed sockets of another event loop are connected: use one server")
-            self._loop = loop
+                raise NotSupported("multiplexed sockets of another event loop are connected: use one server")
             self._shell.move_to(loop)
         connection = self.protocol.connect(principal, handle)
         self._connections.add(connection)
@@ -125,17 +116,10 @@ class Multiplex:
     def disconnect(self, connection: ServerConnection) -> None:
         """Let go of a socket; its sessions are kept for ``detach_ttl_s``."""
         self._connections.discard(connection)
-        left: list[ServerSession] = []
-        for mine in connection.sessions.values():
-            if mine.connection is connection and mine.handle is not None:
-                self._idle[mine.sid] = mine.handle
-                self._idle.move_to_end(mine.sid)
-                left.append(mine)
-        loop = asyncio.get_running_loop()
-        self._shell.do(self.protocol.disconnect(connection, loop.time()))
-        if self._sessions.session_timeout_s is not None:
-            for mine in left:
-                loop.call_later(self._sessions.session_timeout_s, self._expire, mine, mine.detached_at)
+        left = [mine for mine in connection.sessions.values() if mine.connection is connection]
+        self._shell.do(self.protocol.disconnect(connection, self._shell.now()))
+        for mine in left:
+            self._shell.keep_idle(mine)
 
     def drained(self, connection: ServerConnection) -> None:
         """Take that a socket has room for replies that waited."""
@@ -155,10 +139,11 @@ class Multiplex:
 
     def _pushed(self, sid: str, row: RewardRow) -> None:
         """Take a late reward that was committed, on whatever event loop it was posted."""
-        if self._loop is None or self._loop.is_closed() or row.seq is None:
+        loop = self._shell.loop
+        if loop is None or loop.is_closed() or row.seq is None:
             return
-        if self._loop is not asyncio.get_running_loop():
-            self._loop.call_soon_threadsafe(self._pushed, sid, row)
+        if loop is not asyncio.get_running_loop():
+            loop.call_soon_threadsafe(self._pushed, sid, row)
             return
         self._shell.do(self.protocol.pushed(sid.removeprefix(PREFIX), row.seq, push_data(row)))
 
@@ -169,17 +154,17 @@ class Multiplex:
 
     async def _sleep(self, effect: Hibernate) -> None:
         session: Session | None = effect.session.handle
-        self._idle.pop(effect.session.sid, None)
+        self._shell.idle.pop(effect.session.sid, None)
         if session is not None:
             await self._sessions.sleep(session)
         self._shell.do(self.protocol.slept(effect, self._shell.now()))
 
     def oldest(self, room: Room) -> Session | None:
         """Return the session detached longest whose instance another may have, where that frees a place of ``room``."""
-        for sid, session in list(self._idle.items()):
+        for sid, session in list(self._shell.idle.items()):
             mine = self.protocol.session(sid)
             if mine is None or mine.connection is not None or session.host is None:
-                del self._idle[sid]
+                del self._shell.idle[sid]
             elif not session.turn.busy and not mine.queue and room.freed_by(session.room):
                 return session
         return None
@@ -187,12 +172,3 @@ class Multiplex:
     def lost(self, session: Session) -> None:
         """Take that a session's instance was taken, and it cannot be continued."""
         self._shell.end(session.sid.removeprefix(PREFIX), "lost")
-
-    def _expire(self, mine: ServerSession, since: float) -> None:
-        """End a session that nobody came back to, as upstream does after its ``session_timeout``."""
-        if mine.state is State.DETACHED and mine.detached_at == since and not mine.queue:
-            self._shell.spawn(self._end_expired(mine))
-
-    async def _end_expired(self, mine: ServerSession) -> None:
-        await self._sessions.close(mine.handle, status="expired")
-        self._shell.end(mine.sid, "expired")

@@ -31,7 +31,7 @@ from .mux_requests import Reading, RpcRefused, object_of, reply_of
 from .mux_shell import MuxShell, journal_sid
 from .replay import Replay
 from .session import Reply as SessionReply
-from .session import Session
+from .session import Request, Session
 
 log = logging.getLogger("errata.mux")
 
@@ -52,16 +52,17 @@ class Answers:
 
     def run(self, run: Run) -> None:
         """Run a request, and answer it when its outcome is committed."""
+        request: Request | None = None
         if run.kind == "step":
             session: Session = run.session.handle
             try:
                 request = self._reading.request(run, self._remaining(run))
-            except (ErrataError, RpcRefused):
-                pass  # told below
-            else:
-                if self._shell.sessions.begin(session, request, None, partial(self._settled, run), self._shell.loop):
-                    return
-        self._shell.spawn(self._answer(run))
+            except ErrataError as error:
+                self._shell.spawn(self._answer_failure(run, error))
+                return
+            if self._shell.sessions.begin(session, request, None, partial(self._settled, run), self._shell.loop):
+                return
+        self._shell.spawn(self._answer(run, request))
 
     def _remaining(self, run: Run) -> float | None:
         return None if run.deadline is None else run.deadline - self._shell.now()
@@ -75,11 +76,16 @@ class Answers:
             assert error is not None
             self._shell.spawn(self._answer_failure(run, error))
 
-    async def _answer(self, run: Run) -> None:
-        """Run a request to its commit, or commit its error, or give its id back."""
+    async def _answer(self, run: Run, request: Request | None) -> None:
+        """Run a request to its commit, or commit its error, or give its id back.
+
+        Args:
+            run: What the machine asks for.
+            request: What it says, where that was read before.
+        """
         session: Session = run.session.handle
         try:
-            reply = await self._executed(session, run)
+            reply = await self._executed(session, run, request)
         except Exception as error:
             await self._answer_failure(run, error)
         else:
@@ -99,7 +105,7 @@ class Answers:
         if session.lost is not None:  # with this request: its client is told now, not at its next one
             self._end(run.session.sid, session, "lost")
 
-    async def _executed(self, session: Session, run: Run) -> Reply:
+    async def _executed(self, session: Session, run: Run, request: Request | None) -> Reply:
         if run.kind == "fork":
             return await self._fork(session, run)
         if run.kind == "close":
@@ -109,7 +115,7 @@ class Answers:
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
         try:
-            request = self._reading.request(run, self._remaining(run))
+            request = request or self._reading.request(run, self._remaining(run))
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._shell.runtime.journal.commit(row)
@@ -200,7 +206,9 @@ class Answers:
         """Let a session go on from a state(t), as a fork in place (PROTOCOL D11)."""
         parent = await self._replay.delivery(eid, t, session.row.principal)
         child = await self._replay.child(parent, session.sid, run.data)
-        _, episode, _ = child.records
+        session_row, episode, _ = child.records
+        if session_row.environment != session.row.environment:
+            raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here
         admitted = replace(self._admitted(session, run), eid=child.eid, t=0)
         row = forked_row(parent, admitted)
         async with session.turn:
@@ -214,5 +222,5 @@ class Answers:
     async def _close(self, session: Session, run: Run) -> Reply:
         row = self._row(session, run, b"{}")
         await self._shell.sessions.close(session, with_records=(row,))
-        self._shell.ended(run.session.sid)
+        self._shell.idle.pop(run.session.sid, None)
         return reply_of(row)

@@ -9,6 +9,7 @@ from functools import partial
 
 from errata_protocol.errors import Conflict, EnvironmentFailed, ErrataError, SessionLost
 from errata_protocol.mux import Find, ServerSession, Stored
+from errata_protocol.mux.state import State
 
 from .journal.base import DeliveryRow, SessionRow
 from .mux_shell import MuxShell, journal_sid
@@ -33,15 +34,14 @@ class Finding:
 
     def find(self, effect: Find) -> None:
         """Open a new session, or look for one."""
-        if effect.make:
-            mine = effect.session
-            address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
-            if not self._shell.sessions.begin_open(
-                address, mine.principal, partial(self._opened, effect), self._shell.loop
-            ):
-                self._shell.spawn(self._make(effect))
-        else:
+        if not effect.make:
             self._seek(effect)
+            return
+        mine = effect.session
+        address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
+        opened = partial(self._opened, effect)
+        if not self._shell.sessions.begin_open(address, mine.principal, opened, self._shell.loop):
+            self._shell.spawn(self._open(effect, address))
 
     def _seek(self, find: Find) -> None:
         """Look for a session in the journal, together with all others that are looked for now."""
@@ -56,19 +56,19 @@ class Finding:
         elif session is None:
             self._refuse(find, error or EnvironmentFailed("the session could not be opened"))
         else:
-            mine = find.session
-            mine.handle = session
-            now = self._shell.now()
-            self._shell.do(
-                self._shell.protocol.found(find, Stored(recovery=session.row.recovery, group=mine.group), now)
-            )
+            find.session.handle = session
+            self._tell(find, Stored(recovery=session.row.recovery, group=find.session.group))
 
-    async def _make(self, find: Find) -> None:
+    def _tell(self, find: Find, stored: Stored) -> None:
+        """Give the machine a session; nobody may be there for it any more."""
+        self._shell.do(self._shell.protocol.found(find, stored, self._shell.now()))
+        if find.session.state is State.DETACHED:
+            self._shell.keep_idle(find.session)
+
+    async def _open(self, find: Find, address: Address) -> None:
         """Open a new session, waiting for what it needs."""
-        mine = find.session
-        address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
         try:
-            session = await self._shell.sessions.open(principal=mine.principal, address=address)
+            session = await self._shell.sessions.open(principal=find.session.principal, address=address)
         except Exception as error:
             self._opened(find, None, error)
         else:
@@ -103,7 +103,7 @@ class Finding:
             status=row.status,
             group=row.group,
         )
-        self._shell.do(self._shell.protocol.found(find, stored, self._shell.now()))
+        self._tell(find, stored)
 
     def _stored_all(self, finds: Sequence[Find]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
         return [self._stored(find.session) for find in finds]

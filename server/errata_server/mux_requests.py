@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 from openenv.core.env_server.mcp_types import JsonRpcRequest
-from openenv.core.env_server.serialization import deserialize_action
 from openenv.core.env_server.types import Action
 from pydantic import ValidationError
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.mux import Recorded, Reply, Run
-from errata_protocol.payload import DIGEST_PREFIX
 
 from .bad_input import told
+from .decoding import read_action
+from .delivery import wire_digest
 from .frames import parse_object
 from .journal.base import DeliveryRow
 from .mcp import McpDoor, invalid_call, parse_rpc
@@ -70,16 +70,12 @@ class Reading:
 
     def _action(self, data: dict[str, Any]) -> Action:
         try:
-            return deserialize_action(data, self._action_cls)
+            return read_action(data, self._action_cls)
         except ValidationError as error:
             raise InvalidRequest(
                 f"this is no {self._action_cls.__name__}: see errors",
                 errors=told(error.errors(include_context=False, include_url=False)),
             ) from error
-        except ErrataError:
-            raise
-        except (Exception, SystemExit) as error:  # asyncio would let the latter end the event loop
-            raise InvalidRequest(f"the action could not be read: {str(error)[:1000]}") from error
 
 
 def object_of(data: bytes) -> dict[str, Any]:
@@ -107,7 +103,7 @@ def reply_of(row: DeliveryRow) -> Reply:
     if row.t is None:
         return Reply(_REPLY_WITHOUT_T[row.kind], row.payload)
     kind = "mcp" if row.kind == "mcp" else "observation"
-    return Reply(kind, row.payload, row.eid, row.t, DIGEST_PREFIX + row.digest.hex())
+    return Reply(kind, row.payload, row.eid, row.t, wire_digest(row.digest))
 
 
 def recorded_of(row: DeliveryRow) -> Recorded:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from errata_protocol.mux import Effect, ServerConfig, ServerProtocol
+from errata_protocol.mux import Effect, ServerConfig, ServerProtocol, ServerSession
 from errata_protocol.mux.effects import EndReason
+from errata_protocol.mux.state import State
 
+from .session import Session
 from .sessions import Sessions
 
 log = logging.getLogger("errata.mux")
@@ -45,7 +48,8 @@ class MuxShell:
 
     Attributes:
         perform: What performs an effect, by its type.
-        ended: Told the sid of each session that is over for a reason of the shell's.
+        idle: Sessions that no socket speaks for, by sid, in the order of their detaching; of some it is not true any
+            more.
     """
 
     def __init__(self, sessions: Sessions, *, production: bool) -> None:
@@ -53,8 +57,8 @@ class MuxShell:
         self.runtime = sessions.runtime
         self.protocol = ServerProtocol(ServerConfig(limits=self.runtime.settings.limits, production=production))
         self.perform: dict[type, Callable[[Any], None]] = {}
-        self.ended: Callable[[str], object] = lambda sid: None
-        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # of its sockets; there is one before any use
+        self.idle: OrderedDict[str, Session] = OrderedDict()
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # `move_to` comes before any use
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -97,5 +101,20 @@ class MuxShell:
 
     def end(self, sid: str, reason: EndReason) -> None:
         """Tell the machine that a session is over."""
-        self.ended(sid)
+        self.idle.pop(sid, None)
         self.do(self.protocol.ended(sid, reason, self.now()))
+
+    def keep_idle(self, mine: ServerSession) -> None:
+        """Take that no socket speaks for a session: it may make room for others, and ends in time as upstream's do."""
+        self.idle[mine.sid] = mine.handle
+        self.idle.move_to_end(mine.sid)
+        if self.sessions.session_timeout_s is not None:
+            self.loop.call_later(self.sessions.session_timeout_s, self._expire, mine, mine.detached_at)
+
+    def _expire(self, mine: ServerSession, since: float) -> None:
+        if mine.state is State.DETACHED and mine.detached_at == since and not mine.queue:
+            self.spawn(self._end_expired(mine))
+
+    async def _end_expired(self, mine: ServerSession) -> None:
+        await self.sessions.close(mine.handle, status="expired")
+        self.end(mine.sid, "expired")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketState
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
@@ -104,11 +104,7 @@ class MuxSocket:
                         if connection.behind:
                             self._multiplex.drained(connection)
                 connection.data_to_send()  # nothing left: the machine says anew when there is
-        except (
-            RuntimeError,
-            OSError,
-            WebSocketDisconnect,
-        ) as error:  # starlette's and uvicorn's words for a peer that is gone
+        except GONE as error:
             log.debug("a multiplexed socket is gone: %s", error)
         finally:
             self._drained.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from errata_protocol.errors import EnvironmentFailed, ErrataError, StepTimeout
+from errata_protocol.errors import ErrataError
 
 from .handover import Call, ThreadGone
 from .hosting import EnvHost
@@ -76,7 +76,7 @@ class Opening(Call):
             host = sessions.waker.host(self.result, self._context, self._place)
         except Exception as error:
             self._place.release()
-            self._fail(_as_failure(error, sessions.waker.factory_name))
+            self._fail(error if isinstance(error, ErrataError) else self._told(error))
             return
         self.result = None
         if host.wants_mcp:
@@ -116,33 +116,22 @@ class Opening(Call):
         self._opened(self._session, None)
 
     def _expire(self) -> None:
-        timeout_s = self._sessions.runtime.settings.step_timeout_s
-        if self._over:
-            return
-        if self.withdraw():
-            how = f"got no thread within the server's {timeout_s:g} s and did not run"
-        elif self.worker is not None and self.worker.write_off(self):
-            how = f"ran longer than the server's {timeout_s:g} s and was abandoned"
-        else:
+        abandoned = None if self._over else self.give_up()
+        if abandoned is None:
             return  # it has just ended, and its result is on the way
         self._over = True
         self._place.release()
-        self._fail(StepTimeout(f"environment factory {self._sessions.waker.factory_name} {how}"))
+        self._fail(self._told(abandoned))
+
+    def _told(self, error: Exception) -> ErrataError:
+        told = self._sessions.waker.factory_failed(error, self._sessions.runtime.settings.step_timeout_s)
+        told.__cause__ = error
+        return told
 
     def _fail(self, error: Exception) -> None:
         self._sessions.forget(self._session)
         self._session.opening = False
         self._opened(None, error)
-
-
-def _as_failure(error: Exception, name: str) -> Exception:
-    if isinstance(error, ErrataError):
-        return error
-    if isinstance(error, ThreadGone):
-        return StepTimeout(f"environment factory {name} did not run: its thread hangs")
-    failed = EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name)
-    failed.__cause__ = error
-    return failed
 
 
 __all__ = ["Opened", "Opening"]

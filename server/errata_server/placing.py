@@ -30,11 +30,6 @@ def overrides(env: object, method: str) -> bool:
 _OVERRIDES: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
 
 
-def factory_name(factory: EnvironmentFactory) -> str:
-    """Return what messages call a factory."""
-    return str(getattr(factory, "__name__", factory))
-
-
 def place_for(factory: EnvironmentFactory, threads: Threads, owner: object) -> Place:
     """Return where the instances of ``factory`` live, as far as it tells before it is called.
 

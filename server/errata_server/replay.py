@@ -21,7 +21,7 @@ from errata_protocol.replay import (
 
 from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
-from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, Record, SessionRow, TurnRow
+from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
 from .ownership import absence, owned_episode
 from .reading import Delivered
 from .rewards import reward_record
@@ -34,7 +34,7 @@ class Child:
     """A fork that is not committed: the eid of its episode, and its rows."""
 
     eid: str
-    records: tuple[Record, ...]
+    records: tuple[SessionRow, EpisodeRow, DeliveryRow]
 
 
 class Replay:

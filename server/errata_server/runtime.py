@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import json
 import logging
@@ -13,12 +12,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 
 from .clock import Clock
+from .data_directory import lock
 from .ids import Ids
 from .journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
 from .metrics import Metrics
@@ -126,7 +126,7 @@ class Runtime:
     def _open(self) -> None:
         self._started = False
         if self.data_dir is not None:
-            self._lock_fd = _lock(self.data_dir)
+            self._lock_fd = lock(self.data_dir)
         try:
             self.journal = self._given_journal or self._open_journal()
             self.journal.watch(self.metrics.written)
@@ -410,36 +410,9 @@ class _Lazy:
         return iter(self._refs())
 
 
-_WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
-
-
 @functools.cache  # once per process: a test makes many applications
 def _warn_of_memory() -> None:
     log.warning("the journal is in memory and ends with this process: set ERRATA_DATA_DIR, or give data_dir=")
-
-
-def _lock(directory: Path) -> int:
-    """Take the data directory for this process; the kernel gives it back when the process ends, however it ends."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # transcripts are their owner's
-        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise JournalUnavailable(
-            f"cannot use the data directory {directory}: {error.strerror}; give another ({_WAYS})"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise JournalUnavailable(
-            f"the data directory {directory} is in use by process {owner or 'unknown'}: "
-            f"stop it, or give another ({_WAYS}); under uvicorn take --workers 1, because one process holds all "
-            "sessions"
-        ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return fd
 
 
 def _differing(one: Settings, other: Settings) -> str:
@@ -448,12 +421,3 @@ def _differing(one: Settings, other: Settings) -> str:
         for name in sorted(Settings.model_fields.keys() - {"data_dir", *_OF_THE_DOORS})
         if getattr(one, name) != getattr(other, name)
     )
-
-
-def owner_url(directory: Path) -> str | None:
-    """Return where the server that holds ``directory`` answers, None if it never said."""
-    try:
-        found: dict[str, Any] = json.loads((directory / "server.json").read_text())
-        return str(found["url"])
-    except (OSError, ValueError, KeyError):
-        return None

@@ -80,13 +80,7 @@ class Sessions(Idling):
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
         self.waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
         self._admission = Admission(runtime, self.waker, execution, environment, agent_text_version, self._make_room)
-        self._express = Express(
-            runtime,
-            execution,
-            self._admission,
-            lambda kind, outcome, seconds: runtime.metrics.request(environment, kind, outcome, seconds),
-            self.own,
-        )
+        self._express = Express(runtime, execution, self._admission, environment, self.own)
         self.recovery = self.waker.recovery_of(factory)
         self.room = Room(concurrency.max_concurrent_envs)
         runtime.enders.append(self._end)
@@ -139,8 +133,7 @@ class Sessions(Idling):
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        if self.runtime.due_for_retention():
-            self.own(self.runtime.retain())
+        self._prune()
         row = self._new_row(given_out=given_out or address is not None, principal=principal, address=address)
         session = Session(row, committed=False, room=room or self._share(principal))
         if row.sid not in self._live:
@@ -157,8 +150,7 @@ class Sessions(Idling):
             if row.given_out:
                 await self._commit_row(session)
         except BaseException:
-            if self._live.get(session.sid) is session:
-                del self._live[session.sid]
+            self.forget(session)
             host, session.host = session.host, None  # its place is free for another
             if host is not None:
                 await host.close()
@@ -181,6 +173,7 @@ class Sessions(Idling):
         room = self._share(principal)
         if room.full:
             return False
+        self._prune()
         row = self._new_row(given_out=True, principal=principal, address=address)
         session = Session(row, committed=False, room=room)
         try:
@@ -193,6 +186,11 @@ class Sessions(Idling):
             session.opening = False
             return False
         return True
+
+    def _prune(self) -> None:
+        """Delete what is kept no longer, where it is time for that: a server that opens sessions also lets some go."""
+        if self.runtime.due_for_retention():
+            self.own(self.runtime.retain())
 
     def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
         """Return the deadlines of the event loop that runs."""

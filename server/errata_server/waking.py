@@ -9,13 +9,13 @@ from typing import Any
 from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.environment import Recovery, Snapshot
-from errata_protocol.errors import SessionLost
+from errata_protocol.errors import ServiceError, SessionLost
 
 from .context import SessionContext
-from .hosting import EnvHost, scoped
+from .hosting import EnvHost, factory_failed, scoped
 from .ids import name_of
 from .journal.base import DeliveryRow, SessionChange
-from .placing import EnvironmentFactory, factory_name, place_for
+from .placing import EnvironmentFactory, place_for
 from .recovery import NotRepeatable, Reexecution
 from .recovery_class import recovery_of
 from .runtime import Runtime
@@ -71,10 +71,9 @@ class Waker:
 
     # -- the parts of `create`, for whoever has no task to wait in ------------------------------------------------
 
-    @property
-    def factory_name(self) -> str:
-        """What messages call the factory."""
-        return factory_name(self._factory)
+    def factory_failed(self, error: Exception, timeout_s: float) -> ServiceError:
+        """As `hosting.factory_failed`, of this factory."""
+        return factory_failed(self._factory, error, timeout_s)
 
     def context(self, session: Session) -> SessionContext:
         """Return what `current_session` returns to the session's instance."""

@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -31,9 +32,11 @@ from errata_protocol.errors import (
     SessionLost,
     StateNotReady,
     StepTimeout,
+    UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
-from errata_server.runtime import Runtime
+from errata_server.mux_ws import READS_AT_ONCE
+from errata_server.runtime import RETENTION_EVERY_S, Runtime
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer
@@ -191,6 +194,74 @@ async def test_a_reset_to_a_state_goes_on_from_there() -> None:
         await trainer.cut()
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 12
+
+
+async def test_a_reset_takes_no_state_of_another_environment_of_the_server() -> None:
+    runtime = simulated(Settings(journal_wait_s=0.3))
+    here, there = (application(runtime, env_name=name) for name in ("here", "there"))
+    async with joined(here) as trainer, joined(there, seed=1) as other:
+        foreign = await other.ask(await other.open(), "reset")
+        session = await trainer.open()
+        first = await trainer.ask(session, "reset")
+        with pytest.raises(UnknownEpisode):
+            await trainer.ask(session, "reset", {"injected_state": {"episode_id": foreign.eid, "t": 0}})
+        reply = await trainer.ask(session, "step")
+        assert (reply.eid, reply.t) == (first.eid, 1)
+
+
+async def test_reads_that_wait_for_a_step_hold_up_no_others() -> None:
+    async with joined(application(places=16)) as trainer:
+        slow = [await trainer.open() for _ in range(READS_AT_ONCE + 1)]
+        for session in slow:
+            await trainer.ask(session, "reset")
+            trainer.protocol.request(session, "step", b'{"do":"hang"}')
+            trainer.protocol.read("state", session)
+        quick = await trainer.open()
+        reset = await trainer.ask(quick, "reset")
+        assert (await trainer.read("state", quick, {"t": 0})).payload == reset.payload
+
+
+async def test_a_session_whose_socket_left_before_it_was_open_makes_room_for_others() -> None:
+    gate = threading.Event()
+
+    class Slow(CountEnvironment):
+        def __init__(self) -> None:
+            super().__init__()
+            gate.wait(10)
+
+    app = create_fastapi_app(
+        Slow, CountAction, CountObservation, max_concurrent_envs=1, runtime=Runtime(Settings(journal_wait_s=0.3))
+    )
+    async with joined(app) as gone, joined(app, seed=1) as other:
+        gone.protocol.open(gone.secret(), gone.secret())
+        gone._flush()
+        await asyncio.sleep(0.05)
+        await gone.cut()
+        gate.set()
+        opened = asyncio.ensure_future(other.open())
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            await other.tick()
+            if opened.done():
+                break
+        session = await opened
+        assert (await other.ask(session, "reset")).t == 0
+
+
+async def test_opens_let_old_episodes_go() -> None:
+    app = application(simulated(Settings(journal_wait_s=0.3, retention_days=0)))
+    runtime = app.state.errata.runtime
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        old = await trainer.ask(session, "reset")
+        await trainer.ask(session, "close")
+        runtime._tidied -= RETENTION_EVERY_S
+        await trainer.open()
+        for _ in range(200):
+            if runtime.journal.episode(old.eid) is None:
+                return
+            await asyncio.sleep(0.01)
+    raise AssertionError("nothing was deleted")
 
 
 async def test_a_key_that_is_not_the_sessions_gets_nothing_and_learns_nothing() -> None:

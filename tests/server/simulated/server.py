@@ -126,7 +126,7 @@ class Server:
         assert not multiplex._connections, "sockets were left"
         tasks = multiplex._shell._tasks
         assert not tasks, f"tasks were left: {tasks}"
-        assert not multiplex._idle, f"detached sessions were left: {list(multiplex._idle)}"
+        assert not multiplex._shell.idle, f"detached sessions were left: {list(multiplex._shell.idle)}"
         protocol = multiplex.protocol
         assert protocol.sessions == 0, f"{protocol.sessions} sessions were left in the machine"
         assert not protocol._attachments._sought, "sessions are still looked for"

@@ -1,0 +1,53 @@
+"""Whose a data directory is: one process's at a time (PROTOCOL E5), and where that one answers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import JournalUnavailable
+
+_WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
+
+
+def lock(directory: Path) -> int:
+    """Take the data directory for this process; the kernel gives it back when the process ends, however it ends.
+
+    Returns:
+        The descriptor that holds it.
+
+    Raises:
+        JournalUnavailable: Another process has it, or it cannot be used.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # transcripts are their owner's
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalUnavailable(
+            f"cannot use the data directory {directory}: {error.strerror}; give another ({_WAYS})"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise JournalUnavailable(
+            f"the data directory {directory} is in use by process {owner or 'unknown'}: "
+            f"stop it, or give another ({_WAYS}); under uvicorn take --workers 1, because one process holds all "
+            "sessions"
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def owner_url(directory: Path) -> str | None:
+    """Return where the server that holds ``directory`` answers, None if it never said."""
+    try:
+        found: dict[str, Any] = json.loads((directory / "server.json").read_text())
+        return str(found["url"])
+    except (OSError, ValueError, KeyError):
+        return None
