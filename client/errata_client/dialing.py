@@ -111,5 +111,5 @@ class Backoff:
 
     def delay(self, failures: int) -> float:
         """Return the wait in seconds after so many attempts that failed in a row."""
-        bound = min(self.most_s, self.first_s * 2.0 ** min(failures, 30))
+        bound = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return random.uniform(0.0, bound) if failures else 0.0

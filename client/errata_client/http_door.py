@@ -117,8 +117,7 @@ class HttpDoor:
 
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the rewards that an episode was given later."""
-        reply = _json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards"))
-        return read_rewards(reply if isinstance(reply, list) else [reply], eid)
+        return read_rewards(_json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards")), eid)
 
     async def aclose(self) -> None:
         """Close idle connections. Idempotent; a later request opens new ones."""

@@ -13,7 +13,6 @@ from websockets.asyncio.client import ClientConnection
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported
 from errata_protocol.mux import Answered, Replied
-from errata_protocol.mux.effects import RequestKind
 from errata_protocol.replay import Kind, StateAt
 
 from .connection import Connection
@@ -23,13 +22,12 @@ from .frames import Frame, FrameInvalid, Stamp, as_kind, replayed
 from .late_rewards import Reward, read_reward, read_rewards
 from .mux_session import MuxSession
 from .outcome import Outcome
-from .plain_ws import delivery_kind
+from .plain_ws import REPLY_TYPES, delivery_kind
 from .sharing import Lease, join
 from .stats import SessionStats
 from .ticket import Ticket
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
-_REPLIES = {"reset": "observation", "step": "observation", "mcp": "mcp"}
 
 _log = logging.getLogger("errata.client")
 
@@ -286,13 +284,13 @@ class MuxDoor:
         self._told = self._told or _is_end(error)
 
     @staticmethod
-    def data_of(kind: RequestKind, reply: Replied) -> Any:
+    def data_of(kind: Kind, reply: Replied) -> Any:
         """Return the decoded ``data`` of a reply.
 
         Raises:
             FrameInvalid: It answers something else.
         """
-        if reply.type != _REPLIES[kind] or (kind != "mcp" and reply.t is None):
+        if reply.type != REPLY_TYPES[kind] or (kind != "mcp" and reply.t is None):
             raise FrameInvalid(f"the server answered a {kind} with {reply.type!r}, t={reply.t}")
         return decode(reply.payload)
 

@@ -346,10 +346,13 @@ class MuxSession:
         self.stats.retried[event.error.code] += 1
         told = event.error.details.get("retry_after")
         wait_s = told if isinstance(told, int | float) else RETRY_S * 2**tried
-        asyncio.get_running_loop().call_later(wait_s, self._send_again, request)
+        condition = request.condition
+        if condition is None and request.kind != "reset" and session.t is not None:
+            condition = (session.t, session.eid)  # now: what is asked during the wait may move it
+        asyncio.get_running_loop().call_later(wait_s, self._send_again, request, condition)
         return True
 
-    def _send_again(self, request: ClientRequest) -> None:
+    def _send_again(self, request: ClientRequest, condition: tuple[int, str | None] | None) -> None:
         session = self._session
         if request not in self._waiting or session is None or self.ended is not None:
             return  # the session ended, and who waited was told
@@ -357,9 +360,6 @@ class MuxSession:
         if done is nobody:
             self._tell()
             return
-        condition = request.condition
-        if condition is None and request.kind != "reset" and session.t is not None:
-            condition = (session.t, session.eid)
         again = self.connection.machine.request(session, request.kind, request.data, condition=condition)
         self._waiting[again], self._tried[again] = done, tried
         self.connection.stir()

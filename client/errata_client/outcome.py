@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from errata_protocol.errors import ErrataError, LocalProtocolError, NotAttached, error_from_wire
+from errata_protocol.errors import ErrataError, LocalProtocolError, NotAttached
 from errata_protocol.mux import Replied
+
+from .frames import wire_error
 
 Outcome = Replied | Exception
 Done = Callable[[Outcome], None]
@@ -36,9 +38,7 @@ def raised_again(error: Exception) -> Exception:
         return type(error)(*error.args) if type(error) is ConnectionError else error
     if isinstance(error, LocalProtocolError):
         return LocalProtocolError(error.message, **error.details)
-    again = error_from_wire(error.to_wire())
-    again.args = (f"Server error: {error.message} (code: {error.code})",)
-    return again
+    return wire_error(error.to_wire())
 
 
 def taken() -> NotAttached:

@@ -21,6 +21,7 @@ from errata_protocol.capabilities import PROBE, Capabilities
 from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
 from errata_protocol.replay import Kind
 
+from .dialing import TOKEN_HINT
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
 
 # With defaults, so that `client = ErrataClient(url)` needs no annotation.
@@ -28,7 +29,7 @@ ActT = TypeVar("ActT", default=Any)
 ObsT = TypeVar("ObsT", default=Any)
 StateT = TypeVar("StateT", default=Any)
 
-_REPLY_TYPES = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
+REPLY_TYPES = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 
 
 def delivery_kind(message: dict[str, Any]) -> Kind | None:
@@ -46,7 +47,7 @@ def delivery_kind(message: dict[str, Any]) -> Kind | None:
 
 def reply_type(message: dict[str, Any]) -> str:
     """Return the type of the frame that answers a request; with a t in it, a state request asks for a replay."""
-    return "state_at" if message["type"] == "state" and "data" in message else _REPLY_TYPES[message["type"]]
+    return "state_at" if message["type"] == "state" and "data" in message else REPLY_TYPES[message["type"]]
 
 
 class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
@@ -118,7 +119,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         except ConnectionError as error:  # whoever reads a session id in a log could attach to the session
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
             if "HTTP 401" in text:
-                text += ': give the server\'s token as headers={"Authorization": "Bearer TOKEN"}'
+                text += TOKEN_HINT
             raise ConnectionError(text) from error.__cause__
         finally:
             self._connecting = False

@@ -7,9 +7,9 @@ step. On a server without the multiplexed protocol the same calls go over a plai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_protocol.replay import Kind
@@ -19,8 +19,6 @@ from .client import ErrataClient
 from .connection import Connection
 from .stats import SessionStats
 from .sync import run_blocking
-
-T = TypeVar("T")
 
 Actions = Sequence[Any] | Mapping[int, Any]
 """One for each environment of the batch, or by index."""
@@ -109,11 +107,14 @@ class EnvPool:
             ConnectionError: The server cannot be reached.
             ErrataError: It refused one of them, e.g. CAPACITY_REACHED; the others were closed again.
         """
-        opened = await asyncio.gather(*(client._connect_async() for client in self.clients), return_exceptions=True)
-        for outcome in opened:
-            if isinstance(outcome, BaseException):
-                await self.aclose()
-                raise outcome
+        try:
+            opened = await asyncio.gather(*(client._connect_async() for client in self.clients), return_exceptions=True)
+            for outcome in opened:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        except BaseException:  # a cancelled caller gets no pool to close either
+            await self.aclose()
+            raise
         return self
 
     async def aclose(self) -> None:
@@ -284,12 +285,12 @@ class SyncEnvPool:
 
     def connect(self) -> Self:
         """Open all sessions. See `EnvPool.connect`."""
-        self._run(self._pool.connect())
+        run_blocking(self._pool.connect())
         return self
 
     def close(self) -> None:
         """Close all clients. See `EnvPool.aclose`."""
-        self._run(self._pool.aclose())
+        run_blocking(self._pool.aclose())
 
     def __enter__(self) -> Self:
         """Open all sessions."""
@@ -307,8 +308,9 @@ class SyncEnvPool:
         timeout_s: float | None = None,
     ) -> list[Result]:
         """Reset environments together. See `EnvPool.reset_batch`."""
-        options = {"indices": indices, "return_exceptions": return_exceptions, "timeout_s": timeout_s}
-        return self._run(self._pool.reset_batch(kwargs, **options))  # type: ignore[arg-type]
+        return run_blocking(
+            self._pool.reset_batch(kwargs, indices=indices, return_exceptions=return_exceptions, timeout_s=timeout_s)
+        )
 
     def step_batch(
         self,
@@ -319,8 +321,9 @@ class SyncEnvPool:
         timeout_s: float | None = None,
     ) -> list[Result]:
         """Step environments together. See `EnvPool.step_batch`."""
-        options = {"indices": indices, "return_exceptions": return_exceptions, "timeout_s": timeout_s}
-        return self._run(self._pool.step_batch(actions, **options))  # type: ignore[arg-type]
+        return run_blocking(
+            self._pool.step_batch(actions, indices=indices, return_exceptions=return_exceptions, timeout_s=timeout_s)
+        )
 
     def as_completed(
         self, actions: Actions, *, indices: Sequence[int] | None = None, timeout_s: float | None = None
@@ -335,11 +338,7 @@ class SyncEnvPool:
             await results.aclose()  # type: ignore[attr-defined] # an asynchronous generator has it
 
         try:
-            while (found := self._run(following())) is not None:
+            while (found := run_blocking(following())) is not None:
                 yield found
         finally:
-            self._run(drop())
-
-    @staticmethod
-    def _run(coro: Coroutine[Any, Any, T]) -> T:
-        return run_blocking(coro)
+            run_blocking(drop())

@@ -96,7 +96,7 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         """Start another session from delivery ``t``. See `ErrataClient.fork`.
 
         Returns:
-            A connected blocking client with its own loop, closed with this one.
+            A connected blocking client, closed with this one.
         """
         child: ErrataClient[ActT, ObsT, StateT] = self._run(self._async._forked(t, eid))
         return self._adopt(child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -43,7 +44,9 @@ def encode_payload(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
         if "surrogate" not in str(error):
             raise ValueError(f"observation has no JSON form: {error}") from error
     try:
-        return json.dumps(_plain(data), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(_plain(data, finite), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
+            "ascii"
+        )
     except (TypeError, ValueError) as error:
         raise ValueError(f"observation has no JSON form: {error}") from error
 
@@ -52,16 +55,17 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, finite: bool) -> Any:
+    """Return a value of JSON's types; NaN and infinities stay if ``finite``, for the encoder to refuse."""
     if isinstance(value, str | bool | int) or value is None:
         return value
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if finite or math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, finite) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    return json.loads(to_json(value, inf_nan_mode="null"))
+        return [_plain(v, finite) for v in value]
+    return json.loads(to_json(value, inf_nan_mode="constants" if finite else "null"))
 
 
 def digest(payload: bytes) -> str:

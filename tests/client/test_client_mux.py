@@ -20,6 +20,7 @@ from errata_protocol.errors import (
     LocalProtocolError,
     NotAttached,
     NotSupported,
+    PreconditionFailed,
     RemoteProtocolError,
     SandboxFailed,
     SessionLost,
@@ -212,6 +213,14 @@ async def test_what_cannot_be_reached_at_first_is_an_error_at_once(peer: MuxPeer
     await peer.start(peer.port)
 
 
+def test_waits_between_attempts_are_random_up_to_a_bound_that_doubles() -> None:
+    backoff = Backoff(first_s=0.1, most_s=1.0)
+    assert backoff.delay(0) == 0.0
+    for failures, bound_s in ((1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (5000, 1.0)):
+        longest_s = max(backoff.delay(failures) for _ in range(500))
+        assert 0.8 * bound_s < longest_s <= bound_s
+
+
 async def test_a_server_that_goes_away_is_left_when_its_replies_are_here(peer: MuxPeer, connection: Connection) -> None:
     async with ErrataClient(connection=connection) as client:
         await client.reset()
@@ -288,7 +297,7 @@ async def test_a_refusal_that_lasts_longer_than_the_deadline_is_what_the_caller_
         assert peer.steps() == ["reset", "b"], "the refused one had no effect, then or later"
 
 
-async def test_bounds_of_the_server_are_kept_to(connection: Connection) -> None:
+async def test_bounds_of_the_server_are_kept_to() -> None:
     limits = ServerLimits(in_flight_session=2, in_flight_socket=4, max_elements=8)
     async with peered(limits) as narrow, Connection(narrow.url, backoff=FAST) as connection:
         clients = [ErrataClient(connection=connection) for _ in range(6)]
@@ -297,6 +306,7 @@ async def test_bounds_of_the_server_are_kept_to(connection: Connection) -> None:
         steps = [client.step({"text": str(n)}) for n in range(20) for client in clients]
         await asyncio.gather(*steps)
         assert all(narrow.steps(sid) == ["reset", *(str(n) for n in range(20))] for sid in narrow.sids)
+        assert not any(client.stats.refused for client in clients), "none had to be refused"
 
 
 async def test_a_full_server_is_asked_again_until_the_connect_timeout(peer: MuxPeer) -> None:
@@ -328,6 +338,20 @@ async def test_a_failure_that_was_rolled_back_is_tried_again_and_counted(peer: M
         failed, acted = await steps
         assert isinstance(failed, SandboxFailed), "what was asked behind it has acted: it is not tried at another t"
         assert acted.observation["text"] == "e"
+
+
+async def test_what_is_tried_again_does_not_act_where_another_request_moved_the_session(
+    peer: MuxPeer, connection: Connection
+) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.broken = [SandboxFailed("gone", retry_after=0.2)]
+        step = asyncio.create_task(client.step({"text": "a"}))
+        await until(lambda: client.stats.retried["SANDBOX_FAILED"] == 1)
+        await client.step({"text": "b"})
+        with pytest.raises(PreconditionFailed):
+            await step
+        assert client.t == 1 and peer.steps() == ["reset", "b"]
 
 
 async def test_a_lost_session_is_told_and_never_replaced_in_silence(peer: MuxPeer, connection: Connection) -> None:
@@ -381,12 +405,13 @@ async def test_what_had_not_started_is_taken_back(peer: MuxPeer, connection: Con
         peer.hold()
         running = asyncio.create_task(client.step({"text": "running"}))
         await peer.arrived.acquire()
+        received = peer.frames_received
         waiting = asyncio.create_task(client.step({"text": "waiting"}))
-        await asyncio.sleep(0.05)
+        await until(lambda: peer.frames_received == received + 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.sleep(0.05)
+        await until(lambda: peer.frames_received == received + 2)
         peer.release()
         await running
         assert (await client.step({"text": "after"})).observation["count"] == 2

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from mux_peer import MuxPeer, peered, peered_in_a_thread
+from mux_peer import MuxPeer, peered, peered_in_a_thread, until
 
 from errata_client import BatchFailed, Connection, EnvPool
 from errata_protocol.errors import ErrataError, InvalidRequest, SessionLost
@@ -126,6 +126,17 @@ async def test_a_pool_survives_cuts_in_the_middle_of_batches(peer: MuxPeer) -> N
             peer.lose_memory() if n % 2 else peer.cut()
             assert {result.observation["count"] for result in await batch} == {n}
         assert all(peer.steps(sid) == ["reset", *"1234567"] for sid in peer.sids)
+
+
+async def test_a_pool_whose_opening_is_cancelled_leaves_no_session_open(peer: MuxPeer) -> None:
+    peer.capacity = 1
+    pool = EnvPool(peer.url, 2)
+    connecting = asyncio.create_task(pool.connect())
+    await until(lambda: pool.session_stats.refused["CAPACITY_REACHED"] > 0)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert [row.status for row in peer.rows.values()] == ["closed"] and not peer._sockets
 
 
 async def test_a_vanilla_server_is_stepped_over_a_socket_each(stock_url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errata_protocol.payload import canonical, digest, encode_payload, semantic_digest, splice
+
+
+@dataclass
+class Foreign:
+    """A value that is encoded by its fields."""
+
+    value: float
+
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -40,6 +49,15 @@ def test_a_digest_is_sha256_of_the_bytes() -> None:
 def test_numbers_without_a_json_form_become_null(value: float) -> None:
     assert encode_payload({"a": [value]}) == b'{"a":[null]}'
     assert encode_payload({"a": [value], "b": "\ud800"}) == b'{"a":[null],"b":"\\ud800"}'
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("beside", ["NaN", "\ud800"])
+def test_numbers_without_a_json_form_are_refused_where_they_have_to_be_finite(value: float, beside: str) -> None:
+    for data in ({"a": [value], "b": beside}, {"a": Foreign(value), "b": beside}):
+        with pytest.raises(ValueError, match="no JSON form"):
+            encode_payload(data, finite=True)
+    assert json.loads(encode_payload({"a": [1.5], "b": beside}, finite=True)) == {"a": [1.5], "b": beside}
 
 
 def test_half_a_surrogate_pair_is_escaped_as_upstream_does() -> None:

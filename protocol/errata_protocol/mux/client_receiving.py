@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-
 from ..errors import CODES, ErrataError, RemoteProtocolError, error_from_wire
 from ..payload import digest as payload_digest
 from .client_sending import Sending
@@ -119,13 +117,10 @@ class Receiving(Sending):
         if id > session.last + 1:
             self._missed(session)
             return
-        if envelope.digest and not hmac.compare_digest(envelope.digest, payload_digest(data)):
+        if envelope.digest and envelope.digest != payload_digest(data):
             raise RemoteProtocolError(f"the payload of request {id} does not have its digest {envelope.digest}")
         session.last = id
-        before = len(session.sent)
-        request = session.answered(id)
-        if session.counted:
-            self._in_flight += len(session.sent) - before
+        request = self._answered(session, id)
         if request is not None and envelope.request and envelope.request != payload_digest(request.data):
             # Another process used the id while this one was not attached: what was sent under it was never accepted.
             taken = {"code": "CONFLICT", "message": f"id {id} was used by another process: this request had no effect"}
@@ -173,10 +168,7 @@ class Receiving(Sending):
             self._end(session, error)
             return
         if code == "CONFLICT":
-            before = len(session.sent)
-            request = session.answered(id)
-            if session.counted:
-                self._in_flight += len(session.sent) - before
+            request = self._answered(session, id)
             self._events.append(Failed(session, id, request, error, recorded=False))
             return
         session.behind.discard(id)
@@ -267,7 +259,7 @@ class Receiving(Sending):
         if read is None:
             return
         error = error_of(data) if envelope.type == "error" else None
-        if error is not None and (error.code == "NOT_ATTACHED" or error.code in ("OVERLOADED", "JOURNAL_UNAVAILABLE")):
+        if error is not None and error.code in ("NOT_ATTACHED", "OVERLOADED", "JOURNAL_UNAVAILABLE"):
             read.sent = False
             if error.code != "NOT_ATTACHED":
                 read.retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
@@ -275,7 +267,7 @@ class Receiving(Sending):
             elif read.session is not None and read.session.state is State.ATTACHED:
                 self._act(read.session, Event.NOT_ATTACHED)
             return
-        if envelope.digest and payload_digest(data) != envelope.digest:
+        if envelope.digest and envelope.digest != payload_digest(data):
             raise RemoteProtocolError(f"the answer to q {read.q} does not have its digest {envelope.digest}")
         self._finish_read(read)
         place = (envelope.eid, envelope.t, envelope.kind, envelope.digest or "")

@@ -84,6 +84,14 @@ class Sending:
         if session.counted:
             self._in_flight += len(session.sent) - before
 
+    def _answered(self, session: ClientSession, id: int) -> ClientRequest | None:
+        """Take the request of an answer out of what waits."""
+        before = len(session.sent)
+        request = session.answered(id)
+        if session.counted:
+            self._in_flight += len(session.sent) - before
+        return request
+
     def _count(self, session: ClientSession) -> None:
         if not session.counted:
             session.counted = True

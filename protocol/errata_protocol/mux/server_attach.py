@@ -71,10 +71,8 @@ class Attachments:
         key_hash = hash_key(arrival.sid, arrival.key)
         session = self.sessions.get(arrival.sid)
         own = session is not None and session.principal == connection.principal
-        if (
-            not hmac.compare_digest(session.key_hash if session is not None and own else _NO_HASH, key_hash)
-            or session is None
-        ):
+        known = session.key_hash if session is not None and own else _NO_HASH
+        if not hmac.compare_digest(known, key_hash) or session is None:
             place = (arrival.sid, key_hash, connection.principal)
             session = self._sought.get(place)
             if session is None:

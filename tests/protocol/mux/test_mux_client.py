@@ -128,6 +128,8 @@ def test_c1_a_payload_without_its_digest_is_the_servers_fault(client: Client) ->
     frame = f'{{"sid":"{SID}","id":1,"type":"observation","digest":"%s","data":{PAYLOAD}}}'
     with pytest.raises(RemoteProtocolError, match="digest"):
         client.protocol.receive(frame % digest(b"{}"), 0.0)
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        client.protocol.receive(frame % "sha256:\u00e9", 0.0)
     (event,) = client.protocol.receive(frame % digest(PAYLOAD.encode()), 0.0)
     assert isinstance(event, Replied) and event.payload == PAYLOAD.encode()
 
