@@ -261,7 +261,7 @@ def read_bundle(lines: Iterable[bytes]) -> Iterator[tuple[int, int, Line]]:
             record = parse_line(line)
         except ValueError as error:
             if number == 1:
-                raise InvalidRequest("this is no episode bundle: its first line is not a bundle header") from error
+                check_header(None)
             raise InvalidRequest(f"line {number} of the bundle cannot be read: {error}") from error
         if number == 1:
             check_header(record)

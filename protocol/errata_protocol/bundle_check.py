@@ -20,7 +20,6 @@ from .bundle import (
     check_header,
     parse_line,
 )
-from .errors import InvalidRequest
 from .payload import DIGEST_PREFIX
 from .replay import Origin
 
@@ -198,7 +197,7 @@ def verify_bundle(lines: Iterable[bytes], progress: Callable[[int], None] = lamb
             record = parse_line(line)
         except ValueError as error:
             if number == 1:
-                raise InvalidRequest("this is no episode bundle: its first line is not a bundle header") from error
+                check_header(None)
             check.found.problems.append(Problem(line=number, what=f"it cannot be read: {error}"))
             record = None
         if number == 1:

@@ -17,6 +17,8 @@ from .replay import Kind
 
 SCHEMA_VERSION = 1
 
+_META_KEY = "openenv/errata"
+
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore")
@@ -143,17 +145,13 @@ class RolloutEpisode(_OfEpisode):
 
 def marker_of(payload: Any) -> ErrorMarker | None:
     """Return the marker in a decoded payload, wherever its kind of environment puts it (PROTOCOL B1, B2)."""
-    if not isinstance(payload, dict):
-        return None
-    observation = payload.get("observation")
-    result = payload.get("result")
+    observation = _at(payload, "observation")
     places = [
         observation,
-        observation.get("metadata") if isinstance(observation, dict) else None,
-        payload.get("metadata"),
-        (result.get("_meta") or {}).get("openenv/errata")
-        if isinstance(result, dict) and isinstance(result.get("_meta"), dict)
-        else None,
+        _at(observation, "metadata"),
+        _at(payload, "metadata"),
+        _at(payload, "result", "_meta", _META_KEY),
+        _at(payload, "error", "data", _META_KEY),
     ]
     for place in places:
         if isinstance(place, dict) and isinstance(place.get("error_kind"), str):
@@ -162,3 +160,9 @@ def marker_of(payload: Any) -> ErrorMarker | None:
             except ValueError:  # a foreign environment's own fields of these names
                 return ErrorMarker(error_kind=place["error_kind"])
     return None
+
+
+def _at(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -11,12 +11,13 @@ from fastapi import FastAPI
 
 from errata_protocol.bundle import BundledEpisode, DeliveryRecord, index_bundle, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import InvalidRequest, JournalUnavailable, NoReset, StateOutOfRange, UnknownEpisode
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
 
 from . import http_routes
 from .auth import guard
+from .ownership import absent
 from .reading import Delivered
 from .serving import Bind, protected, run_reading
 from .settings import Settings
@@ -105,11 +106,7 @@ class Archive:
         """
         file, episode = self._episode(eid)
         if t not in episode.places:
-            if t == 0 and episode.turns:
-                raise NoReset(
-                    f"episode {eid} began with a tools/call and has no reset payload: ask for t >= 1", eid=eid
-                )
-            raise StateOutOfRange(eid, t, episode.turns[-1].t + 1 if episode.turns else 0)
+            raise absent(eid, t, episode.turns[-1].t if episode.turns else None)
         offset, length = episode.places[t]
         with file.open("rb") as lines:
             lines.seek(offset)
@@ -133,13 +130,10 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
     """Return an application that serves an archive as a live server serves its journal, for reading only."""
     app = FastAPI(title="Errata episode bundles", version="1.0.0")
 
-    def capabilities() -> dict[str, Any]:
+    @app.get("/capabilities", tags=["Errata"])
+    async def capabilities() -> dict[str, Any]:
         told = {"protocol": PROTOCOL_NAME, "extensions": {"error_markers": 1, "state_at": 1}, "recovery": "none"}
         return {"environments": {name: {**told, "environment": name} for name in archive.environments}}
-
-    @app.get("/capabilities", tags=["Errata"])
-    async def get_capabilities() -> dict[str, Any]:
-        return capabilities()
 
     @app.get("/health", tags=["Health"])
     async def health() -> dict[str, str]:

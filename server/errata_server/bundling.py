@@ -16,7 +16,6 @@ from errata_protocol.bundle import (
     request_fields,
 )
 from errata_protocol.errors import JournalUnavailable, UnknownEpisode
-from errata_protocol.replay import Origin
 
 from .delivery import wire_digest
 from .ids import name_of
@@ -60,14 +59,13 @@ async def describe(runtime: Runtime, row: EpisodeRow) -> EpisodeRecord:
     turns = await runtime.read(runtime.journal.turns, row.eid)
     rewards = await runtime.read(runtime.journal.rewards, row.eid)
     session = await runtime.read(runtime.journal.session, row.sid)
-    forked = row.origin_eid is not None and row.origin_t is not None
     return EpisodeRecord(
         eid=row.eid,
         episode_id=row.episode_id,
         environment=row.environment,
         session=name_of(row.sid),
         created=row.created,
-        origin=Origin(eid=row.origin_eid, t=row.origin_t) if forked else None,  # type: ignore[arg-type]
+        origin=row.origin,
         agent_text_version=row.agent_text_version,
         recovery=session.recovery if session is not None else None,
         deliveries=len(turns),

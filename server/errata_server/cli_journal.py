@@ -18,7 +18,6 @@ from rich.table import Table
 
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
-from errata_protocol.replay import Origin
 
 from .cli_bundle import Output, Progress, complete_file, report
 from .cli_source import DataDir, Json, Source
@@ -205,8 +204,8 @@ async def _verified(source: Source) -> Verification:
 
     check, progress, seen = EpisodeCheck(), Progress("deliveries"), 0
     async for held in all_held(source.runtime):
-        if held.row.origin_eid is not None and held.row.origin_t is not None:
-            check.expect(held.row.eid, Origin(eid=held.row.origin_eid, t=held.row.origin_t))
+        if (origin := held.row.origin) is not None:
+            check.expect(held.row.eid, origin)
     async for held in all_held(source.runtime):
         record = await describe(source.runtime, held.row)
         check.take(record)

@@ -269,9 +269,6 @@ class Replay:
 
 def _summary(stats: EpisodeStats) -> dict[str, object]:
     row = stats.row
-    origin = (
-        Origin(eid=row.origin_eid, t=row.origin_t) if row.origin_eid is not None and row.origin_t is not None else None
-    )
     return {
         "eid": row.eid,
         "episode_id": row.episode_id,
@@ -282,7 +279,7 @@ def _summary(stats: EpisodeStats) -> dict[str, object]:
         "deliveries": stats.deliveries,
         "reward": stats.reward,
         "error_kinds": stats.error_kinds,
-        "origin": origin,
+        "origin": row.origin,
     }
 
 

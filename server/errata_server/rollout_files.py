@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
@@ -13,18 +13,6 @@ from errata_protocol.rollouts import SCHEMA_VERSION
 GROUP_ROWS = 1_000
 GROUP_BYTES = 32 * 1024**2
 """A Parquet row group is written at whichever comes first; so much is held in memory."""
-
-
-class RolloutFile(Protocol):
-    """Takes rows; `close` completes the file."""
-
-    def write(self, row: BaseModel) -> None:
-        """Append a row."""
-        ...
-
-    def close(self) -> None:
-        """Write what is held back."""
-        ...
 
 
 class JsonLines:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from errata_protocol.bundle import BundledReward, DeliveryRecord, EpisodeRecord, FailureRecord
+from errata_protocol.bundle import DeliveryRecord, EpisodeRecord, FailureRecord
 from errata_protocol.environment import default_agent_text
 from errata_protocol.replay import observation_of
-from errata_protocol.rollouts import FailedRequest, LateReward, RolloutEpisode, RolloutTurn, Turn, marker_of
+from errata_protocol.rollouts import (
+    SCHEMA_VERSION,
+    FailedRequest,
+    LateReward,
+    RolloutEpisode,
+    RolloutTurn,
+    Turn,
+    marker_of,
+)
 
 from .bundling import contents, describe
 from .discovery import published
@@ -102,10 +110,10 @@ async def _turns(runtime: Runtime, record: EpisodeRecord, choice: Choice, texts:
     async for line in contents(runtime, record):
         if isinstance(line, FailureRecord):
             errors.append(_failed(line))
-        elif isinstance(line, DeliveryRecord | BundledReward):
+        elif isinstance(line, DeliveryRecord):
             if delivery is not None:
                 yield _turn(record, delivery, late.get(delivery.t, []), errors, choice, texts)
-            delivery, errors = (line, []) if isinstance(line, DeliveryRecord) else (None, [])
+            delivery, errors = line, []
     if delivery is not None:
         yield _turn(record, delivery, late.get(delivery.t, []), errors, choice, texts)
 
@@ -146,7 +154,7 @@ def _failed(line: FailureRecord) -> FailedRequest:
 
 def _of_episode(record: EpisodeRecord) -> dict[str, Any]:
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         **record.model_dump(include={"eid", "episode_id", "environment", "session", "agent_text_version"}),
         "origin_eid": record.origin.eid if record.origin is not None else None,
         "origin_t": record.origin.t if record.origin is not None else None,
@@ -178,10 +186,5 @@ class _Texts:
 
     def tell(self) -> None:
         """Say what was left out."""
-        for why in self.missing():
-            log.warning(why)
-
-    def missing(self) -> Iterator[str]:
-        """Yield what was left out, and why."""
         for why, count in self._missing.items():
-            yield f"agent_text_t of {count} turns is left out: they were delivered by {why}"
+            log.warning("agent_text_t of %d turns is left out: they were delivered by %s", count, why)

@@ -175,6 +175,8 @@ def test_the_parquet_columns_are_the_models_fields() -> None:
         ({"observation": {"metadata": {"error_kind": "a"}}}, "a"),
         ({"observation": {}, "metadata": {"error_kind": "b", "error_site": {"line": "no"}}}, "b"),
         ({"result": {"_meta": {"openenv/errata": {"error_kind": "c"}}}}, "c"),
+        ({"error": {"code": -32602, "data": {"openenv/errata": {"error_kind": "d"}}}}, "d"),
+        ({"error": {"code": -32602, "data": None}, "result": None}, None),
         ({"observation": {"error_kind": None}, "result": {"_meta": 1}}, None),
         ([], None),
     ],

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError
-from errata_protocol.replay import Kind
+from errata_protocol.replay import Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
@@ -85,6 +86,13 @@ class EpisodeRow(Struct, frozen=True, gc=False):
     origin_t: int | None = None
     agent_text_version: str | None = None
 
+    @property
+    def origin(self) -> Origin | None:
+        """Where a fork comes from, None for any other episode."""
+        if self.origin_eid is None or self.origin_t is None:
+            return None
+        return Origin(eid=self.origin_eid, t=self.origin_t)
+
 
 class DeliveryRow(Struct, frozen=True, gc=False):
     """One mutating request and its outcome; the unit of exactly-once.
@@ -146,6 +154,15 @@ class SessionChange(Struct, frozen=True, gc=False):
     status: SessionStatus | None = None
     given_out: bool | None = None
     lost: str | None = None
+
+    def applied(self, row: SessionRow) -> SessionRow:
+        """Return the session's row after this change."""
+        return replace(
+            row,
+            status=self.status if self.status is not None else row.status,
+            given_out=self.given_out if self.given_out is not None else row.given_out,
+            lost=self.lost if self.lost is not None else row.lost,
+        )
 
 
 class RewardRow(Struct, frozen=True, gc=False):

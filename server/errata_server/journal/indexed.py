@@ -94,8 +94,6 @@ class IndexedJournal(IndexedReads):
             own = DirectoryDisk(directory)
             self._log = SegmentLog(disk or own, salt=salt, segment_bytes=segment_bytes, fsync=fsync)
             super().__init__(self._log, Live())
-            self._readers = Readers(lambda: connect(self._path), str(self._path))
-            self._index: Index | None = None
             try:
                 self._open()
             except BaseException:
@@ -326,7 +324,7 @@ class IndexedJournal(IndexedReads):
     def _start(self) -> None:
         self._readers = Readers(lambda: connect(self._path), str(self._path))
         self._live = Live()
-        self._index = None
+        self._index: Index | None = None
         self._index = Index(self._path)
         self._load()
 

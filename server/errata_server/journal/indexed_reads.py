@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import JournalUnavailable
@@ -14,7 +14,7 @@ from . import columns
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, Journal, RewardRow, SessionRow, TurnRow
 from .codec import LogRecord
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
-from .live import Episode, Flat, Live, Reply, Session, Turn, changed
+from .live import Episode, Flat, Live, Reply, Session, Turn
 from .segments import Place, Segments
 
 T = TypeVar("T")
@@ -200,34 +200,33 @@ class IndexedReads(Journal):
         episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
-        def wanted(n: int, row: EpisodeRow, kinds: dict[str, int] | None) -> bool:
+        def wanted(n: int, row: EpisodeRow, kinds: dict[str, int]) -> bool:
             return (
                 row.principal == principal
                 and (before is None or n < before)
                 and (environment is None or row.environment == environment)
                 and (episode_id is None or row.episode_id == episode_id)
-                and (error_kind is None or error_kind in (kinds or ()))
+                and (error_kind is None or error_kind in kinds)
                 and row.eid not in self._live.deleted
             )
 
         # What waits first: what leaves for the index meanwhile is then found twice, not missed.
-        waiting: dict[int, tuple[EpisodeRow | None, EpisodeStats]] = {}
+        waiting: dict[int, _Totals] = {}
         new: dict[int, EpisodeRow] = {}
         with self._live.lock:
             for batch in (self._live.batch, self._live.leaving):
                 if batch is not None:
                     new.update((n, row) for n, _, row in batch.episodes.values())
                     for n, e in batch.of_episodes.items():
-                        waiting[n] = (None, _stats(_NOBODY, e.deliveries, e.reward, e.done, e.error_kinds))
+                        waiting[n] = _Totals(e.deliveries, e.reward, e.done, e.error_kinds or {})
+        listed = self._listed(limit, before, environment, episode_id, error_kind, principal, waiting)
         found: dict[int, EpisodeStats] = {}
-        for n, row in new.items():
-            stats = waiting[n][1]
-            if wanted(n, row, stats.error_kinds):
-                found[n] = _of(row, stats)
-        for n, row, stats in self._listed(limit, before, environment, episode_id, error_kind, principal, waiting):
-            stats = waiting[n][1] if n in waiting else stats
-            if wanted(n, row, stats.error_kinds):
-                found[n] = _of(row, stats)
+        for n, row, totals in (*((n, row, waiting[n]) for n, row in new.items()), *listed):
+            totals = waiting.get(n, totals)
+            if wanted(n, row, totals.error_kinds):
+                found[n] = EpisodeStats(
+                    row, totals.deliveries, totals.reward, totals.done, dict(sorted(totals.error_kinds.items()))
+                )
         page = sorted(found, reverse=True)[: limit + 1]
         return [found[n] for n in page[:limit]], page[limit - 1] if len(page) > limit else None
 
@@ -240,7 +239,7 @@ class IndexedReads(Journal):
         error_kind: str | None,
         principal: str | None,
         waiting: Iterable[int],
-    ) -> list[tuple[int, EpisodeRow, EpisodeStats]]:
+    ) -> list[tuple[int, EpisodeRow, _Totals]]:
         """Return episodes of the index as it is: a page of them, and all wanted ones of which something waits."""
         wheres, values = ["e.principal IS ?"], [principal]
         for clause, value in (
@@ -270,7 +269,7 @@ class IndexedReads(Journal):
                 (*values, json.dumps(numbers), most + len(numbers)),
             )
         return [
-            (n, columns.episode(row), _stats(_NOBODY, deliveries or 0, reward or 0.0, bool(done), _kinds(kinds)))
+            (n, columns.episode(row), _Totals(deliveries or 0, reward or 0.0, bool(done), _kinds(kinds)))
             for n, deliveries, reward, done, kinds, *row in rows
         ]
 
@@ -326,7 +325,7 @@ class IndexedReads(Journal):
             return None
         for batch in reversed(batches[:at]):
             if sid in batch.changes:
-                row = changed(row, batch.changes[sid])
+                row = batch.changes[sid].applied(row)
         return row
 
     def _session_row(self, sid: str) -> SessionRow | None:
@@ -340,7 +339,7 @@ class IndexedReads(Journal):
         for batch in reversed(batches):
             for sid, change in batch.changes.items():
                 if sid in found:
-                    found[sid] = changed(found[sid], change)
+                    found[sid] = change.applied(found[sid])
             found.update((sid, row) for sid, (_, row) in batch.sessions.items() if row is not None)
         return sorted((row for row in found.values() if row.status == "open"), key=lambda row: row.created)
 
@@ -472,15 +471,11 @@ class IndexedReads(Journal):
         return bool(self._rows("SELECT 1 FROM rewards WHERE session = ? AND seq = ?", (session.n, seq)))
 
 
-_NOBODY = EpisodeRow("", "", "", 0.0)
-
-
-def _stats(row: EpisodeRow, deliveries: int, reward: float, done: bool, kinds: dict[str, int] | None) -> EpisodeStats:
-    return EpisodeStats(row, deliveries, reward, done, dict(sorted((kinds or {}).items())))
-
-
-def _of(row: EpisodeRow, stats: EpisodeStats) -> EpisodeStats:
-    return EpisodeStats(row, stats.deliveries, stats.reward, stats.done, stats.error_kinds)
+class _Totals(NamedTuple):
+    deliveries: int
+    reward: float
+    done: bool
+    error_kinds: dict[str, int]
 
 
 def _held(n: int, row: EpisodeRow, totals: tuple[Any, ...]) -> HeldEpisode:

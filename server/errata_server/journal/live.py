@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from errata_protocol.environment import SnapshotRef
 
 from . import columns
@@ -245,7 +243,7 @@ class Live:
             case SessionChange() as c:
                 n, row = batch.sessions.get(c.sid, (0, None))
                 if row is not None:
-                    batch.sessions[c.sid] = (n, changed(row, c))
+                    batch.sessions[c.sid] = (n, c.applied(row))
                 else:
                     batch.changes[c.sid] = merged(batch.changes.get(c.sid), c)
             case RewardRow() as r:
@@ -318,16 +316,6 @@ class Live:
             self.batch.sessions[sid] = (session.n, None)
         self.batch.of_sessions[session.n] = session
         return session
-
-
-def changed(row: SessionRow, change: SessionChange) -> SessionRow:
-    """Return a session's row after a change."""
-    return replace(
-        row,
-        status=change.status if change.status is not None else row.status,
-        given_out=change.given_out if change.given_out is not None else row.given_out,
-        lost=change.lost if change.lost is not None else row.lost,
-    )
 
 
 def merged(first: SessionChange | None, second: SessionChange) -> SessionChange:

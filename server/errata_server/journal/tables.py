@@ -126,13 +126,7 @@ class Tables(Journal):
                     self._forks[s.fork_of, s.fork_request] = s.sid
             case SessionChange() as c:
                 if c.sid in self._sessions:
-                    old = self._sessions[c.sid]
-                    self._sessions[c.sid] = replace(
-                        old,
-                        status=c.status if c.status is not None else old.status,
-                        given_out=c.given_out if c.given_out is not None else old.given_out,
-                        lost=c.lost if c.lost is not None else old.lost,
-                    )
+                    self._sessions[c.sid] = c.applied(self._sessions[c.sid])
 
     def _is_reexecuted(self, sid: str) -> bool:
         return sid in self._sessions and self._sessions[sid].recovery == Recovery.REEXECUTE
