@@ -1,6 +1,6 @@
 """What a step in an `EnvPool` costs the client: CPU of its process for each step, by batch.
 
-python bench/client_pool.py [--sessions 1000] [--rounds 5] [--batches 20]
+python bench/client_pool.py [--sessions 1000] [--rounds 5] [--batches 20] [--smoke]
 
 The server is another process, and its journal is in a directory that is removed afterwards. The machine's own share is
 measured beside it: the same requests through `ClientProtocol` against replies made beforehand, without a socket.
@@ -68,7 +68,10 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--smoke", action="store_true", help="one small round: shows that it runs, measures nothing")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.sessions, arguments.rounds, arguments.batches = 20, 1, 2
     sessions, batches = arguments.sessions, arguments.batches
     pool: list[float] = []
     machine: list[float] = []

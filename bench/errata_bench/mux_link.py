@@ -119,8 +119,8 @@ class Link:
             self.ready = ready[full:]
 
     def cut(self) -> None:
-        """Drop the connection without a word."""
-        self.lost = lambda: None
+        """Drop the connection without a word, and take no notice of what it may still bring."""
+        self.take, self.batch, self.lost = lambda envelope: None, lambda: None, lambda: None
         if self._socket is not None:
             self._socket.cut()
 

@@ -171,7 +171,6 @@ class MuxLoad:
         if stepping.done():
             await stepping
         for link in self._links:
-            link.take, link.batch = lambda envelope: None, lambda: None
             link.cut()
         cut_at = time.monotonic()
         stepping.cancel()
@@ -186,7 +185,6 @@ class MuxLoad:
         if not isinstance(error, ConnectionError):
             raise RuntimeError(f"the server was not lost: {error}")
         for link in self._links:
-            link.take, link.batch = lambda envelope: None, lambda: None
             link.cut()
         return {"lost_at": time.monotonic()}
 
@@ -275,9 +273,7 @@ class MuxLoad:
 
     async def detach(self) -> dict[str, float]:
         """Drop every socket; the sessions stay."""
-        for link in self._links:
-            link.cut()
-        self._connected = False
+        self.abandon()
         return {}
 
     def abandon(self) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .budgets import Budget
 from .figures import Arms, Spread, ratio, spread
-from .scenario import Metric, Scenario
+from .scenario import Scenario
 
 SCHEMA: Literal["errata-bench/1"] = "errata-bench/1"
 
@@ -161,6 +161,3 @@ def judged(scenario: Scenario, arms: Arms, sessions: int, *, smoke: bool) -> lis
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-__all__ = ["SCHEMA", "Figure", "Judged", "Machine", "Metric", "Report", "ScenarioReport", "Values"]

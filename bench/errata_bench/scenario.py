@@ -140,17 +140,3 @@ async def alternate(plan: Plan, arms: Mapping[str, Callable[[], Awaitable[Round]
 def summary(figures: Round) -> str:
     """Return the first few figures for a line of progress."""
     return ", ".join(f"{key} {value:,.4g}" for key, value in list(figures.items())[:4])
-
-
-__all__ = [
-    "ACTION",
-    "MUX_1",
-    "MUX_64",
-    "PLAIN",
-    "STOCK",
-    "Found",
-    "Metric",
-    "Plan",
-    "Scenario",
-    "alternate",
-]

@@ -89,10 +89,6 @@ class Server:
         """Its threads."""
         return self._status("Threads")
 
-    def descriptors(self) -> int:
-        """Its open descriptors."""
-        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
-
     async def quiet(self, threads: int, timeout_s: float = STOP_S) -> None:
         """Wait until it has at most ``threads`` threads and uses next to no CPU, so that nobody pays for its past."""
         end = time.monotonic() + timeout_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import secrets
@@ -131,6 +132,8 @@ class Soak:
             sampling = asyncio.create_task(self._sample())
             await self._load()
             sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sampling  # whose own failure would leave too few samples to see anything grow
             await self._all(self._close)
         finally:
             for connection in self._connections:
@@ -243,9 +246,7 @@ class Soak:
         ticket = child.ticket()
         await child.close()
         await self._close(place)
-        self.done["fork"] -= 1
         await self._come_back(place, ticket, steps)
-        self.done["fork"] += 1
 
     async def _leave(self, place: int) -> None:
         """Detach, as a trainer that ends does; the session falls asleep before another takes it up."""
@@ -288,8 +289,10 @@ class Soak:
         status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
         # Layers of sandboxes are too many files to count twice a minute.
         parts = [part for part in self._data_dir.iterdir() if part.name != "sandboxes"]
-        files = [file for part in parts for file in (part.rglob("*") if part.is_dir() else [part])]
-        size = sum(file.stat().st_size for file in files if file.is_file())
+        size = 0
+        for file in (file for part in parts for file in (part.rglob("*") if part.is_dir() else [part])):
+            with contextlib.suppress(FileNotFoundError):  # retention takes segments away meanwhile
+                size += file.stat().st_size if file.is_file() else 0
         return Sample(
             round((time.monotonic() - self._began) / 60.0, 2),
             round(int(status["VmRSS"].split()[0]) / 1024, 1),

@@ -326,7 +326,6 @@ class Storm:
         rest = (others * (self.plan.kills * self.plan.calmer // len(others) + 1))[: self.plan.kills * self.plan.calmer]
         faults = kills + rest
         self._chance.shuffle(faults)
-        pause = self.plan.seconds / len(faults)
         end = time.monotonic() + self.plan.seconds
         for left, fault in zip(range(len(faults), 0, -1), faults, strict=True):
             pause = max(0.0, end - time.monotonic()) / left
@@ -448,8 +447,7 @@ def main() -> int:
     """Run one storm on a disk of its own and print its report; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in asdict(Plan()).items():
-        kind = str if name == "target" else float if isinstance(value, float) else int
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--directory", type=Path, help="Of the disk's image.")
     parser.add_argument("--disk-mib", type=int, default=16 << 10)
     given = vars(parser.parse_args())

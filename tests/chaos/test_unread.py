@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from errata_client import Connection, ErrataClient
@@ -61,7 +61,7 @@ async def test_memory_is_bounded_and_others_are_served(tmp_path: Path) -> None:
             await other.end_session()
 
 
-async def _ask(deaf: object) -> None:
+async def _ask(deaf: ClientConnection) -> None:
     for n in range(SESSIONS):
         sid = f"deaf-{n:04}-".ljust(24, "x")
         asked = [
@@ -69,4 +69,4 @@ async def _ask(deaf: object) -> None:
             {"sid": sid, "id": 1, "type": "reset", "data": {}},
             *({"sid": sid, "id": id, "type": "step", "data": {"n": SIZE}} for id in range(2, STEPS + 1)),
         ]
-        await deaf.send(json.dumps(asked))  # type: ignore[attr-defined]
+        await deaf.send(json.dumps(asked))

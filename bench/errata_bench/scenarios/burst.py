@@ -10,8 +10,6 @@ from ..plain_load import CONNECT_S
 from ..scenario import MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate
 from ..stage import stage, target
 
-MUX = MUX_64
-
 METRICS = (
     Metric("opened", "open within 10 s, first try", compared=False),
     Metric("opened_after_retry", "open after one retry each", compared=False),
@@ -44,7 +42,7 @@ def _mux(plan: Plan) -> Callable[[], Awaitable[Round]]:
 
 async def run(plan: Plan) -> Found:
     """Burst upon a fresh server in each arm and round."""
-    arms = {STOCK: _plain(plan, STOCK), PLAIN: _plain(plan, PLAIN), MUX: _mux(plan)}
+    arms = {STOCK: _plain(plan, STOCK), PLAIN: _plain(plan, PLAIN), MUX_64: _mux(plan)}
     notes = ["On plain sockets one is open when its handshake is done; over mux, when its reset is answered."]
     return await alternate(plan, arms, notes)
 
@@ -56,7 +54,7 @@ SCENARIOS = (
         run,
         METRICS,
         (
-            Budget(MUX, "opened", ">=", 1, share=True),
+            Budget(MUX_64, "opened", ">=", 1, share=True),
             Budget(PLAIN, "opened", ">=", 0.9, share=True),
             Budget(PLAIN, "opened_after_retry", ">=", 1, share=True),
         ),

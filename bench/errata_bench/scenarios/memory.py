@@ -33,37 +33,19 @@ async def _warm(load: Load) -> None:
     await load.do("close")
 
 
-async def _held(here: Stage, server: Server, load: Load) -> Round:
+async def _held(here: Stage, server: Server, load: Load, reader: Load | None = None) -> Round:
+    """Return what a server has grown by with all sessions idle; with a ``reader`` of its metrics, hibernated."""
     sessions = here.plan.sessions
     await _warm(load)
     await server.quiet(64)
     before = server.rss_kib()
     await load.do("open", sessions=sessions)
     await load.do("step", seconds=300, action=ACTION, limit=1)
-    await server.quiet(sessions + 100, timeout_s=10)
-    return {
-        "kib_per_session": (server.rss_kib() - before) / sessions,
-        "threads": float(server.threads()),
-        "instances": float(sessions),
-    }
-
-
-async def _hibernated(here: Stage) -> Round:
-    sessions = here.plan.sessions
-    server = await here.errata(KEPT, env={"ERRATA_DETACH_TTL_S": "1"})
-    load, reader = await here.load("mux", server), await here.load("http", server)
-    await _warm(load)
-    await server.quiet(64)
-    before = server.rss_kib()
-    await load.do("open", sessions=sessions)
-    await load.do("step", seconds=300, action=ACTION, limit=1)
-    await load.do("detach")
-    end = time.monotonic() + HIBERNATE_S
-    alive = float(sessions)
-    while alive and time.monotonic() < end:
-        await asyncio.sleep(0.5)
-        alive = (await reader.do("metric", name="errata_sessions_active"))["value"]
-    await server.quiet(64, timeout_s=10)
+    alive, threads = float(sessions), sessions + 100
+    if reader is not None:
+        await load.do("detach")
+        alive, threads = await _asleep(reader), 64
+    await server.quiet(threads, timeout_s=10)
     return {
         "kib_per_session": (server.rss_kib() - before) / sessions,
         "threads": float(server.threads()),
@@ -71,11 +53,23 @@ async def _hibernated(here: Stage) -> Round:
     }
 
 
+async def _asleep(reader: Load) -> float:
+    """Wait until no session has an instance, at most `HIBERNATE_S`; return how many still have one."""
+    end = time.monotonic() + HIBERNATE_S
+    while True:
+        await asyncio.sleep(0.5)
+        alive = (await reader.do("metric", name="errata_sessions_active"))["value"]
+        if not alive or time.monotonic() > end:
+            return alive
+
+
 def _arm(plan: Plan, which: str) -> Callable[[], Awaitable[Round]]:
     async def measure() -> Round:
         async with stage(plan) as here:  # anew each time: a process keeps what it once had
             if which == HIBERNATED:
-                return await _hibernated(here)
+                server = await here.errata(KEPT, env={"ERRATA_DETACH_TTL_S": "1"})
+                load, reader = await here.load("mux", server), await here.load("http", server)
+                return await _held(here, server, load, reader)
             if which == STOCK:
                 server = await here.stock("any-thread", deflate=True)
             else:

@@ -100,7 +100,7 @@ class SimulatedSocket:
             cut_at: What arrives is cut off there, as by a broken proxy.
         """
         text = frame if isinstance(frame, str) else frame.decode()
-        self._put(self._up, {"type": "websocket.receive", "text": text if cut_at is None else text[:cut_at]}, 0)
+        self._put(self._up, {"type": "websocket.receive", "text": text if cut_at is None else text[:cut_at]})
 
     def leave(self, *, after_s: float = 0.0) -> None:
         """Give the connection up: nothing is heard any more. What was sent still arrives, and then that it is gone.
@@ -111,7 +111,7 @@ class SimulatedSocket:
         if not self._client_gone:
             self._client_gone = True
             self._down.stop()
-            self._put(self._up, {"type": "websocket.disconnect", "code": 1001}, 0, delay_s=after_s)
+            self._put(self._up, {"type": "websocket.disconnect", "code": 1001}, delay_s=after_s)
 
     def pause(self) -> None:
         """Let the client read nothing, until `unpause`."""
@@ -132,16 +132,16 @@ class SimulatedSocket:
             return  # it is silent or broken already
         self._up.lose_end(self._chance)
         self._down.lose_end(self._chance)
-        self._put(self._up, {"type": "websocket.disconnect", "code": 1006}, 0)
-        self._put(self._down, None, 0)
+        self._put(self._up, {"type": "websocket.disconnect", "code": 1006})
+        self._put(self._down, None)
         self._up.closed = self._down.closed = True
 
     def silence(self, *, client_notices_s: float = KEEPALIVE_S, server_notices_s: float = KEEPALIVE_S) -> None:
         """Let everything vanish from now on, and let each end find out by its own keepalive."""
         self._up.stop()
         self._down.stop()
-        self._loop.call_later(server_notices_s, self._arrive, {"type": "websocket.disconnect", "code": 1006}, 0)
-        self._loop.call_later(client_notices_s, self._deliver, None, 0)
+        self._loop.call_later(server_notices_s, self._arrive, {"type": "websocket.disconnect", "code": 1006})
+        self._loop.call_later(client_notices_s, self._deliver, None)
 
     def orphaned(self) -> list[str]:
         """Return what still reaches the client after the server died: the first of the frames under way.
@@ -153,7 +153,7 @@ class SimulatedSocket:
         self._client_gone = True
         frames = [
             *(self._paused or ()),
-            *(m["text"] for m, _ in self._down.under_way() if m is not None and "text" in m),
+            *(m["text"] for m in self._down.under_way() if m is not None and "text" in m),
         ]
         return frames[: self._chance.randint(0, len(frames))]
 
@@ -173,14 +173,14 @@ class SimulatedSocket:
             raise OSError("the peer is gone")
         if message["type"] == "websocket.close":
             self._server_gone = True
-            self._put(self._down, None, 0)
+            self._put(self._down, None)
             return
         self._put(self._down, message, len(message.get("text") or message.get("bytes") or ""))
         while self._down.size_bytes > self._window_bytes and not self._server_gone:
             self._writable = self._loop.create_future()
             await self._writable
 
-    def _arrive(self, message: Message | None, _: int) -> None:
+    def _arrive(self, message: Message | None) -> None:
         assert message is not None
         if self._server_gone:
             return
@@ -191,7 +191,7 @@ class SimulatedSocket:
             _wake(self._writable)
         _wake(self._readable)
 
-    def _deliver(self, message: Message | None, _: int) -> None:
+    def _deliver(self, message: Message | None) -> None:
         if self._client_gone:
             return
         if message is None:
@@ -215,7 +215,9 @@ class SimulatedSocket:
         if self._down.size_bytes <= self._window_bytes:
             _wake(self._writable)
 
-    def _put(self, direction: _Direction, message: Message | None, size_bytes: int, *, delay_s: float = 0.0) -> None:
+    def _put(
+        self, direction: _Direction, message: Message | None, size_bytes: int = 0, *, delay_s: float = 0.0
+    ) -> None:
         least, greatest = self._latency_s
         latency_s = least if least == greatest else self._chance.uniform(least, greatest)
         direction.put(self._loop, message, size_bytes, latency_s + delay_s)
@@ -224,7 +226,7 @@ class SimulatedSocket:
 class _Direction:
     """Frames on their way, in order; one timer for each."""
 
-    def __init__(self, arrived: Callable[[Message | None, int], None]) -> None:
+    def __init__(self, arrived: Callable[[Message | None], None]) -> None:
         self.size_bytes = 0
         self._arrived = arrived
         self._frames: deque[tuple[Message | None, int, asyncio.TimerHandle]] = deque()
@@ -242,10 +244,10 @@ class _Direction:
     def _first(self) -> None:
         message, size_bytes, _ = self._frames.popleft()
         self.size_bytes -= size_bytes
-        self._arrived(message, size_bytes)
+        self._arrived(message)
 
-    def under_way(self) -> list[tuple[Message | None, int]]:
-        return [(message, size_bytes) for message, size_bytes, _ in self._frames]
+    def under_way(self) -> list[Message | None]:
+        return [message for message, _, _ in self._frames]
 
     def lose_end(self, chance: random.Random) -> None:
         for _ in range(chance.randint(0, len(self._frames))):

@@ -293,7 +293,7 @@ class Hearing:
 
     def _taken_over(self, session: ClientSession) -> None:
         known = self.world.ledger.sessions[session.sid]
-        if known.owner == self.name and self.world.ledger.sessions[session.sid].ended is None:
+        if known.owner == self.name and known.ended is None:
             self.note(f"{session.sid[:6]} taken over: claims it back")
             self.protocol.claim(session)  # what took it was sent by a process before this one
         elif self.world.faults and self.chance.random() < 0.5:
@@ -308,10 +308,7 @@ class Hearing:
         self.note(f"{sid[:6]} over: {error.code}")
         self._durable.pop(sid, None)
         if sid in self._intruding:
-            hung = error.code in (
-                "TIMEOUT",
-                "EXECUTION_ERROR",
-            )  # before anybody looked whose it is
+            hung = error.code in ("TIMEOUT", "EXECUTION_ERROR")  # before anybody looked whose it is
             assert hung or error.code == "SESSION_LOST", f"an intruder was told {error!r}"
             assert not error.details.get("eid"), f"an intruder learns where the session stands: {error!r}"
             self._intruding.discard(sid)

@@ -205,7 +205,7 @@ class World:
     async def _good_boot(self, machine: SimulatedMachine) -> None:
         faults = machine.disk.faults
         faults.eio_syncs = faults.eio_writes = 0.0
-        faults.capacity_bytes = 2**40
+        self._empty_disk()
         server = await self._start()
         await self._act(server, self.chance.randint(2, 6))
         await self._settle(server)
