@@ -233,7 +233,8 @@ class Requests:
             if session.connection is token.connection:
                 (found,) = replies
                 other = None if found.kind == "fork" else found.request
-                if not same_request(token.kind, token.sha, token.data, found.kind, found.sha, other):
+                gone = found.reply is None  # with what it answered: there is nothing to compare
+                if not gone and not same_request(token.kind, token.sha, token.data, found.kind, found.sha, other):
                     self._conflict(session, token)
                 elif token.id <= session.sent:
                     self.out.recorded(token.connection, session, found)
