@@ -10,7 +10,7 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-browser test-interop test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-browser test-interop test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,10 +21,13 @@ setup: ## install Debian packages (as root) and the Python environment, if they 
 base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
 	@$(PYTHON_BIN) scripts/build_base.py
 
+trainer: setup ## add what trains, torch and TRL, to the Python environment (a gigabyte)
+	@scripts/setup.sh trainer
+
 demo: base ## a scripted agent makes fourteen kinds of mistakes; state(t) and a fork repair it
 	@.cache/venv/bin/errata demo
 
-test: base ## all tests but the slow ones, on two cores
+test: base trainer ## all tests but the slow ones, on two cores
 	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser"
 
 test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
@@ -93,6 +96,7 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
+	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info

@@ -3,7 +3,7 @@
 #
 # As root it installs missing Debian packages; otherwise it says which ones and stops. The virtual environment is named
 # after the lock file and the Python it was made with, so a changed lock makes a new one and an unchanged one costs
-# nothing. Environment: PYTHON names the interpreter to use.
+# nothing. `setup.sh trainer` adds what trains: torch and TRL, a gigabyte. Environment: PYTHON names the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -75,6 +75,20 @@ make_venv() {
     fi
 }
 
+# torch brings what its build needs (CUDA's libraries, or none for a CPU build), so it is resolved by pip and comes first.
+add_trainer() {
+    local venv=$1 torch
+    torch=$(grep '^torch==' requirements/trainer.lock)
+    say "adding $torch and $(grep -vc '^#' requirements/trainer.lock) packages that train (a few minutes, a gigabyte)"
+    if ! { "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+        -c requirements/dev.lock -c requirements/trainer.lock "$torch" &&
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --progress-bar off \
+            -r requirements/trainer.lock; } >.cache/pip.log 2>&1; then
+        grep -v '^  ' .cache/pip.log | tail -n 3 >&2
+        stop "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
+    fi
+}
+
 install_project() {
     if ! "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --no-build-isolation -q \
         -e . >.cache/pip.log 2>&1; then
@@ -97,10 +111,17 @@ if [ ! -e "$venv/.packages" ]; then
     make_venv "$python" "$venv"
     touch "$venv/.packages"
 fi
+if [ "${1:-}" = trainer ]; then
+    key=$(sha256sum requirements/trainer.lock | cut -c1-12)
+    if [ ! -e "$venv/.trainer-$key" ]; then
+        add_trainer "$venv"
+        touch "$venv/.trainer-$key"
+    fi
+fi
 project=$({ pwd; cat pyproject.toml; } | sha256sum) # entry points and package folders are written down at installation
 if [ "$(cat "$venv/.project" 2>/dev/null)" != "$project" ]; then
     say "installing the project"
     install_project "$venv"
     printf '%s\n' "$project" >"$venv/.project"
 fi
-ln -sfn "venv-$key" .cache/venv
+ln -sfn "$(basename "$venv")" .cache/venv

@@ -1,0 +1,25 @@
+"""Training on a CPU, offline. Without `make trainer` these tests are left out, and the header says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false"
+)
+
+MISSING = [name for name in ("torch", "trl") if importlib.util.find_spec(name) is None]
+collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+if not MISSING:
+    import torch
+
+    torch.set_num_threads(1)  # tests share two cores
+
+
+def pytest_report_header() -> str:
+    """Say what is left out."""
+    if MISSING:
+        return f"tests/trainer: left out, {' and '.join(MISSING)} missing (make trainer)"
+    return "tests/trainer: run"

@@ -1,0 +1,1 @@
+"""What a teacher reads before a failing turn."""

@@ -1,0 +1,1 @@
+"""One trainer each; no recipe imports another."""

@@ -1,0 +1,148 @@
+"""The neutral record of a rollout: what every recipe makes and every channel reads. No tensors, no trainer.
+
+Positions. ``ids = prompt_ids + completion_ids`` are a rollout's tokens, unpadded, and a position counts them from
+0. The logits that predict ``ids[i]`` stand at position ``i - 1``. Turns count in ``completion_ids``, because that
+is what is sampled and masked; `SdpoItem` counts in whole sequences, because that is what is forwarded. Padding is
+the business of whoever makes tensors of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from errata_protocol.rollouts import ErrorMarker
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of a turn, as the student made it.
+
+    Attributes:
+        name: Of the tool, as written by the student; it need not exist.
+        arguments: As parsed from the student's text.
+        t: The delivery that answered it; None where it never reached the environment (an unknown tool, arguments of
+            other names) or was not kept in the transcript.
+        marker: What went wrong, from the delivery's payload; None where nothing did or there is no delivery.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    t: int | None = None
+    marker: ErrorMarker | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A maximal run of the student's own tokens: one assistant message.
+
+    Attributes:
+        index: Which one of the rollout's, from 0.
+        start: Its first token in ``completion_ids``.
+        stop: The token behind its last one, its end-of-turn token included.
+        calls: Tool calls in the order in which the student made them.
+    """
+
+    index: int
+    start: int
+    stop: int
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def failed(self) -> Call | None:
+        """The first call with an error. Warnings do not count: they never carry a hint into a loss (PROTOCOL B3)."""
+        for call in self.calls:
+            if call.marker is not None and call.marker.severity != "warning":
+                return call
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One episode as the student saw and made it.
+
+    Attributes:
+        prompt_ids: Tokens of the prompt, the first generation prompt included, unpadded.
+        completion_ids: What follows: the student's turns and, between them, tool results and generation prompts.
+        mask: 1 for each of ``completion_ids`` that the student sampled, 0 for the others.
+        turns: The student's turns, in order.
+        eid: The episode in the server's journal; None without one.
+        environment: Its name on the server.
+        reward: Of the whole episode; None if it has none, e.g. because the machine failed.
+        logprobs: Log-probability of each of ``completion_ids`` when it was sampled, 0.0 where ``mask`` is 0; None
+            if unknown.
+        truncated: Whether the completion was cut off at the longest length.
+        lost: Why no reward can be told, where an infrastructure failure ended the episode; such a rollout trains
+            nothing.
+        task: What the task is, as given to ``reset``.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    turns: tuple[Turn, ...] = ()
+    eid: str | None = None
+    environment: str | None = None
+    reward: float | None = None
+    logprobs: tuple[float, ...] | None = None
+    truncated: bool = False
+    lost: str | None = None
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SdpoItem:
+    """An error site to distil: the student's own failing turn, seen by a teacher that has read a hint directly
+    before it.
+
+    ``student_positions[n]`` and ``teacher_positions[n]`` are where both predict ``target_ids[n]``: the position of
+    the token in the student's ``prompt_ids + completion_ids`` and in ``teacher_ids``, minus one.
+
+    Attributes:
+        turn: Index of the turn in its rollout.
+        teacher_ids: Context with the hint, then the turn, unpadded; it ends where the turn ends.
+        student_positions: ``[N]``.
+        teacher_positions: ``[N]``.
+        target_ids: ``[N]`` the tokens of the turn.
+        shared_prefix: How many leading tokens of ``teacher_ids`` are also the student's.
+        weight: Of each of its tokens in the loss.
+        hint_template_key: Which template the hint was made from.
+    """
+
+    turn: int
+    teacher_ids: tuple[int, ...]
+    student_positions: tuple[int, ...]
+    teacher_positions: tuple[int, ...]
+    target_ids: tuple[int, ...]
+    shared_prefix: int = 0
+    weight: float = 1.0
+    hint_template_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DpoPair:
+    """Two actions at one replayed state.
+
+    Attributes:
+        context_ids: The exact tokens the student saw there, the generation prompt included.
+        chosen_ids: What the teachers agreed on, rendered in the student's own format.
+        rejected_ids: What the student sampled, with its end-of-turn token exactly if ``chosen_ids`` has one.
+        ref_chosen: Summed log-probability of ``chosen_ids`` under the frozen reference; None before it was computed.
+        ref_rejected: Likewise of ``rejected_ids``.
+        reference: Which weights and tokenizer made the reference log-probabilities; others are refused.
+        weight: Of the pair in the loss.
+        eid: The episode it comes from.
+        t: The delivery whose payload is the state.
+        votes: Canonical key of each teacher's action, None for one that had no usable answer, by the teacher's name.
+    """
+
+    context_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+    ref_chosen: float | None = None
+    ref_rejected: float | None = None
+    reference: str | None = None
+    weight: float = 1.0
+    eid: str | None = None
+    t: int | None = None
+    votes: dict[str, str | None] = field(default_factory=dict)
