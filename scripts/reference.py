@@ -26,6 +26,9 @@ PACKAGES = (
     "errata_server.sandbox.base",
     "errata_server.simulation",
     "errata_client",
+    "errata_trainer",
+    "errata_trainer.playing",
+    "errata_trainer.tools",
     "terminal_env",
 )
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"

@@ -55,4 +55,5 @@ SPEC = EnvironmentSpec(
     tools=TOOLS,
     state_cls="terminal_env.models:TerminalState",
     sandbox=True,
+    closing_tool="submit",
 )

@@ -104,6 +104,9 @@ class EnvironmentSpec:
         deterministic: The same requests from a reset on, with the same seed, give the same observations: without
             ``snapshot``/``restore`` its sessions are then continued by running them again (`Recovery.REEXECUTE`).
             The environment class can say so itself with ``DETERMINISTIC = True``.
+        closing_tool: One of ``tools`` that ends an episode and has it graded, without arguments: a trainer calls
+            it for an agent that stopped before its episode was over. None where the episode's rewards are complete
+            without.
     """
 
     name: str
@@ -116,3 +119,4 @@ class EnvironmentSpec:
     state_cls: str = ""
     sandbox: bool = False
     deterministic: bool = False
+    closing_tool: str | None = None

@@ -1,0 +1,175 @@
+"""A seat at an environment: what becomes of calls, and of what the machine does wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.environments.shelf import SPEC, ShelfAction
+
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SessionLost, StepTimeout
+from errata_trainer.playing import LOST, OVER, Seat
+from errata_trainer.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
+
+SHELF = of_spec(SPEC)
+
+
+class Session:
+    """A client whose answers are given."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.asked: list[Any] = []
+        self.eid: str | None = None
+        self.t: int | None = None
+        self.closed = False
+
+    def _answer(self, asked: Any) -> Any:
+        self.asked.append(asked)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        text, reward, done = answer
+        return SimpleNamespace(observation={"text": text}, reward=reward, done=done, metadata=None)
+
+    def reset(self, **task: Any) -> Any:
+        result = self._answer(task)
+        self.eid, self.t = f"e-{len(self.asked)}", 0
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self._answer(action)
+        self.t = (self.t or 0) + 1
+        return result
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def seated(*answers: Any, environment: PlayedEnvironment = SHELF) -> tuple[Seat, list[Session]]:
+    sessions: list[Session] = []
+    given = list(answers)
+
+    def connect() -> Session:
+        sessions.append(Session(given))
+        return sessions[-1]
+
+    return Seat(environment, connect), sessions
+
+
+def test_the_reward_is_the_sum_of_the_steps_and_the_closing_tool_is_called_once() -> None:
+    seat, (sessions) = seated(("go", None, False), ("a", 0.25, False), ("graded", 0.5, True))
+    assert seat.reset({"place": "red"}) == "go" and seat.eid == "e-1"
+    assert seat.call("read", {"path": "red"}) == "a"
+    assert seat.finish() == 0.75 and seat.finish() == 0.75
+    assert sessions[0].asked == [{"place": "red"}, {"tool": "read", "path": "red"}, {"tool": "submit"}]
+    assert [p.t for p in seat.played] == [1, 2]
+
+
+def test_an_episode_that_is_over_is_asked_nothing_more() -> None:
+    seat, sessions = seated(("go", None, False), ("right", 1.0, True))
+    seat.reset({})
+    seat.call("submit", {"word": "owl"})
+    assert seat.call("read", {"path": "red"}) == OVER
+    assert seat.finish() == 1.0 and len(sessions[0].asked) == 2
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        SandboxFailed("gone"),
+        SessionLost("gone"),
+        StepTimeout("late"),
+        EnvironmentFailed("raised"),
+        ConnectionError("cut"),
+        TimeoutError(),
+    ],
+)
+def test_a_machine_that_fails_is_no_text_and_no_reward(failure: Exception) -> None:
+    seat, sessions = seated(("go", 0.5, False), ("a", 0.5, False), failure, ("go again", 1.0, False), ("b", 1.0, True))
+    seat.reset({})
+    seat.call("read", {"path": "red"})
+    assert seat.call("read", {"path": "red"}) == LOST and type(failure).__name__ in str(seat.lost)
+    assert seat.call("read", {"path": "red"}) == LOST and seat.finish() is None
+    assert sessions[0].closed
+    seat.reset({})
+    seat.call("submit", {"word": "owl"})
+    assert seat.lost is None and seat.finish() == 1.0 and len(sessions) == 2, (
+        "the next episode has a session of its own"
+    )
+
+
+def test_an_episode_that_never_began_is_lost_and_its_closing_tool_is_not_called() -> None:
+    seat, sessions = seated(ConnectionError("nobody there"))
+    assert seat.reset({}) == LOST and seat.finish() is None and len(sessions[0].asked) == 1
+
+
+def test_a_closing_tool_that_fails_loses_the_episode() -> None:
+    seat, _ = seated(("go", None, False), ("a", 0.5, False), SandboxFailed("gone"))
+    seat.reset({})
+    seat.call("read", {"path": "red"})
+    assert seat.finish() is None and seat.lost is not None
+
+
+def test_a_task_that_the_environment_does_not_know_is_the_callers_mistake() -> None:
+    seat, _ = seated(InvalidRequest("no task x"))
+    with pytest.raises(InvalidRequest):
+        seat.reset({"task_id": "x"})
+
+
+def test_what_the_environment_itself_refuses_is_the_students_mistake() -> None:
+    seat, _ = seated(("go", None, False), InvalidRequest("path is too long"), ("a", 1.0, True))
+    seat.reset({})
+    with pytest.raises(TypeError, match="path is too long"):
+        seat.call("read", {"path": "x" * 9000})
+    (refused,) = seat.played
+    assert refused.t is None and refused.marker is not None and refused.marker.error_kind == "invalid_arguments"
+    assert seat.lost is None and seat.finish() == 1.0
+
+
+RUN = Tool(
+    "run",
+    "Run.",
+    {
+        "properties": {"command": {"type": "string"}, "n": {"type": "integer"}, "deep": {"type": "boolean"}, "x": {}},
+        "required": ["command"],
+    },
+    {"tool": "run"},
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "needs the argument 'command'"),
+        ({"command": None}, "command has to be of type string"),
+        ({"command": "ls", "cwd": "/"}, "has no argument 'cwd': it takes command, n, deep, x"),
+        ({"command": "ls", "n": 1.5}, "n has to be of type integer"),
+        ({"command": "ls", "n": True}, "n has to be of type integer"),
+        ({"command": "ls", "deep": 1}, "deep has to be of type boolean"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_to_the_student(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        RUN.action(arguments)
+    assert said in str(raised.value)
+
+
+def test_null_is_no_argument_where_it_may_be_left_out() -> None:
+    assert RUN.action({"command": "ls", "n": None, "x": [1]}) == {"tool": "run", "command": "ls", "x": [1]}
+
+
+def test_an_environment_without_tools_is_one_tool_with_its_actions_fields() -> None:
+    tool = step_tool(ShelfAction.model_json_schema())
+    assert list(tool.parameters["properties"]) == ["tool", "path", "word"] and tool.parameters["required"] == ["tool"]
+    assert tool.action({"tool": "read"}) == {"tool": "read"}
+
+
+def test_installed_environments_are_found_by_name() -> None:
+    terminal = published("terminal")
+    assert set(terminal.tools) == {"run", "write_file", "read_file", "submit"} and terminal.closing_tool == "submit"
+    with pytest.raises(InvalidRequest, match="terminal"):
+        published("termnal")
+    with pytest.raises(TypeError, match="it takes no argument"):
+        Tool("wait", "", {}).action({"a": 1})

@@ -1,0 +1,201 @@
+"""A seat at an environment: a session in which a student plays one episode after the other, and what came of each.
+
+What the student did wrong is text for the student. What the machine did wrong is neither text nor a reward: the
+episode is lost, its reward is None, and whoever trains drops the rollout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.rollouts import ErrorMarker, marker_of
+
+from .tools import PlayedEnvironment
+
+OVER = "[the episode is over]"
+LOST = "[the environment was lost: this episode does not count]"
+
+log = logging.getLogger("errata.trainer")
+
+
+class Session(Protocol):
+    """What a seat needs of a client; `errata_client.SyncErrataClient` has it."""
+
+    @property
+    def eid(self) -> str | None:
+        """Key of the running episode."""
+        ...
+
+    @property
+    def t(self) -> int | None:
+        """Last delivery of the running episode."""
+        ...
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begin an episode; returns a result with ``observation``, ``reward`` and ``done``."""
+        ...
+
+    def step(self, action: Any) -> Any:
+        """Act; returns likewise."""
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A call that reached the seat, in the order in which the student made them.
+
+    Attributes:
+        tool: Which tool.
+        arguments: As the student gave them.
+        text: What the student read, or would have read of an exception.
+        t: The delivery that answered; None where the environment was not asked: the arguments did not fit, the episode
+            was over or lost.
+        reward: Of the step.
+        done: The episode was over after it.
+        marker: What went wrong, as the delivery says, or for arguments that did not fit as this seat says.
+        observation: As delivered, decoded.
+    """
+
+    tool: str
+    arguments: dict[str, Any]
+    text: str
+    t: int | None = None
+    reward: float | None = None
+    done: bool = False
+    marker: ErrorMarker | None = None
+    observation: dict[str, Any] = field(default_factory=dict)
+
+
+class Seat:
+    """A session and the episode that is played in it.
+
+    Args:
+        environment: What is played.
+        connect: Makes the client at the first reset; another one after the session was lost.
+
+    Attributes:
+        eid: The episode in the server's journal; None before a reset.
+        opening: What the student read at the reset.
+        played: Calls of the running episode.
+        task: What ``reset`` was given.
+        lost: Why the episode cannot be counted; None while it can.
+        done: The environment said that the episode is over.
+    """
+
+    def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:
+        self.environment = environment
+        self._connect = connect
+        self._session: Session | None = None
+        self._finished = False
+        self._begin({})
+
+    def _begin(self, task: dict[str, Any]) -> None:
+        self.eid: str | None = None
+        self.opening: dict[str, Any] = {}
+        self.played: list[Played] = []
+        self.task = task
+        self.lost: str | None = None
+        self.done = False
+        self._finished = False
+
+    def reset(self, task: Mapping[str, Any]) -> str:
+        """Begin an episode and return what the student reads. An infrastructure failure loses it and returns `LOST`.
+
+        Raises:
+            InvalidRequest: The environment does not take such a task: the caller's mistake, whoever the student is.
+        """
+        self._begin(dict(task))
+        try:
+            if self._session is None:
+                self._session = self._connect()
+            result = self._session.reset(**task)
+        except InvalidRequest:
+            raise
+        except (ErrataError, OSError, TimeoutError) as error:
+            self._lose(error)
+            return LOST
+        self.eid, self.done = self._session.eid, bool(result.done)
+        self.opening = dict(result.observation)
+        return self.environment.agent_text(self.opening)
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Act and return what the student reads. Never raises for an infrastructure failure: see `lost`.
+
+        Raises:
+            TypeError: The arguments do not fit the tool; the text is for the student.
+        """
+        given = dict(arguments)
+        if self.lost is not None or self._session is None:
+            self.played.append(Played(tool, given, LOST))
+            return LOST
+        if self.done or self._finished:
+            self.played.append(Played(tool, given, OVER))
+            return OVER
+        try:
+            action = self.environment.tools[tool].action(given)
+        except TypeError as error:
+            self._refuse(tool, given, str(error))
+            raise
+        return self._step(tool, given, action)
+
+    def _step(self, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
+        assert self._session is not None
+        try:
+            result = self._session.step(action)
+        except InvalidRequest as error:  # the environment's own validation of what the student wrote
+            self._refuse(tool, given, error.message)
+            raise TypeError(error.message) from error
+        except (ErrataError, OSError, TimeoutError) as error:
+            self._lose(error)
+            self.played.append(Played(tool, given, LOST))
+            return LOST
+        observation = dict(result.observation)
+        text = self.environment.agent_text(observation)
+        self.done = bool(result.done)
+        marker = marker_of({"observation": observation, "metadata": getattr(result, "metadata", None)})
+        self.played.append(Played(tool, given, text, self._session.t, result.reward, self.done, marker, observation))
+        return text
+
+    def _refuse(self, tool: str, given: dict[str, Any], why: str) -> None:
+        marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
+        self.played.append(Played(tool, given, why, marker=marker))
+
+    def _lose(self, error: Exception) -> None:
+        self.lost = f"{type(error).__name__}: {error}"
+        log.warning("an episode of %s is lost and will not be counted: %s", self.environment.name, self.lost)
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.close()
+            except (ErrataError, OSError, TimeoutError) as also:  # of the same cause: it is gone already
+                log.debug("closing the lost session failed: %s", also)
+
+    def finish(self) -> float | None:
+        """End the episode and return its reward: the sum of those of its steps. Idempotent.
+
+        An episode that is not over is ended with the environment's closing tool, if it has one.
+
+        Returns:
+            None for an episode that was lost, never began, or has no reward.
+        """
+        if not self._finished:
+            closing = self.environment.closing_tool
+            if closing is not None and self.lost is None and not self.done and self._session is not None:
+                self._step(closing, {}, self.environment.tools[closing].action({}))
+            self._finished = True
+        rewards = [call.reward for call in self.played if call.reward is not None]
+        return sum(rewards) if rewards and self.lost is None else None
+
+    def close(self) -> None:
+        """End the session; a later reset opens another."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

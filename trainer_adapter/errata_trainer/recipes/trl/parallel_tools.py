@@ -1,0 +1,105 @@
+"""TRL's tool loop with the environments of a batch at work side by side.
+
+TRL calls the tools of one rollout after those of another. Nothing is changed in that loop: at the first call of an
+iteration every rollout's pending calls are made, each rollout's in order and in a thread of its own, and TRL is
+handed the results as it asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+THREADS = 64
+"""Rollouts whose tools are at work at once."""
+
+
+class ParallelTools:
+    """Mixin for a trainer with TRL's `_tool_call_loop`; name it before the trainer among the bases.
+
+    It needs two private names of TRL: ``_tool_call_loop(prompts, prompt_ids, completion_ids, completions, ...)`` and
+    ``_sync_tool_dicts``, a mapping of tools for each rollout. Asynchronous tools are left to TRL.
+
+    Attributes:
+        tool_threads: Rollouts whose tools are at work at once; 1 is TRL's own loop.
+    """
+
+    tool_threads: int = THREADS
+    _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
+
+    def _tool_call_loop(self, *arguments: Any) -> Any:
+        loop = super()._tool_call_loop  # type: ignore[misc]
+        if self.tool_threads <= 1:
+            return loop(*arguments)
+        tools, completions = self._sync_tool_dicts, arguments[3]
+        with ThreadPoolExecutor(min(self.tool_threads, max(1, len(tools))), "errata-tools") as threads:
+            ahead = Ahead(tools, completions, threads)
+            self._sync_tool_dicts = [
+                {name: partial(ahead.take, row, name) for name in own} for row, own in enumerate(tools)
+            ]
+            try:
+                return loop(*arguments)
+            finally:
+                self._sync_tool_dicts = tools
+
+
+class Ahead:
+    """Calls that are made before they are asked for.
+
+    Args:
+        tools: For each rollout, its tools by name.
+        completions: For each rollout, its messages so far; the trainer appends to them.
+        threads: Where calls are made.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Mapping[str, Callable[..., Any]]],
+        completions: Sequence[list[dict[str, Any]]],
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._tools = tools
+        self._completions = completions
+        self._threads = threads
+        self._made: list[deque[tuple[str, Any, BaseException | None]]] = [deque() for _ in tools]
+        self._seen: set[tuple[int, int]] = set()
+
+    def take(self, row: int, name: str, /, **_: Any) -> Any:
+        """Return what a call gave, or raise what it raised."""
+        if not self._made[row]:
+            self._make()
+        made, result, error = self._made[row].popleft()
+        if made != name:
+            raise RuntimeError(f"the trainer asks for {name!r} where the student called {made!r}: TRL's loop changed")
+        if error is not None:
+            raise error
+        return result
+
+    def _make(self) -> None:
+        jobs = []
+        for row, messages in enumerate(self._completions):
+            # A rollout whose results were too long has its last message again: its calls are not made twice.
+            place = (row, len(messages))
+            if messages and messages[-1].get("tool_calls") and place not in self._seen:
+                self._seen.add(place)
+                jobs.append(self._threads.submit(self._make_one, row, messages[-1]["tool_calls"]))
+        for job in jobs:
+            job.result()
+
+    def _make_one(self, row: int, calls: Sequence[Mapping[str, Any]]) -> None:
+        for call in calls:
+            function = call.get("function") if call.get("type") == "function" else None
+            if not isinstance(function, Mapping):
+                continue
+            name, arguments = str(function.get("name")), function.get("arguments")
+            tool = self._tools[row].get(name)
+            if tool is None or not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+                continue  # TRL answers these itself, without a tool
+            try:
+                made: tuple[str, Any, BaseException | None] = (name, tool(**arguments), None)
+            except BaseException as error:  # raised where TRL asks, as if it had been made there
+                made = (name, None, error)
+            self._made[row].append(made)
