@@ -3,6 +3,18 @@
 It may import ``errata_protocol`` and ``errata_client`` only; no recipe imports another, and no channel a trainer.
 """
 
+from .deliveries import Delivery, call_of, deliveries_of
 from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn
+from .transcript import build_rollout
 
-__all__ = ["Call", "DpoPair", "Rollout", "SdpoItem", "Turn"]
+__all__ = [
+    "Call",
+    "Delivery",
+    "DpoPair",
+    "Rollout",
+    "SdpoItem",
+    "Turn",
+    "build_rollout",
+    "call_of",
+    "deliveries_of",
+]

@@ -1,0 +1,96 @@
+"""What the environment's side knows of a rollout's tool calls: from the one who made them, or from a journal's rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from errata_protocol.rollouts import ErrorMarker, Turn, marker_of
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One tool call that reached the environment.
+
+    Attributes:
+        t: Delivery index; None for a call that was refused there and delivered nothing.
+        name: Of the tool.
+        arguments: As the environment was given them; None if unknown.
+        text: What the tool returned to the student, exactly; None if unknown.
+        marker: What went wrong.
+        eid: The episode; None if there is only one.
+        code: Why it was refused, a row of `errata_protocol.CODES`; None for a delivery.
+    """
+
+    t: int | None
+    name: str
+    arguments: Mapping[str, Any] | None = field(default_factory=dict)
+    text: str | None = None
+    marker: ErrorMarker | None = None
+    eid: str | None = None
+    code: str | None = None
+
+
+def deliveries_of(turns: Iterable[Turn | Mapping[str, Any]]) -> list[Delivery]:
+    """Return the tool calls of an episode's rows, as ``errata journal export --by turn`` writes them.
+
+    Resets are left out. Requests that failed come behind the delivery after which they were made. ``text`` is
+    ``agent_text_t``: export with ``--agent-text`` where calls repeat themselves.
+
+    Args:
+        turns: In order of t; `errata_protocol.rollouts.Turn`, or decoded rows.
+
+    Raises:
+        pydantic.ValidationError: A row is none.
+    """
+    found = []
+    for row in turns:
+        turn = row if isinstance(row, Turn) else Turn.model_validate(row)
+        eid = getattr(turn, "eid", None) if isinstance(row, Turn) else row.get("eid")
+        if turn.kind != "reset":
+            name, arguments = call_of(_decoded(turn.action_t))
+            marker = turn.error_marker_t
+            if marker is None and turn.state_t is not None:
+                marker = marker_of(_decoded(turn.state_t))
+            found.append(Delivery(turn.t, name, arguments, turn.agent_text_t, marker, eid))
+        for failed in turn.errors_t:
+            if failed.kind != "reset":
+                name, arguments = call_of(_decoded(failed.action))
+                found.append(Delivery(None, name, arguments, eid=eid, code=failed.code))
+    return found
+
+
+def call_of(request: Any) -> tuple[str, dict[str, Any] | None]:
+    """Return the tool and the arguments that a step's or a tools/call's request names.
+
+    A step's action names its tool in ``tool`` or ``tool_name``, and its arguments beside it or in ``arguments``; an
+    action that names none is a call of the tool ``""``. Nulls and ``metadata`` are left out.
+
+    Args:
+        request: Decoded; anything else than a mapping names nothing.
+    """
+    if not isinstance(request, Mapping):
+        return "", None
+    body: Mapping[str, Any] = request
+    for wrapper in ("params", "action"):
+        inner = body.get(wrapper)
+        if isinstance(inner, Mapping):
+            body = inner
+    for key in ("tool", "tool_name", "name"):
+        if isinstance(body.get(key), str):
+            given = body.get("arguments")
+            if not isinstance(given, Mapping):
+                given = {name: value for name, value in body.items() if name not in (key, "metadata", "type")}
+            return body[key], {name: value for name, value in given.items() if value is not None}
+    return "", {name: value for name, value in body.items() if value is not None and name != "metadata"}
+
+
+def _decoded(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:  # a request that was refused need not be JSON
+        return None

@@ -1,0 +1,316 @@
+"""From what a trainer keeps of a rollout (token ids, messages) and what the environment's side keeps to a `Rollout`.
+
+The transcript is the truth about what the student saw. A journal may be longer: a trainer takes a tool's result back
+where it does not fit, after the tool ran. It may be shorter: calls of unknown tools, or with arguments of other names,
+end before the environment. A tool call that cannot be parsed is no call at all, and ends a rollout without a word.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorKind, ErrorSite
+from errata_protocol.rollouts import ErrorMarker
+
+from .deliveries import Delivery
+from .matching import Asked, match
+from .rollout import Call, Rollout, Turn
+
+MALFORMED = ""
+"""Name of the call that stands for a tool call that could not be parsed (``opening`` of `build_rollout`)."""
+
+_MAX_MESSAGE = 300  # as ErrorSite.message
+
+
+def build_rollout(
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    mask: Sequence[int] | None,
+    messages: Sequence[Mapping[str, Any]],
+    deliveries: Sequence[Delivery] = (),
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    eid: str | None = None,
+    environment: str | None = None,
+    reward: float | None = None,
+    logprobs: Sequence[float] | None = None,
+    end_ids: Collection[int] | None = None,
+    truncated: bool | None = None,
+    lost: str | None = None,
+    task: Mapping[str, Any] | None = None,
+    opening: str | None = None,
+) -> Rollout:
+    """Build the neutral record of one rollout.
+
+    Turns are the maximal runs of 1 in ``mask``; the k-th is the k-th assistant message. A call's ``t`` and marker are
+    those of its delivery. A call that never reached the environment gets a marker of ours, from the tool result
+    that the trainer answered with (``error_site.source`` is ``message``) or from ``tools`` (``action``).
+
+    Args:
+        prompt_ids: As the student saw them, without padding.
+        completion_ids: Raw: without padding, and not cut by a trainer's masks.
+        mask: 1 for each of ``completion_ids`` that was sampled; None means all.
+        messages: Of the completion, decoded: ``{"role": "assistant", "content", "tool_calls"}`` and
+            ``{"role": "tool", "name", "content"}``; other roles and what came before are not looked at. A tool
+            message may name its call in ``tool_call_id``; without, results of a turn may come in any order.
+        deliveries: What the environment's side knows, in order; those of another episode than ``eid`` are left out.
+        tools: Descriptions of the tools the student has, JSON schema, bare or under ``function``; None if unknown.
+        eid: The episode.
+        environment: Its name.
+        reward: Of the whole episode.
+        logprobs: Of each of ``completion_ids``.
+        end_ids: Tokens that end a turn. With them, a completion that ends with another token is taken as truncated.
+        truncated: Says so outright.
+        lost: Why an infrastructure failure ended the episode.
+        task: As given to ``reset``.
+        opening: Text with which a tool call opens, e.g. ``<tool_call>``. With it, a finished turn that holds it but
+            no call gets a call named `MALFORMED`, marked ``invalid_arguments``; without, it is a turn without calls.
+
+    Returns:
+        The record.
+
+    Raises:
+        ValueError: Lengths differ, or there are not as many runs as assistant messages.
+    """
+    sampled = [1] * len(completion_ids) if mask is None else [int(bool(one)) for one in mask]
+    if len(sampled) != len(completion_ids):
+        raise ValueError(f"the mask has {len(sampled)} entries for {len(completion_ids)} completion ids: pad neither")
+    if logprobs is not None and len(logprobs) != len(completion_ids):
+        raise ValueError(f"{len(logprobs)} log-probabilities for {len(completion_ids)} completion ids")
+    if truncated is None:
+        truncated = bool(
+            end_ids is not None and len(completion_ids) and not (sampled[-1] and completion_ids[-1] in end_ids)
+        )
+    spans = list(_runs(sampled))
+    said = _assistant_messages(messages)
+    if len(said) != len(spans) and not (not spans and len(said) == 1):  # nothing sampled still is a message
+        raise ValueError(
+            f"{len(spans)} runs of sampled tokens, {len(said)} assistant messages: "
+            "give the raw mask and the messages of the completion only"
+        )
+    said = said[: len(spans)]
+    own = [one for one in deliveries if one.eid is None or eid is None or one.eid == eid]
+    calls = _calls(said, own, None if tools is None else _schemas(tools))
+    if opening is not None:
+        for index, (message, _) in enumerate(said):
+            unfinished = truncated and index == len(said) - 1
+            if not calls[index] and not unfinished and opening in _text(message.get("content")):
+                calls[index] = (_malformed(),)
+    return Rollout(
+        prompt_ids=tuple(prompt_ids),
+        completion_ids=tuple(completion_ids),
+        mask=tuple(sampled),
+        turns=tuple(Turn(i, start, stop, calls[i]) for i, (start, stop) in enumerate(spans)),
+        eid=eid,
+        environment=environment,
+        reward=reward,
+        logprobs=None
+        if logprobs is None
+        else tuple(float(p) if m else 0.0 for p, m in zip(logprobs, sampled, strict=True)),
+        truncated=truncated,
+        lost=lost,
+        task=dict(task or {}),
+    )
+
+
+def trainer_error(content: Any) -> str | None:
+    """Return the error that a tool result tells in a trainer's words, ``{'error': text}``; None where it is none."""
+    text = _text(content).strip()
+    if not (text.startswith("{") and text.endswith("}") and "error" in text[:10]):
+        return None
+    for read in (ast.literal_eval, json.loads):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, dict) and list(value) == ["error"]:
+            return str(value["error"])
+    return None
+
+
+def _runs(mask: Sequence[int]) -> Iterator[tuple[int, int]]:
+    at = 0
+    for value, group in groupby(mask):
+        length = sum(1 for _ in group)
+        if value:
+            yield at, at + length
+        at += length
+
+
+def _assistant_messages(
+    messages: Sequence[Mapping[str, Any]],
+) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Return each assistant message with the tool results that follow it."""
+    said: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
+    for message in messages:
+        if message.get("role") == "assistant":
+            said.append((message, []))
+        elif message.get("role") == "tool" and said:
+            said[-1][1].append(message)
+    return said
+
+
+def _calls(
+    said: Sequence[tuple[Mapping[str, Any], list[Mapping[str, Any]]]],
+    deliveries: Sequence[Delivery],
+    schemas: Mapping[str, Mapping[str, Any]] | None,
+) -> list[tuple[Call, ...]]:
+    asked_of = [[_asked(call) for call in message.get("tool_calls") or ()] for message, _ in said]
+    results_known = any(results for _, results in said)
+    turns = []
+    for index, (_, results) in enumerate(said):
+        executed = bool(results) or (not results_known and index < len(said) - 1)
+        answers = tuple((str(one.get("name", "")), _text(one.get("content"))) for one in results)
+        turns.append(Asked(tuple(asked_of[index]) if executed else (), answers if results_known else None))
+    matches = match(turns, deliveries)
+    built = []
+    for (message, results), asked, turn, found in zip(said, asked_of, turns, matches, strict=True):
+        delivered = [None if at is None else deliveries[at] for at in found] or [None] * len(asked)
+        answers_of = _answers(message, results, asked, delivered)
+        calls = []
+        for (name, arguments), delivery, answer in zip(asked, delivered, answers_of, strict=True):
+            marker = None
+            if delivery is not None:
+                marker = delivery.marker or _refused(delivery)
+            elif turn.calls:
+                marker = _own_marker(name, arguments, answer, schemas)
+            calls.append(Call(name, dict(arguments or {}), None if delivery is None else delivery.t, marker))
+        built.append(tuple(calls))
+    return built
+
+
+def _asked(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return name and arguments of a parsed tool call; arguments that are no object are None."""
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        return str(call.get("name", "")), None
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):  # as the wire of chat completions has it
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = None
+    return str(function.get("name", "")), arguments if isinstance(arguments, Mapping) else None
+
+
+def _answers(
+    message: Mapping[str, Any],
+    results: list[Mapping[str, Any]],
+    asked: Sequence[tuple[str, Any]],
+    delivered: Sequence[Delivery | None],
+) -> list[str | None]:
+    """Return each call's tool result: by id, else by its text, else by its name, else by its place."""
+    left = list(results)
+    answers: list[str | None] = [None] * len(asked)
+
+    def take(index: int, fits: Any) -> None:
+        if answers[index] is None:
+            for at, result in enumerate(left):
+                if fits(result):
+                    answers[index] = _text(left.pop(at).get("content"))
+                    return
+
+    ids = [call.get("id") for call in message.get("tool_calls") or ()]
+    for index, call_id in enumerate(ids):
+        if call_id is not None:
+            take(index, lambda result, call_id=call_id: result.get("tool_call_id") == call_id)
+    for index, delivery in enumerate(delivered):
+        if delivery is not None and delivery.text is not None:
+            take(index, lambda result, text=delivery.text: _text(result.get("content")) == text)
+    # An error that a trainer made answers a call that was not delivered.
+    for wanted in (False, True):
+        for index, (name, _) in enumerate(asked):
+            if (delivered[index] is not None) is wanted:
+                take(
+                    index,
+                    lambda result, name=name, wanted=wanted: (
+                        result.get("name") == name and (trainer_error(result.get("content")) is None) is wanted
+                    ),
+                )
+    for index, (name, _) in enumerate(asked):
+        take(index, lambda result, name=name: result.get("name") == name)
+    for index in range(len(asked)):
+        take(index, lambda result: True)
+    return answers
+
+
+_UNKNOWN_TOOL = re.compile(r"^(Tool .* not found\.|Unsupported tool call type: .*)$", re.DOTALL)
+_WRONG_ARGUMENTS = re.compile(
+    r"got an unexpected keyword argument|missing \d+ required (positional|keyword-only) argument"
+    r"|got multiple values for|argument after \*\* must be a mapping|takes \d+ positional argument"
+    r"|keywords must be strings"
+)
+
+
+def _own_marker(
+    name: str,
+    arguments: Mapping[str, Any] | None,
+    answer: str | None,
+    schemas: Mapping[str, Mapping[str, Any]] | None,
+) -> ErrorMarker | None:
+    """Return why a call that was answered never reached the environment; None if that cannot be told."""
+    said = None if answer is None else trainer_error(answer)
+    if said is not None and _UNKNOWN_TOOL.search(said):
+        return _marker(ErrorKind.TOOL_NOT_FOUND, said, field="tool")
+    if said is not None and _WRONG_ARGUMENTS.search(said):
+        return _marker(ErrorKind.INVALID_ARGUMENTS, said)
+    if schemas is None or (answer is not None and said is None):
+        return None  # a result that is no error came from somewhere
+    if name not in schemas:
+        return _marker(ErrorKind.TOOL_NOT_FOUND, said or f"Tool {name} not found.", field="tool", source="action")
+    if wrong := _wrong_names(arguments, schemas[name]):
+        return _marker(ErrorKind.INVALID_ARGUMENTS, said or wrong, source="action")
+    return None
+
+
+def _wrong_names(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a call's argument names; None where they bind. Types are the environment's to check."""
+    if arguments is None:
+        return "the arguments are not an object"
+    known = schema.get("properties") or {}
+    for name in arguments:
+        if name not in known:
+            return f"got an unexpected argument {name!r}"
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    return f"missing required argument {missing[0]!r}" if missing else None
+
+
+def _refused(delivery: Delivery) -> ErrorMarker | None:
+    """Return the marker of a call that the environment refused as the student's fault; other failures have none."""
+    if delivery.t is not None or delivery.code != "VALIDATION_ERROR":
+        return None
+    return _marker(ErrorKind.INVALID_ARGUMENTS, delivery.text or "the environment refused the arguments")
+
+
+def _malformed() -> Call:
+    text = "the tool call could not be parsed"
+    return Call(MALFORMED, {}, None, _marker(ErrorKind.INVALID_ARGUMENTS, text, source="action"))
+
+
+def _marker(kind: ErrorKind, text: str, *, field: str | None = None, source: Any = "message") -> ErrorMarker:
+    site = ErrorSite(action_field=field, source=source, message=text[:_MAX_MESSAGE])
+    return ErrorMarker(
+        error_kind=kind.value, hint_template_key=HINT_TEMPLATE_KEYS[kind], severity="error", error_site=site
+    )
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        found[str(function["name"])] = function.get("parameters") or {}
+    return found
+
+
+def _text(content: Any) -> str:
+    """Return a message's text; of content in blocks, the text blocks."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(str(block.get("text", "")) for block in content if isinstance(block, Mapping))
+    return "" if content is None else str(content)
