@@ -27,6 +27,7 @@ PACKAGES = (
     "errata_server.simulation",
     "errata_client",
     "errata_trainer",
+    "errata_trainer.counterfactual",
     "errata_trainer.playing",
     "errata_trainer.tools",
     "terminal_env",

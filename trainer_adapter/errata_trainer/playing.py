@@ -35,6 +35,10 @@ class Session(Protocol):
         """Last delivery of the running episode."""
         ...
 
+    def fork(self, t: int, *, eid: str | None = None) -> Any:
+        """Return another session that stands at delivery ``t`` of an episode."""
+        ...
+
     def reset(self, **kwargs: Any) -> Any:
         """Begin an episode; returns a result with ``observation``, ``reward`` and ``done``."""
         ...
@@ -96,6 +100,21 @@ class Seat:
         self._session: Session | None = None
         self._finished = False
         self._begin({})
+
+    def fork(self, t: int) -> Seat:
+        """Return a seat at a fork of the running episode, as it stood after delivery ``t``; close it after use.
+
+        Raises:
+            InvalidRequest: No episode is running.
+            NotSupported: The environment cannot be forked.
+            ErrataError: The server cannot fork it now.
+        """
+        if self._session is None or self.eid is None:
+            raise InvalidRequest("no episode is running that could be forked: reset first")
+        session: Session = self._session.fork(t, eid=self.eid)
+        seat = Seat(self.environment, lambda: session)
+        seat._session, seat.eid, seat.task = session, session.eid, self.task
+        return seat
 
     def _begin(self, task: dict[str, Any]) -> None:
         self.eid: str | None = None

@@ -1,0 +1,116 @@
+"""Hints and votes, tried in forks of real episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.environments.shelf import SPEC
+
+from errata_client import ErrataClient
+from errata_protocol.errors import NotSupported
+from errata_server.process import ServerProcess
+from errata_trainer.counterfactual import CounterfactualCheck, Question
+from errata_trainer.playing import Seat
+from errata_trainer.tools import of_spec
+
+SHELF = of_spec(SPEC)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+@pytest.fixture
+def seat(server: ServerProcess) -> Iterator[Seat]:
+    """An episode whose second call failed, and that was then ended wrongly."""
+
+    def connect() -> Any:
+        client: ErrataClient[Any, Any, Any] = ErrataClient(server.url)
+        return client.sync()
+
+    made = Seat(SHELF, connect)
+    made.reset({"place": "red", "word": "owl"})
+    made.call("read", {"path": "red"})
+    made.call("read", {"path": "green"})
+    made.call("submit", {"word": "elk"})
+    yield made
+    made.close()
+
+
+def asked(seat: Seat, *calls: tuple[str, dict[str, Any]], key: str = "fs.missing") -> Question:
+    return Question(seat, 2, calls, (("read", {"path": "green"}),), key)
+
+
+RIGHT, WRONG = ("read", {"path": "red"}), ("read", {"path": "blue"})
+SUBMITS = ("submit", {"word": "owl"})
+
+
+def test_a_turn_whose_calls_succeed_is_better_and_one_that_fails_is_not(seat: Seat) -> None:
+    check = CounterfactualCheck("always")
+    questions = [
+        asked(seat, RIGHT),
+        asked(seat, WRONG),
+        asked(seat, RIGHT, WRONG),
+        asked(seat),
+        asked(seat, ("read", {"file": "red"})),
+        asked(seat, ("open", {"path": "red"}), key="tool.unknown"),
+    ]
+    verdicts = check.ask(questions)
+    assert [v.reason for v in verdicts if v] == [
+        "error_gone", "still_fails", "still_fails", "no_call", "still_fails", "still_fails",
+    ]  # fmt: skip
+    assert [check.keeps(v) for v in verdicts] == [True, False, False, False, False, False]
+    assert check.counts["fs.missing", "still_fails"] == 3
+    metrics = check.metrics()
+    assert metrics["counterfactual/asked"] == 6 and metrics["counterfactual/accepted/fs.missing"] == 0.2
+    eids = [v.eid for v in verdicts if v and v.eid]
+    assert len(set(eids)) == len(eids) and seat.eid not in eids, "each was played in a fork of its own"
+
+
+def test_the_episode_itself_is_not_touched(seat: Seat) -> None:
+    before = list(seat.played)
+    CounterfactualCheck("always").ask([asked(seat, RIGHT, SUBMITS)])
+    assert seat.played == before and seat.finish() == 0.0
+
+
+def test_rewards_are_compared_after_the_closing_tool(seat: Seat) -> None:
+    check = CounterfactualCheck("always", "reward")
+    better, equal = check.ask([asked(seat, SUBMITS), asked(seat, RIGHT)])
+    assert better is not None and (better.reason, better.before, better.after) == ("reward_higher", 0.0, 1.0)
+    assert equal is not None and not equal.better and equal.reason == "reward_not_higher"
+
+
+def test_what_breaks_in_the_fork_is_lost_and_counts_for_nothing(seat: Seat) -> None:
+    (verdict,) = CounterfactualCheck("always").ask([asked(seat, ("read", {"path": "broken"}))])
+    assert verdict is not None and (verdict.better, verdict.reason) == (False, "lost")
+
+
+def test_an_environment_that_cannot_be_forked_is_told_so(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(t: int) -> Seat:
+        raise NotSupported("this environment has no snapshot")
+
+    monkeypatch.setattr(seat, "fork", refuse)
+    (verdict,) = CounterfactualCheck("always").ask([asked(seat, RIGHT)])
+    assert verdict is not None and verdict.reason == "not_forkable"
+
+
+def test_a_budget_bounds_forks_and_says_what_was_not_asked(seat: Seat) -> None:
+    check = CounterfactualCheck("always", budget=2)
+    verdicts = check.ask([asked(seat, RIGHT)] * 3)
+    assert [v is not None for v in verdicts] == [True, True, False]
+    assert [check.keeps(v) for v in verdicts] == [True, True, False], "always keeps nothing unasked"
+
+
+def test_a_sample_is_drawn_by_its_seed_and_keeps_what_was_not_asked(seat: Seat) -> None:
+    drawn = []
+    for _ in range(2):
+        check = CounterfactualCheck("sample", rate=0.5, seed=3)
+        verdicts = check.ask([asked(seat, WRONG)] * 12)
+        drawn.append([v is not None for v in verdicts])
+        assert [check.keeps(v) for v in verdicts] == [not was for was in drawn[-1]]
+    assert drawn[0] == drawn[1] and 0 < sum(drawn[0]) < 12
+    assert CounterfactualCheck().ask([asked(seat, WRONG)]) == [None] and CounterfactualCheck().keeps(None)

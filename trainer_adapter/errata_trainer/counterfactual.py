@@ -1,0 +1,179 @@
+"""Does a hint, or a teacher's choice, do better in the real environment? Fork before the error, play it, and look.
+
+A hint is a guess at what would have helped, and a vote is an opinion. The environment is asked: the episode is
+forked at the state before the failing turn, the other turn is played there, and the item is kept only if that went
+better. The episode itself is not touched, nor is anything a student sees: forks are never tools.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from errata_protocol.errors import ErrataError, NotSupported
+
+from .playing import Seat
+
+Mode = Literal["off", "sample", "always"]
+Criterion = Literal["error", "reward"]
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+"""Tool calls of a turn: name and arguments, in order."""
+
+Reason = Literal["error_gone", "reward_higher", "still_fails", "no_call", "reward_not_higher", "lost", "not_forkable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the environment said of a turn that was played in a fork.
+
+    Attributes:
+        better: It went better than what the student did.
+        reason: Why, or why not.
+        eid: The fork's episode; None where there was none.
+        before: Reward that the student's own turn leads to, where rewards were compared.
+        after: Likewise of the other turn.
+    """
+
+    better: bool
+    reason: Reason
+    eid: str | None = None
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A turn to try in place of a failing one.
+
+    Attributes:
+        seat: Where the episode was played; it need not be over.
+        t: Delivery of the failing call: the fork stands at the one before it.
+        calls: What to play there instead.
+        own_calls: What the student did, for a comparison of rewards.
+        key: Under which name it is counted, e.g. the ``hint_template_key``.
+    """
+
+    seat: Seat
+    t: int
+    calls: Calls
+    own_calls: Calls = ()
+    key: str = ""
+
+
+@dataclass(slots=True)
+class CounterfactualCheck:
+    """Asks the environment, within a budget.
+
+    Args:
+        mode: ``off``; ``sample`` asks about a share of the questions and keeps the others unasked; ``always`` asks
+            about all and drops what the budget did not reach.
+        criterion: ``error``: better is a turn whose calls all succeed. ``reward``: better is a turn after which the
+            closing tool gives a higher reward than after the student's own, played in a second fork.
+        rate: Share that ``sample`` asks about.
+        budget: Forks at most in one `ask`.
+        seed: Of the sample.
+        threads: Forks at work at once.
+
+    Attributes:
+        counts: Verdicts by key and reason, from the beginning: ``counts["fs.missing", "error_gone"]``.
+    """
+
+    mode: Mode = "off"
+    criterion: Criterion = "error"
+    rate: float = 0.25
+    budget: int = 64
+    seed: int = 0
+    threads: int = 16
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _chance: random.Random = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate <= 1.0:
+            raise ValueError(f"rate is a share, got {self.rate}")
+        self._chance = random.Random(self.seed)
+
+    def ask(self, questions: Iterable[Question]) -> list[Verdict | None]:
+        """Return what the environment says of each question; None for one that was not asked."""
+        asked = list(questions)
+        if self.mode == "off":
+            return [None] * len(asked)
+        chosen = [n for n in range(len(asked)) if self.mode == "always" or self._chance.random() < self.rate]
+        forks = 2 if self.criterion == "reward" else 1
+        chosen = chosen[: self.budget // forks]
+        verdicts: list[Verdict | None] = [None] * len(asked)
+        if chosen:
+            with ThreadPoolExecutor(min(self.threads, len(chosen)), "errata-forks") as threads:
+                for n, verdict in zip(chosen, threads.map(self._ask, [asked[n] for n in chosen]), strict=True):
+                    verdicts[n] = verdict
+                    self.counts[asked[n].key, verdict.reason] += 1
+        return verdicts
+
+    def keeps(self, verdict: Verdict | None) -> bool:
+        """Say whether what was asked about is kept."""
+        return verdict.better if verdict is not None else self.mode != "always"
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of questions that went better, also by key, and how many were asked."""
+        asked: Counter[str] = Counter()
+        better: Counter[str] = Counter()
+        for (key, reason), count in self.counts.items():
+            asked[key] += count
+            better[key] += count * (reason in ("error_gone", "reward_higher"))
+        found = {f"counterfactual/accepted/{key}": better[key] / asked[key] for key in sorted(asked) if key}
+        total = asked.total()
+        if total:
+            found["counterfactual/accepted"] = better.total() / total
+        found["counterfactual/asked"] = float(total)
+        return found
+
+    def _ask(self, question: Question) -> Verdict:
+        if not question.calls:
+            return Verdict(False, "no_call")
+        try:
+            if self.criterion == "error":
+                return _tried(question, question.calls, _by_error)
+            own = _tried(question, question.own_calls, _by_reward)
+            other = _tried(question, question.calls, _by_reward)
+        except NotSupported:
+            return Verdict(False, "not_forkable")
+        except (ErrataError, OSError, TimeoutError):
+            return Verdict(False, "lost")
+        if "lost" in (own.reason, other.reason):
+            return Verdict(False, "lost")
+        better = (other.after or 0.0) > (own.after or 0.0)
+        return Verdict(better, "reward_higher" if better else "reward_not_higher", other.eid, own.after, other.after)
+
+
+def _tried(question: Question, calls: Calls, judge: Callable[[Seat, bool], Verdict]) -> Verdict:
+    seat = question.seat.fork(question.t - 1)
+    try:
+        refused = False
+        for name, arguments in calls:
+            if name not in seat.environment.tools:
+                refused = True  # a trainer answers such a call itself, and the student goes on
+                continue
+            try:
+                seat.call(name, arguments)
+            except TypeError:
+                refused = True
+        return judge(seat, refused)
+    finally:
+        seat.close()
+
+
+def _by_error(seat: Seat, refused: bool) -> Verdict:
+    if seat.lost is not None:
+        return Verdict(False, "lost", seat.eid)
+    failed = refused or any(call.marker is not None and call.marker.severity != "warning" for call in seat.played)
+    return Verdict(not failed, "still_fails" if failed else "error_gone", seat.eid)
+
+
+def _by_reward(seat: Seat, refused: bool) -> Verdict:
+    reward = seat.finish()
+    if seat.lost is not None:
+        return Verdict(False, "lost", seat.eid)
+    return Verdict(False, "reward_not_higher", seat.eid, after=reward)
