@@ -1,0 +1,118 @@
+"""A hint, put token-exactly before a failing turn: what the teacher of channel 2 reads.
+
+    student    prompt | turn 0 | result, header | turn 1 | result, header | TURN 2
+    teacher    prompt | turn 0 | result, header | turn 1 | result, hint, header | TURN 2
+
+The hint stands directly before the header (the generation prompt) of the failing turn, so that everything before it is
+the student's own tokens, which two teachers' rows and the student share, and the row ends where the turn ends: what
+came later is nothing that a teacher of this turn may know. Both sequences have other lengths from there on; that is
+why items carry positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..rollout import Rollout, SdpoItem, Turn
+
+
+class DoesNotFit(ValueError):
+    """Hint, header and turn alone are longer than a row may be: the site is skipped and counted, never cut."""
+
+
+def splice(
+    rollout: Rollout,
+    turn: Turn | int,
+    hint_ids: Sequence[int],
+    *,
+    header_ids: Sequence[int],
+    max_length: int | None = None,
+    prompt_head: int = 1,
+    weight: float = 1.0,
+    hint_template_key: str | None = None,
+) -> SdpoItem:
+    """Return the item that distils one turn: the teacher's row and where both predict the turn's tokens.
+
+    Args:
+        rollout: Of the student.
+        turn: The failing one, or its index in ``rollout.turns``.
+        hint_ids: The hint as a whole message, rendered as the chat template would between the last message and a
+            generation prompt. May be empty: then teacher and student agree.
+        header_ids: The generation prompt, with which the context of each turn ends.
+        max_length: Tokens of the teacher's row at most; None for no bound. What is too long loses its oldest history:
+            whole turns with what answered them, then tokens of the prompt from its front. Hint and turn stay whole.
+        prompt_head: How many first tokens of the prompt stay even then, e.g. a system message; at least the first,
+            on which models rest much of their attention.
+        weight: Of each of the turn's tokens in the loss.
+        hint_template_key: Kept with the item.
+
+    Returns:
+        The item; ``student_positions`` count in ``prompt_ids + completion_ids``.
+
+    Raises:
+        DoesNotFit: ``max_length`` is below prompt head, hint, header and turn.
+        ValueError: The turn is not the rollout's, is empty, or its context does not end with ``header_ids``.
+    """
+    site = rollout.turns[turn] if isinstance(turn, int) else turn
+    hint, header = tuple(hint_ids), tuple(header_ids)
+    _check(rollout, site)
+    student = rollout.prompt_ids + rollout.completion_ids
+    start, stop = len(rollout.prompt_ids) + site.start, len(rollout.prompt_ids) + site.stop
+    if student[start - len(header) : start] != header or start < len(header):
+        raise ValueError(
+            f"turn {site.index} of the rollout is not preceded by the generation prompt {header}, "
+            f"but by {student[max(0, start - len(header)) : start]}: a hint cannot be put before it"
+        )
+    target = student[start:stop]
+    tail = hint + header + target
+    room = None if max_length is None else max_length - len(tail)
+    teacher = _history(rollout, site, header, room, prompt_head) + tail
+    first = len(teacher) - len(target)
+    return SdpoItem(
+        turn=site.index,
+        teacher_ids=teacher,
+        student_positions=tuple(range(start - 1, stop - 1)),
+        teacher_positions=tuple(range(first - 1, len(teacher) - 1)),
+        target_ids=target,
+        shared_prefix=common_prefix(teacher, student),
+        weight=weight,
+        hint_template_key=hint_template_key,
+    )
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading tokens two sequences have in common."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _check(rollout: Rollout, site: Turn) -> None:
+    if site not in rollout.turns:
+        raise ValueError(f"turn {site.index} is none of the rollout's {len(rollout.turns)}")
+    if not site.start < site.stop <= len(rollout.completion_ids):
+        raise ValueError(f"turn {site.index} is [{site.start}, {site.stop}) of {len(rollout.completion_ids)} tokens")
+
+
+def _history(
+    rollout: Rollout, site: Turn, header: tuple[int, ...], room: int | None, prompt_head: int
+) -> tuple[int, ...]:
+    """The context of the turn without its header, no longer than ``room``."""
+    prompt, completion = rollout.prompt_ids, rollout.completion_ids
+    earlier = sorted(turn.start for turn in rollout.turns if turn.start < site.start)
+    # A turn goes with what answered it, up to the header of the next: that one then stands behind the prompt's header.
+    for begin in (*earlier, site.start):
+        history = (prompt + completion[begin : site.start])[: -len(header) or None]
+        if room is None or len(history) <= room:
+            return history
+    if prompt[len(history) :] != header:
+        raise ValueError(f"the rollout's prompt does not end with the generation prompt {header}: it cannot be cut")
+    assert room is not None  # or the first history would have been taken
+    over = len(history) - room
+    head = min(prompt_head, len(history))
+    if room < head:
+        raise DoesNotFit(f"turn {site.index} with its hint leaves room for {room} tokens of its prompt")
+    return history[:head] + history[head + over :]
