@@ -1,0 +1,273 @@
+"""Divergences and log-probabilities from hidden states: no tensor over all tokens and the whole vocabulary exists.
+
+Logits of 500 tokens at a vocabulary of 152,000 are 304 MB in float32, and a divergence with its gradient holds six to
+ten such tensors. Here rows are projected a chunk at a time, in the forward and again in the backward pass, so that
+memory is O(chunk) whatever the number of tokens; what is kept in between are the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .sdpo import Divergence, log_probabilities
+
+Transform = Callable[[Tensor], Tensor]
+
+CHUNK_ELEMENTS = 2**24
+"""Logits of one chunk: 64 MiB in float32, of which a divergence and its gradient hold about ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistilMetrics:
+    """Sums over tokens, each a 0-d tensor without gradient, so that micro-batches and ranks add up.
+
+    Attributes:
+        tokens: How many.
+        divergence: In nats, before clip and weights.
+        entropy: Of the student, in nats.
+        clipped: Tokens of which the clip took something.
+    """
+
+    tokens: Tensor
+    divergence: Tensor
+    entropy: Tensor
+    clipped: Tensor
+
+    def __add__(self, other: DistilMetrics) -> DistilMetrics:
+        """Return the sums over the tokens of both."""
+        return DistilMetrics(
+            self.tokens + other.tokens,
+            self.divergence + other.divergence,
+            self.entropy + other.entropy,
+            self.clipped + other.clipped,
+        )
+
+    def means(self) -> dict[str, Tensor]:
+        """Return ``divergence``, ``entropy`` (nats per token) and ``clipped_fraction``; 0 without tokens."""
+        tokens = self.tokens.clamp(min=1)
+        return {
+            "divergence": self.divergence / tokens,
+            "entropy": self.entropy / tokens,
+            "clipped_fraction": self.clipped / tokens,
+        }
+
+
+def distil(
+    student_hidden: Tensor,
+    teacher_hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    divergence: Divergence | None = None,
+    token_weights: Tensor | None = None,
+    teacher_weight: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    transform: Transform | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, DistilMetrics]:
+    """Return the summed divergence of a student from its teacher, from the inputs of the output embedding.
+
+    Args:
+        student_hidden: ``[N, H]``, at the positions that predict the N target tokens.
+        teacher_hidden: ``[N, H']``, at the positions that predict the same tokens; no gradient flows into it.
+        weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one. A head with LoRA is its merged
+            weight (`errata_trainer.channels.forward.output_head`).
+        bias: ``[V]`` or None.
+        divergence: Default `Divergence`: OPSD's, ``jsd_beta`` 0.5, clip 10.
+        token_weights: ``[N]``, of each token in the sum; default 1. No gradient flows into it.
+        teacher_weight: ``[V, H']`` where the teacher's is another; it gets no gradient.
+        teacher_bias: ``[V]``, with ``teacher_weight``.
+        transform: What the model does to its logits ``[C, V]`` after the projection (a scale, a soft cap), row by row.
+        chunk_elements: Bound of the rows of a chunk times V; a row at least.
+
+    Returns:
+        The sum over tokens (0-d, float32 at least, attached, 0 for N = 0), to be divided by how many tokens the whole
+        optimizer step has, and its metrics.
+
+    Raises:
+        ValueError: Other than N tokens on both sides.
+    """
+    if len(student_hidden) != len(teacher_hidden):
+        raise ValueError(f"{len(student_hidden)} positions of the student, {len(teacher_hidden)} of the teacher")
+    measure = (Divergence() if divergence is None else divergence).measure
+    shape = transform or _as_they_are
+    dtype = _compute_dtype(student_hidden, weight)
+    weight = weight.to(dtype)
+    head = (weight if teacher_weight is None else teacher_weight.to(dtype)).detach()
+    shift = bias if teacher_weight is None else teacher_bias
+    shift = None if shift is None else shift.detach()
+
+    def rows(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            teacher_logits = shape(project(hidden, head, shift))
+        return measure(shape(logits), teacher_logits)
+
+    per_token, stats = _of_rows(
+        student_hidden, weight, bias, rows, chunk_elements, (teacher_hidden.detach().to(dtype),)
+    )
+    if token_weights is not None:
+        per_token = per_token * token_weights.detach().to(per_token.dtype)
+    sums = stats.sum(0)
+    tokens = torch.full((), len(student_hidden), dtype=sums.dtype, device=sums.device)
+    return per_token.sum(), DistilMetrics(tokens, sums[0], sums[1], sums[2])
+
+
+def action_logprobs(
+    hidden: Tensor,
+    target_ids: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    transform: Transform | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Tensor:
+    """Return the log-probabilities of tokens, from the inputs of the output embedding.
+
+    Args:
+        hidden: ``[N, H]``, at the positions that predict the tokens.
+        target_ids: ``[N]``.
+        weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one.
+        bias: ``[V]`` or None.
+        temperature: Divides the logits.
+        transform: As in `distil`.
+        chunk_elements: As in `distil`.
+
+    Returns:
+        ``[N]``, float32 at least; attached, for N = 0 too. `errata_trainer.channels.dpo.segment_sums` adds them up.
+
+    Raises:
+        ValueError: Other than N ids.
+    """
+    if target_ids.shape != hidden.shape[:1]:
+        raise ValueError(f"{len(hidden)} positions, {tuple(target_ids.shape)} target ids")
+    shape = transform or _as_they_are
+
+    def rows(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = log_probabilities(shape(logits), temperature)
+        return log_probs.gather(-1, ids[:, None])[:, 0], log_probs.new_empty(len(ids), 0)
+
+    return _of_rows(hidden, weight, bias, rows, chunk_elements, (target_ids,))[0]
+
+
+def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return logits in float32 at least.
+
+    Args:
+        hidden: ``[C, H]``.
+        weight: ``[V, H]``, same dtype.
+        bias: ``[V]`` or None.
+
+    Returns:
+        ``[C, V]``. Of half precision the products are added up in float32, and on CUDA not rounded back in between.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    if wide != hidden.dtype and hidden.is_cuda and _MM_WIDENS:
+        logits = torch.mm(hidden, weight.t(), out_dtype=wide)
+    else:
+        logits = torch.mm(hidden, weight.t()).to(wide)
+    return logits if bias is None else logits + bias.to(wide)
+
+
+_MM_WIDENS = torch.version.hip is None and tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
+
+_RowFunction = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _as_they_are(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """Autocast's, as the model's own head would take, else the weight's. Autocast leaves float64 alone."""
+    device = hidden.device.type
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def _of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    function: _RowFunction,
+    chunk_elements: int,
+    extras: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor]:
+    rows = max(1, chunk_elements // max(1, weight.shape[0]))
+    dtype = _compute_dtype(hidden, weight)
+    # the parameters' own cast, so that autograd brings the gradient back to their dtype
+    with _without_autocast(hidden):
+        values, stats = _OfRows.apply(hidden.to(dtype), weight.to(dtype), bias, function, rows, *extras)
+    return values, stats
+
+
+@contextmanager
+def _without_autocast(tensor: Tensor) -> Iterator[None]:
+    with torch.autocast(tensor.device.type, enabled=False):
+        yield
+
+
+class _OfRows(torch.autograd.Function):  # type: ignore[misc]
+    """function(project(hidden), *extras) -> (values [N], stats [N, K]), a chunk of rows at a time, both ways."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        function: _RowFunction,
+        rows: int,
+        *extras: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        parts = [
+            function(project(hidden[c], weight, bias), *(extra[c] for extra in extras)) for c in _chunks(hidden, rows)
+        ]
+        values, stats = (torch.cat(side) for side in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, *extras)
+        ctx.function, ctx.rows = function, rows
+        ctx.mark_non_differentiable(stats)
+        return values, stats
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _stats: Any) -> tuple[Any, ...]:
+        hidden, weight, bias, *extras = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
+        with _without_autocast(hidden):
+            for c in _chunks(hidden, ctx.rows):
+                logits = project(hidden[c], weight, bias).requires_grad_()
+                with torch.enable_grad():
+                    values, _ = ctx.function(logits, *(extra[c] for extra in extras))
+                (towards,) = torch.autograd.grad(values, logits, grad[c])
+                narrow = towards.to(hidden.dtype)
+                if grad_hidden is not None:
+                    torch.mm(narrow, weight, out=grad_hidden[c])
+                if grad_weight is not None and wide == hidden.dtype:
+                    grad_weight.addmm_(narrow.t(), hidden[c])
+                elif grad_weight is not None:
+                    grad_weight += torch.mm(narrow.t(), hidden[c])
+                if grad_bias is not None:
+                    grad_bias += towards.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * (2 + len(extras)),
+        )
+
+
+def _chunks(hidden: Tensor, rows: int) -> Iterator[slice]:
+    """Slices of the rows; one empty slice where there are none, so that shapes and graph are as always."""
+    for start in range(0, max(len(hidden), 1), rows):
+        yield slice(start, start + rows)

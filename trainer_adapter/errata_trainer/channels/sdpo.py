@@ -1,0 +1,338 @@
+"""Channel 2: how far a student is from itself with a hint, as a loss of logits.
+
+S and T are the student's and the teacher's next-token distributions at one position, b is ``jsd_beta``, and
+
+    M = (1 - b) S + b T        D = b KL(T||M) + (1 - b) KL(S||M)        for 0 < b < 1
+    D = KL(T||S)  for b = 0 (forward)                D = KL(S||T)  for b = 1 (reverse)
+
+as in OPSD (`generalized_jsd_loss`), SDPO (arXiv:2601.20802, `sdpo_loss`) and the GKD lineage. For 0 < b < 1 it is
+bounded by the entropy of b, at most ln 2 = 0.693, so that ``token_clip=10`` cannot bind there. A temperature divides
+both logits; no T^2 factor.
+
+The teacher never gets a gradient. Nothing is shifted here: logits at a position and the target it predicts stand at
+the same index. Only positions under the mask are computed, so that what stands elsewhere (padding, NaN) cannot matter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+ClipMode = Literal["entry", "token"]
+Support = Literal["teacher", "student"]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+# exp() of it is 0 in every dtype and products with it are finite; -inf would make 0 * inf = NaN, in gradients too
+_LOG_ZERO = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A divergence per token, with its options checked once.
+
+    Attributes:
+        jsd_beta: b, in [0, 1].
+        temperature: Divides both logits; > 0.
+        token_clip: Upper bound, > 0; None for none.
+        clip_mode: What it bounds. ``entry``: each (token, vocabulary id) summand before the sum over the vocabulary, as
+            OPSD does in spite of the name; the divergence can then become negative. ``token``: the sum; it stays >= 0
+            and a token above has no gradient.
+        top_k: Compare the likeliest ``top_k`` ids only; None for the whole vocabulary.
+        support: Whose likeliest ids: the ``teacher``'s, as OPSD, or the ``student``'s, as SDPO.
+        tail: What stands for the other ids with ``top_k``: True, one more id with the rest of the probability; False,
+            nothing, and both are renormalised. Their values are not comparable with each other nor with the full one.
+
+    Raises:
+        ValueError: An option out of its range.
+    """
+
+    jsd_beta: float = 0.5
+    temperature: float = 1.0
+    token_clip: float | None = 10.0
+    clip_mode: ClipMode = "entry"
+    top_k: int | None = None
+    support: Support = "teacher"
+    tail: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what would otherwise train on nonsense."""
+        if not 0.0 <= self.jsd_beta <= 1.0:
+            raise ValueError(f"jsd_beta is {self.jsd_beta}: it has to lie in [0, 1]")
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}: it has to be positive and finite")
+        if self.token_clip is not None and not self.token_clip > 0.0:
+            raise ValueError(f"token_clip is {self.token_clip}: it has to be positive, or None for no clip")
+        if self.clip_mode not in ("entry", "token"):
+            raise ValueError(f"clip_mode is {self.clip_mode!r}: 'entry' or 'token'")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}: at least 1, or None for the whole vocabulary")
+        if self.support not in ("teacher", "student"):
+            raise ValueError(f"support is {self.support!r}: 'teacher' or 'student'")
+
+    def __call__(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """Return the divergence at each position.
+
+        Args:
+            student_logits: ``[..., V]``, any float dtype; computed in float32 at least.
+            teacher_logits: ``[..., V]``; no gradient flows into it.
+
+        Returns:
+            ``[...]`` in nats. An id with logit -inf on both sides counts nothing; on one side only, the divergence may
+            be infinite and is then a very large number, without a gradient into that logit, or what the clip leaves.
+        """
+        return self.measure(student_logits, teacher_logits)[0]
+
+    def measure(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the divergence at each position, and what to report of it.
+
+        Args:
+            student_logits: ``[..., V]``.
+            teacher_logits: ``[..., V]``.
+
+        Returns:
+            The divergence ``[...]``, and without gradient ``[..., 3]``: the divergence before the clip, the student's
+            entropy over the whole vocabulary, both in nats, and 1.0 where the clip took something, else 0.0.
+        """
+        student = log_probabilities(student_logits, self.temperature)
+        teacher = log_probabilities(teacher_logits.detach(), self.temperature)
+        with torch.no_grad():
+            entropy = -(student.exp() * student).sum(-1)
+        if self.top_k is not None:
+            leader = teacher if self.support == "teacher" else student
+            ids = leader.detach().topk(min(self.top_k, leader.shape[-1]), dim=-1).indices
+            student, teacher = (self._restricted(x.gather(-1, ids)) for x in (student, teacher))
+        entries = _summands(student, teacher, self.jsd_beta)
+        unclipped = entries.sum(-1)
+        divergence, clipped = unclipped, torch.zeros_like(unclipped, dtype=torch.bool)
+        if self.token_clip is not None and self.clip_mode == "entry":
+            divergence = entries.clamp(max=self.token_clip).sum(-1)
+            clipped = (entries > self.token_clip).any(-1)
+        elif self.token_clip is not None:
+            divergence = unclipped.clamp(max=self.token_clip)
+            clipped = unclipped > self.token_clip
+        return divergence, torch.stack((unclipped.detach(), entropy, clipped.to(unclipped.dtype)), -1)
+
+    def _restricted(self, log_probs: Tensor) -> Tensor:
+        total = log_probs.logsumexp(-1, keepdim=True)
+        if not self.tail:
+            return log_probs - total
+        # SDPO's bound: at probability 1 the tail would be log 0
+        return torch.cat((log_probs, torch.log(-torch.expm1(total.clamp(max=-1e-7)))), -1)
+
+
+def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log-probabilities in float32 at least, those of probability 0 as a very negative finite number.
+
+    Args:
+        logits: ``[..., V]``.
+        temperature: Divides them.
+
+    Returns:
+        ``[..., V]``; ids at the bound get no gradient.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature != 1.0:
+        logits = logits / temperature
+    return torch.log_softmax(logits, -1).clamp(min=_LOG_ZERO)
+
+
+def _summands(student: Tensor, teacher: Tensor, b: float) -> Tensor:
+    """``[..., V]``: their sum over the last dimension is D."""
+    if b == 0.0:
+        return teacher.exp() * (teacher - student)
+    if b == 1.0:
+        return student.exp() * (student - teacher)
+    mixture = torch.logaddexp(student + math.log1p(-b), teacher + math.log(b))
+    return b * teacher.exp() * (teacher - mixture) + (1.0 - b) * student.exp() * (student - mixture)
+
+
+def generalized_jsd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    *,
+    jsd_beta: float = 0.5,
+    temperature: float = 1.0,
+    token_clip: float | None = 10.0,
+    clip_mode: ClipMode = "entry",
+    top_k: int | None = None,
+) -> Tensor:
+    """Return the mean generalized Jensen-Shannon divergence over the tokens under a mask, by OPSD's convention.
+
+    Args:
+        student_logits: ``[B, T, V]``.
+        teacher_logits: ``[B, T, V]``; no gradient flows into it.
+        mask: ``[B, T]`` bool, True where the token counts. Not OPSD's labels: there -100 says what does not count.
+        jsd_beta: Weight of the teacher in the mixture; 0 is KL(T||S), 1 is KL(S||T).
+        temperature: Divides both logits.
+        token_clip: Upper bound, None for none; `Divergence` says of what.
+        clip_mode: ``entry`` or ``token``.
+        top_k: Compare the teacher's likeliest ids only, renormalised; None for the whole vocabulary.
+
+    Returns:
+        Scalar, in nats per token. With nothing under the mask 0, attached to the graph.
+
+    Raises:
+        ValueError: Shapes that do not fit, an option out of its range, a mask of other values than 0 and 1.
+    """
+    divergence = Divergence(jsd_beta, temperature, token_clip, clip_mode, top_k)
+    mask = _checked_mask(student_logits, teacher_logits, mask)
+    per_token = divergence(student_logits[mask], teacher_logits[mask])
+    return per_token.sum() / max(per_token.numel(), 1)
+
+
+def sdpo_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    *,
+    divergence: Divergence | None = None,
+    target_ids: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    is_clip: float | None = None,
+    aggregation: Aggregation = "token-mean",
+) -> Tensor:
+    """Return SDPO's loss of whole distributions: a divergence per token, importance weights, an aggregation.
+
+    Args:
+        student_logits: ``[B, T, V]``.
+        teacher_logits: ``[B, T, V]``; no gradient flows into it.
+        mask: ``[B, T]`` bool.
+        divergence: Default: SDPO's, no clip and the whole vocabulary, at ``jsd_beta`` 0.5.
+        target_ids: ``[B, T]`` the sampled ids; only read for the importance weights.
+        old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
+        is_clip: Upper bound of the importance weight; None for no weights.
+        aggregation: How tokens make a scalar, see `aggregate`.
+
+    Returns:
+        Scalar. With nothing under the mask 0, attached to the graph.
+
+    Raises:
+        ValueError: Shapes that do not fit; ``is_clip`` without ``old_logprobs`` and ``target_ids``.
+    """
+    divergence = Divergence(token_clip=None) if divergence is None else divergence
+    mask = _checked_mask(student_logits, teacher_logits, mask)
+    student = student_logits[mask]
+    per_token = divergence(student, teacher_logits[mask])
+    if is_clip is not None:
+        if target_ids is None or old_logprobs is None:
+            raise ValueError("is_clip needs old_logprobs and target_ids: without them there is no ratio to clip")
+        with torch.no_grad():
+            sampled = _chosen(log_probabilities(student, divergence.temperature), target_ids[mask])
+        per_token = per_token * importance_weights(sampled, old_logprobs[mask], is_clip)
+    return aggregate(_spread(per_token, mask), mask, aggregation)
+
+
+def sampled_token_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target_ids: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    old_logprobs: Tensor | None = None,
+    is_clip: float | None = None,
+    aggregation: Aggregation = "token-mean",
+) -> Tensor:
+    """Return SDPO's loss of the sampled tokens alone: (log S - log T), as a constant, times log S.
+
+    Its gradient is, over samples of S, that of KL(S||T). Its value is no divergence: do not read it.
+
+    Args:
+        student_logits: ``[B, T, V]``.
+        teacher_logits: ``[B, T, V]``; no gradient flows into it.
+        target_ids: ``[B, T]`` the sampled ids; what stands outside the mask is not read.
+        mask: ``[B, T]`` bool.
+        temperature: Divides both logits.
+        old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
+        is_clip: Upper bound of the importance weight; None for no weights.
+        aggregation: How tokens make a scalar, see `aggregate`.
+
+    Returns:
+        Scalar. With nothing under the mask 0, attached to the graph.
+
+    Raises:
+        ValueError: Shapes that do not fit; ``is_clip`` without ``old_logprobs``.
+    """
+    mask = _checked_mask(student_logits, teacher_logits, mask)
+    ids = target_ids[mask]
+    student = _chosen(log_probabilities(student_logits[mask], temperature), ids)
+    teacher = _chosen(log_probabilities(teacher_logits.detach()[mask], temperature), ids)
+    per_token = (student - teacher).detach() * student
+    if is_clip is not None:
+        if old_logprobs is None:
+            raise ValueError("is_clip needs old_logprobs: without them there is no ratio to clip")
+        per_token = per_token * importance_weights(student, old_logprobs[mask], is_clip)
+    return aggregate(_spread(per_token, mask), mask, aggregation)
+
+
+def importance_weights(logprobs: Tensor, old_logprobs: Tensor, is_clip: float) -> Tensor:
+    """Return exp(log pi - log pi_old), bounded from above and without a gradient.
+
+    Args:
+        logprobs: ``[N]`` under the weights that train.
+        old_logprobs: ``[N]`` under those that sampled.
+        is_clip: Upper bound.
+
+    Returns:
+        ``[N]``. The log-ratio is held in [-20, 20], as SDPO does.
+    """
+    return (logprobs - old_logprobs).detach().clamp(-20.0, 20.0).exp().clamp(max=is_clip)
+
+
+def aggregate(per_token: Tensor, mask: Tensor, aggregation: Aggregation = "token-mean") -> Tensor:
+    """Make a scalar of the tokens under a mask. Sequences without one count nowhere.
+
+    Args:
+        per_token: ``[B, T]``, finite; zero outside the mask or not.
+        mask: ``[B, T]`` bool.
+        aggregation: ``token-mean``: over all tokens, so that it does not matter which sequence they are of.
+            ``seq-mean-token-sum``: the mean over sequences of their sums. ``seq-mean-token-mean``: of their means.
+            ``seq-mean-token-sum-norm``: the sum over the padded length T.
+
+    Returns:
+        Scalar; 0 if the mask is empty.
+
+    Raises:
+        ValueError: An unknown aggregation.
+    """
+    kept = per_token * mask
+    lengths = mask.sum(-1)
+    sequences = (lengths > 0).sum().clamp(min=1)
+    if aggregation == "token-mean":
+        return kept.sum() / lengths.sum().clamp(min=1)
+    if aggregation == "seq-mean-token-sum":
+        return kept.sum() / sequences
+    if aggregation == "seq-mean-token-mean":
+        return (kept.sum(-1) / lengths.clamp(min=1)).sum() / sequences
+    if aggregation == "seq-mean-token-sum-norm":
+        return kept.sum() / max(mask.shape[-1], 1)
+    raise ValueError(f"aggregation is {aggregation!r}: one of {', '.join(get_args(Aggregation))}")
+
+
+def _checked_mask(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Any:
+    """The mask as bool, or ValueError."""
+    if student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"student logits are {tuple(student_logits.shape)}, teacher logits {tuple(teacher_logits.shape)}: "
+            "gather both at the positions that predict the same tokens first"
+        )
+    if mask.shape != student_logits.shape[:-1]:
+        raise ValueError(f"the mask is {tuple(mask.shape)}, the logits {tuple(student_logits.shape)}")
+    if mask.dtype == torch.bool:
+        return mask
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("the mask holds other values than 0 and 1: are these labels? Pass labels != -100")
+    return mask.bool()
+
+
+def _chosen(log_probs: Tensor, ids: Tensor) -> Tensor:
+    return log_probs.gather(-1, ids[..., None])[..., 0]
+
+
+def _spread(per_token: Tensor, mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, dtype=per_token.dtype, device=per_token.device).masked_scatter(mask, per_token)
