@@ -1,0 +1,179 @@
+"""Channel 3: teachers' actions against the student's own at replayed states, as direct preference optimisation.
+
+    L = -log sigmoid(beta_dpo ((pi_c - ref_c) - (pi_r - ref_r)))        (arXiv:2305.18290, equation 7)
+
+with pi and ref the summed log-probabilities of an action's tokens under the policy and a frozen reference. Where both
+are equal L is ln 2 = 0.693 exactly and its gradient is not zero, but -+beta_dpo/2 a pair: a loss of 0.693 neither says
+that it works nor that it does not. `dpo_metrics` does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+LossType = Literal["sigmoid", "sigmoid_norm"]
+Lengths = tuple[Tensor, Tensor]
+
+
+def dpo_loss(
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta_dpo: float = 0.1,
+    loss_type: LossType = "sigmoid",
+    lengths: Lengths | None = None,
+) -> Tensor:
+    """Return the mean DPO loss of P pairs.
+
+    Args:
+        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens, the context's excluded.
+        policy_rejected: ``[P]`` of the rejected action's.
+        ref_chosen: ``[P]`` under the reference; no gradient flows into it.
+        ref_rejected: ``[P]``.
+        beta_dpo: How strongly the reference holds; > 0.
+        loss_type: ``sigmoid``, or ``sigmoid_norm``: each log-ratio is divided by its own action's length first, which
+            takes away the weight of long actions and wants a larger ``beta_dpo``.
+        lengths: ``([P], [P])`` tokens of the chosen and rejected actions; for ``sigmoid_norm``.
+
+    Returns:
+        Scalar. Without pairs 0, attached to the graph.
+
+    Raises:
+        ValueError: Shapes that differ, ``sigmoid_norm`` without lengths, an option out of its range.
+    """
+    losses = dpo_losses(
+        policy_chosen,
+        policy_rejected,
+        ref_chosen,
+        ref_rejected,
+        beta_dpo=beta_dpo,
+        loss_type=loss_type,
+        lengths=lengths,
+    )
+    return losses.sum() / max(losses.numel(), 1)
+
+
+def dpo_losses(
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta_dpo: float = 0.1,
+    loss_type: LossType = "sigmoid",
+    lengths: Lengths | None = None,
+) -> Tensor:
+    """Return the DPO loss of each pair, to be weighted and divided by the pairs of a whole optimizer step.
+
+    Args:
+        policy_chosen: ``[P]``.
+        policy_rejected: ``[P]``.
+        ref_chosen: ``[P]``.
+        ref_rejected: ``[P]``.
+        beta_dpo: As in `dpo_loss`, like all others.
+        loss_type: As in `dpo_loss`.
+        lengths: As in `dpo_loss`.
+
+    Returns:
+        ``[P]``.
+
+    Raises:
+        ValueError: As `dpo_loss`.
+    """
+    margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
+    return -F.logsigmoid(margins)
+
+
+def dpo_metrics(
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta_dpo: float = 0.1,
+    loss_type: LossType = "sigmoid",
+    lengths: Lengths | None = None,
+) -> dict[str, Tensor]:
+    """Return what says whether DPO does anything, as sums over pairs, so that micro-batches and ranks add up.
+
+    Args:
+        policy_chosen: ``[P]``.
+        policy_rejected: ``[P]``.
+        ref_chosen: ``[P]``.
+        ref_rejected: ``[P]``.
+        beta_dpo: As in `dpo_loss`, like all others.
+        loss_type: As in `dpo_loss`.
+        lengths: As in `dpo_loss`.
+
+    Returns:
+        0-d tensors without gradient: ``pairs``; ``loss``; ``margin``, the difference of the log-ratios, in nats;
+        ``reward_accuracy``, how many margins are above 0; ``chosen_reward`` and ``rejected_reward``, beta_dpo times the
+        log-ratios.
+
+    Raises:
+        ValueError: As `dpo_loss`.
+    """
+    with torch.no_grad():
+        margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
+        chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
+        if loss_type == "sigmoid_norm" and lengths is not None:
+            chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+        return {
+            "pairs": torch.full_like(margins.sum(), len(margins)),
+            "loss": -F.logsigmoid(margins).sum(),
+            "margin": (chosen - rejected).sum(),
+            "reward_accuracy": (margins > 0).to(margins.dtype).sum(),
+            "chosen_reward": beta_dpo * chosen.sum(),
+            "rejected_reward": beta_dpo * rejected.sum(),
+        }
+
+
+def segment_sums(logprobs: Tensor, lengths: Tensor) -> Tensor:
+    """Add up the log-probabilities of each action's tokens.
+
+    Args:
+        logprobs: ``[sum(lengths)]`` of all actions' tokens, one action after the other.
+        lengths: ``[A]`` int64, tokens of each action.
+
+    Returns:
+        ``[A]``, attached.
+
+    Raises:
+        ValueError: Lengths that do not add up to the tokens there are.
+    """
+    if int(lengths.sum()) != len(logprobs):
+        raise ValueError(f"lengths add up to {int(lengths.sum())}, there are {len(logprobs)} tokens")
+    action = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    return logprobs.new_zeros(len(lengths)).index_add(0, action, logprobs)
+
+
+def _margins(
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta_dpo: float,
+    loss_type: LossType,
+    lengths: Lengths | None,
+) -> Tensor:
+    sides = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    if len({side.shape for side in sides}) != 1 or policy_chosen.dim() != 1:
+        raise ValueError(f"four [P] tensors are needed, these are {', '.join(str(tuple(s.shape)) for s in sides)}")
+    if not 0.0 < beta_dpo < math.inf:
+        raise ValueError(f"beta_dpo is {beta_dpo}: it has to be positive and finite")
+    chosen = policy_chosen - ref_chosen.detach()
+    rejected = policy_rejected - ref_rejected.detach()
+    if loss_type == "sigmoid_norm":
+        if lengths is None or lengths[0].shape != chosen.shape or lengths[1].shape != chosen.shape:
+            raise ValueError("sigmoid_norm needs lengths: ([P], [P]) tokens of the chosen and the rejected actions")
+        chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+    elif loss_type != "sigmoid":
+        raise ValueError(f"loss_type is {loss_type!r}: 'sigmoid' or 'sigmoid_norm'")
+    return beta_dpo * (chosen - rejected)

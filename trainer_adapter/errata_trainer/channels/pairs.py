@@ -1,0 +1,246 @@
+"""Pairs on disk: what the vote found is worth keeping over many steps, and a kill must not cost it.
+
+A pair is only as good as its reference log-probabilities, so a buffer belongs to one reference (weights and tokenizer)
+and refuses pairs of another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import random
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from ..rollout import DpoPair
+
+SkipReason = Literal["equal", "empty", "too_long"]
+
+_TUPLES = ("context_ids", "chosen_ids", "rejected_ids")
+
+
+class StaleReference(ValueError):
+    """Pairs whose log-probabilities are another reference's, or that have none: compute them again."""
+
+
+class DamagedBuffer(ValueError):
+    """A line of the file cannot be read, and it is not the last one, which a kill may tear."""
+
+
+def skip_reason(pair: DpoPair, *, max_length: int | None = None) -> SkipReason | None:
+    """Return why a pair cannot be trained on.
+
+    Args:
+        pair: Of channel 3.
+        max_length: Tokens of the context and the longer action at most; None for no bound.
+
+    Returns:
+        ``equal``, both actions are the same tokens, so that their gradients cancel; ``empty``, one has none, or
+        there is no context to predict its first from; ``too_long``; None if it can.
+    """
+    if not pair.context_ids or not pair.chosen_ids or not pair.rejected_ids:
+        return "empty"
+    if pair.chosen_ids == pair.rejected_ids:
+        return "equal"
+    if max_length is not None:
+        longest = len(pair.context_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids))
+        if longest > max_length:
+            return "too_long"
+    return None
+
+
+def trainable_pairs(
+    pairs: Iterable[DpoPair], *, max_length: int | None = None
+) -> tuple[list[DpoPair], Counter[SkipReason]]:
+    """Return the pairs that can be trained on, and how many were left out for which reason.
+
+    Args:
+        pairs: Of channel 3.
+        max_length: As in `skip_reason`.
+
+    Returns:
+        The pairs in their order; the reasons counted.
+    """
+    kept: list[DpoPair] = []
+    skipped: Counter[SkipReason] = Counter()
+    for pair in pairs:
+        reason = skip_reason(pair, max_length=max_length)
+        if reason is None:
+            kept.append(pair)
+        else:
+            skipped[reason] += 1
+    return kept, skipped
+
+
+class PairBuffer:
+    """A bounded replay buffer of pairs in a JSONL file of one process.
+
+    What `add` returned for is on disk. A kill in the middle of a write costs the line that was being written, which is
+    cut off at the next open. The file holds up to twice the capacity, then it is replaced in one rename.
+
+    Args:
+        path: The file; made with its directory if missing. Beside it lies ``path.lock``.
+        capacity: Pairs kept; the oldest go first. > 0.
+        reference: Which weights and tokenizer the log-probabilities are of.
+
+    Raises:
+        StaleReference: The file's pairs are another reference's.
+        DamagedBuffer: A line before the last cannot be read.
+        BlockingIOError: Another process has the buffer open.
+        ValueError: A capacity below 1.
+    """
+
+    def __init__(self, path: Path | str, *, capacity: int, reference: str) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}: at least 1")
+        self.path, self.capacity, self.reference = Path(path), capacity, reference
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # its own file: the buffer's is replaced, and a lock stays with what it was taken on
+        self._lock = self.path.with_name(self.path.name + ".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._pairs: deque[DpoPair] = deque(maxlen=capacity)
+            self._lines = 0
+            with self.path.open("ab"):
+                pass
+            _sync_directory(self.path.parent)
+            self._load()
+            self._file = self.path.open("ab", buffering=0)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def add(self, pairs: Iterable[DpoPair]) -> int:
+        """Keep pairs, durably.
+
+        Args:
+            pairs: With the log-probabilities of this buffer's reference.
+
+        Returns:
+            How many are in the buffer now.
+
+        Raises:
+            StaleReference: A pair is another reference's or has no log-probabilities; none of them is kept.
+        """
+        pairs = list(pairs)
+        for pair in pairs:
+            self._check(pair, "a pair")
+        if not pairs:
+            return len(self._pairs)
+        _append(self._file, b"".join(map(_line, pairs)))
+        self._pairs.extend(pairs)
+        self._lines += len(pairs)
+        if self._lines > 2 * self.capacity:
+            self._compact()
+        return len(self._pairs)
+
+    def sample(self, count: int, *, seed: int) -> list[DpoPair]:
+        """Return different pairs, the same ones for the same seed and contents.
+
+        Args:
+            count: How many; all, shuffled, if there are fewer.
+            seed: For instance the step.
+
+        Returns:
+            Up to ``count`` pairs.
+        """
+        return random.Random(seed).sample(list(self._pairs), min(count, len(self._pairs)))
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        self._file.close()
+        self._lock.close()
+
+    def __len__(self) -> int:
+        """Return how many pairs there are."""
+        return len(self._pairs)
+
+    def __iter__(self) -> Iterator[DpoPair]:
+        """Iterate over the pairs, the oldest first."""
+        return iter(self._pairs)
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _check(self, pair: DpoPair, what: str) -> None:
+        if pair.ref_chosen is None or pair.ref_rejected is None:
+            raise StaleReference(f"{what} has no reference log-probabilities: compute them before it is kept")
+        if pair.reference != self.reference:
+            raise StaleReference(
+                f"{what} has log-probabilities of {pair.reference!r}, {self.path} is of {self.reference!r}: "
+                "compute them again, or use another file"
+            )
+
+    def _load(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        lines = data[:whole].split(b"\n")[:-1]
+        for number, line in enumerate(lines, 1):
+            try:
+                pair = _pair(line)
+            except (ValueError, TypeError, KeyError) as error:
+                if number == len(lines):
+                    whole -= len(line) + 1
+                    break
+                raise DamagedBuffer(f"line {number} of {self.path} cannot be read: {error}") from error
+            self._check(pair, f"line {number} of {self.path}")
+            self._pairs.append(pair)
+            self._lines += 1
+        if whole < len(data):
+            os.truncate(self.path, whole)
+
+    def _compact(self) -> None:
+        fresh = self.path.with_name(self.path.name + ".new")
+        with fresh.open("wb", buffering=0) as file:
+            _append(file, b"".join(map(_line, self._pairs)))
+        fresh.replace(self.path)
+        _sync_directory(self.path.parent)
+        self._file.close()
+        self._file = self.path.open("ab", buffering=0)
+        self._lines = len(self._pairs)
+
+
+def _line(pair: DpoPair) -> bytes:
+    return json.dumps(asdict(pair), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _pair(line: bytes) -> DpoPair:
+    row: dict[str, Any] = json.loads(line)
+    known = {field.name for field in fields(DpoPair)}
+    values: dict[str, Any] = {
+        name: tuple(value) if name in _TUPLES else value for name, value in row.items() if name in known
+    }
+    return DpoPair(**values)
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Write all and sync, or leave the file as it was: a full disk must not leave half a line before the next."""
+    start, rest = os.fstat(file.fileno()).st_size, memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(start)
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
