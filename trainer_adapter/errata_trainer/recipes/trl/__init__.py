@@ -2,5 +2,6 @@
 
 from .environment import SeatedEnvironment, environment_factory
 from .parallel_tools import ParallelTools
+from .trainer import ThreeChannelGRPOTrainer
 
-__all__ = ["ParallelTools", "SeatedEnvironment", "environment_factory"]
+__all__ = ["ParallelTools", "SeatedEnvironment", "ThreeChannelGRPOTrainer", "environment_factory"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,23 +18,82 @@ THREADS = 64
 """Rollouts whose tools are at work at once."""
 
 
-class ParallelTools:
-    """Mixin for a trainer with TRL's `_tool_call_loop`; name it before the trainer among the bases.
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """What a batch of rollouts came to, row by row, before anything is padded or masked.
 
-    It needs two private names of TRL: ``_tool_call_loop(prompts, prompt_ids, completion_ids, completions, ...)`` and
-    ``_sync_tool_dicts``, a mapping of tools for each rollout. Asynchronous tools are left to TRL.
+    Attributes:
+        prompt_ids: Tokens of the prompts.
+        completion_ids: Of what follows.
+        masks: 1 for each of ``completion_ids`` that was sampled.
+        messages: Of the completions.
+        logprobs: Of ``completion_ids`` when they were sampled, where the generator tells.
+    """
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    masks: list[list[int]]
+    messages: list[list[dict[str, Any]]]
+    logprobs: list[list[float]] | None
+
+
+class ParallelTools:
+    """Mixin for a trainer with TRL's tool loop; name it before the trainer among the bases.
+
+    Episodes begin, act and are graded side by side. It needs these private names of TRL 1.16:
+    ``_tool_call_loop(prompts, prompt_ids, completion_ids, completions, ...)``, ``_sync_tool_dicts``,
+    ``environment_factories``, ``_environment_pool``, ``_multi_environment``. Asynchronous tools are left to TRL.
 
     Attributes:
         tool_threads: Rollouts whose tools are at work at once; 1 is TRL's own loop.
+        transcripts: Of the last batch.
     """
 
     tool_threads: int = THREADS
+    transcripts: Transcripts | None = None
+    environments: list[Any] | None
+    environment_factories: dict[str | None, Callable[[], Any]] | None
+    _environment_pool: dict[str | None, list[Any]]
+    _multi_environment: bool
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.transcripts = None
+        if self.tool_threads > 1 and self.environment_factories is not None:
+            self._begin_all(inputs)
+        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return scored
+
+    def _begin_all(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Reset the environments that TRL is about to reset one after the other."""
+        used: dict[str | None, int] = {}
+        begun = []
+        for row in inputs:
+            name = row.get("environment") if self._multi_environment else None
+            pool = self._environment_pool.get(name)
+            if pool is None:
+                return  # TRL says what is wrong with the row
+            place = used.get(name, 0)
+            used[name] = place + 1
+            if place == len(pool):
+                assert self.environment_factories is not None
+                pool.append(self.environment_factories[name]())
+            if hasattr(pool[place], "_begin"):
+                begun.append((pool[place], row))
+        if begun:
+            with ThreadPoolExecutor(min(self.tool_threads, len(begun)), "errata-resets") as threads:
+                list(threads.map(lambda pair: pair[0]._begin(pair[1]), begun))
+
     def _tool_call_loop(self, *arguments: Any) -> Any:
-        loop = super()._tool_call_loop  # type: ignore[misc]
-        if self.tool_threads <= 1:
-            return loop(*arguments)
+        if self.tool_threads > 1:
+            found = self._side_by_side(super()._tool_call_loop, arguments)  # type: ignore[misc]
+        else:
+            found = super()._tool_call_loop(*arguments)  # type: ignore[misc]
+        masks, messages, completion_ids, logprobs = found[:4]
+        self.transcripts = Transcripts(arguments[1], completion_ids, masks, messages, logprobs)
+        return found
+
+    def _side_by_side(self, loop: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         tools, completions = self._sync_tool_dicts, arguments[3]
         with ThreadPoolExecutor(min(self.tool_threads, max(1, len(tools))), "errata-tools") as threads:
             ahead = Ahead(tools, completions, threads)
@@ -41,9 +101,12 @@ class ParallelTools:
                 {name: partial(ahead.take, row, name) for name in own} for row, own in enumerate(tools)
             ]
             try:
-                return loop(*arguments)
+                found = loop(*arguments)
             finally:
                 self._sync_tool_dicts = tools
+            graded = [environment for environment in self.environments or () if hasattr(environment, "_finish")]
+            list(threads.map(lambda environment: environment._finish(), graded))
+        return found
 
 
 class Ahead:
