@@ -64,7 +64,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _leave_out_lost(self, batch: dict[str, Any], seats: list[Seat | None]) -> None:
-        """Take tokens of lost episodes out of every loss. TRL gives them no advantage, but a KL term would have them."""
+        """Take tokens of lost episodes out of every loss: without an advantage they are still in a KL term."""
         lost = torch.tensor([seat is not None and seat.lost is not None for seat in seats])
         whys = gather_object([seat.lost if seat is not None else None for seat in seats])
         count = sum(why is not None for why in whys)
@@ -77,8 +77,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._lost_batches = self._lost_batches + 1 if count == len(whys) else 0
         if self._lost_batches >= LOST_BATCHES:
             raise ServiceError(
-                f"every episode of {self._lost_batches} batches in a row was lost, the last one by {whys[0]}: nothing can "
-                "be trained on. Look at the server; training resumes from its last checkpoint"
+                f"every episode of {self._lost_batches} batches in a row was lost, the last one by {whys[0]}: "
+                "look at the server, then resume from the last checkpoint"
             )
 
     # What the students did
