@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.environments.shelf import SPEC
 
 from errata_client import ErrataClient
 from errata_protocol.errors import NotSupported
@@ -14,6 +13,7 @@ from errata_server.process import ServerProcess
 from errata_trainer.counterfactual import CounterfactualCheck, Question
 from errata_trainer.playing import Seat
 from errata_trainer.tools import of_spec
+from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)
 

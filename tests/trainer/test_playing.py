@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.environments.shelf import SPEC, ShelfAction
 
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SessionLost, StepTimeout
 from errata_trainer.playing import LOST, OVER, Seat
 from errata_trainer.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
+from tests.environments.shelf import SPEC, ShelfAction
 
 SHELF = of_spec(SPEC)
 

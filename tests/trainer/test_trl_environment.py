@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from scripted import Scripted, call, config
-from tests.environments.shelf import SPEC
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 
@@ -20,6 +19,7 @@ from errata_trainer.recipes.trl import ParallelTools, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import PlayedEnvironment, of_spec
 from terminal_env import SPEC as TERMINAL
+from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)
 PROMPT = [{"role": "user", "content": "Find it. "}]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from datasets import Dataset
 from scripted import Scripted, call, config
-from tests.environments.shelf import SPEC
 
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
+from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)
 
