@@ -36,6 +36,7 @@ PACKAGES = (
     "errata_trainer.channels.pairs",
     "errata_trainer.channels.sdpo",
     "errata_trainer.channels.splicing",
+    "errata_trainer.teachers",
     "terminal_env",
 )
 NEEDS_TORCH = ("errata_trainer.channels.distil", "errata_trainer.channels.dpo", "errata_trainer.channels.sdpo")
