@@ -126,6 +126,27 @@ def test_arguments_that_the_environment_refused_are_the_students_error() -> None
     assert kinds(rollout) == [["invalid_arguments"], []]
 
 
+def test_a_call_that_a_seat_refused_keeps_the_seats_marker() -> None:
+    marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
+    messages = [
+        said("", call("run", command="a", n=1), call("zz"), call("run", command="b")),
+        answered("run", "{'error': 'no argument n'}"),
+        answered("zz", "{'error': 'Tool zz not found.'}"),
+        answered("run", "fine"),
+        said(""),
+    ]
+    journal = [
+        Delivery(None, "run", {"command": "a", "n": 1}, "no argument n", marker),
+        Delivery(1, "run", {"command": "b"}, "fine"),
+    ]
+    rollout = built(messages, journal)
+    assert (ts(rollout), kinds(rollout)) == (
+        [[None, None, 1], []],
+        [["invalid_arguments", "tool_not_found", None], []],
+    )
+    assert rollout.turns[0].calls[0].marker is marker
+
+
 def test_a_result_that_was_taken_back_leaves_the_transcript_as_the_truth() -> None:
     messages = [
         said("", call("run", command="a")),

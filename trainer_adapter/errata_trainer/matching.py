@@ -28,16 +28,14 @@ class Asked:
 
     Attributes:
         calls: Name and arguments of each, in the student's order; arguments are None where they are no object.
-        answers: Name and text of each tool result that followed; None where results are not known.
+        texts: Name and text of the tool results that followed, an error that a trainer wrapped bare as well; None
+            where results are not known.
+        most: How many of the calls can have been answered.
     """
 
     calls: tuple[tuple[str, Mapping[str, Any] | None], ...]
-    answers: tuple[tuple[str, str], ...] | None = None
-
-    @property
-    def most(self) -> int:
-        """How many of the calls can have been delivered."""
-        return len(self.calls) if self.answers is None else min(len(self.calls), len(self.answers))
+    texts: frozenset[tuple[str, str]] | None
+    most: int
 
 
 def match(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[int | None]]:
@@ -56,7 +54,7 @@ def evidence(call: tuple[str, Mapping[str, Any] | None], delivery: Delivery, ask
     name, arguments = call
     if delivery.name and name != delivery.name:
         return 0
-    answered = delivery.text is not None and asked.answers is not None and (name, delivery.text) in asked.answers
+    answered = delivery.text is not None and asked.texts is not None and (name, delivery.text) in asked.texts
     if delivery.arguments is not None:
         # Texts alone prove nothing: many commands say nothing, and all alike.
         same = arguments is not None and same_arguments(arguments, delivery.arguments)
@@ -95,7 +93,7 @@ def _plain(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[
         while at < len(deliveries):
             delivery = deliveries[at]
             best = _best(asked, delivery, found)
-            full = _ARGUMENTS if delivery.text is None or asked.answers is None else _ARGUMENTS + _TEXT
+            full = _ARGUMENTS if delivery.text is None or asked.texts is None else _ARGUMENTS + _TEXT
             if best is None or best[0] < full:
                 break
             found[best[1]] = at

@@ -165,8 +165,9 @@ def _calls(
     turns = []
     for index, (_, results) in enumerate(said):
         executed = bool(results) or (not results_known and index < len(said) - 1)
-        answers = tuple((str(one.get("name", "")), _text(one.get("content"))) for one in results)
-        turns.append(Asked(tuple(asked_of[index]) if executed else (), answers if results_known else None))
+        calls_made = tuple(asked_of[index]) if executed else ()
+        most = min(len(calls_made), len(results)) if results_known else len(calls_made)
+        turns.append(Asked(calls_made, _texts(results) if results_known else None, most))
     matches = match(turns, deliveries)
     built = []
     for (message, results), asked, turn, found in zip(said, asked_of, turns, matches, strict=True):
@@ -182,6 +183,14 @@ def _calls(
             calls.append(Call(name, dict(arguments or {}), None if delivery is None else delivery.t, marker))
         built.append(tuple(calls))
     return built
+
+
+def _texts(results: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
+    found = set()
+    for one in results:
+        name, text = str(one.get("name", "")), _text(one.get("content"))
+        found |= {(name, text), (name, trainer_error(text) or text)}
+    return frozenset(found)
 
 
 def _asked(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
@@ -222,10 +231,11 @@ def _answers(
     for index, delivery in enumerate(delivered):
         if delivery is not None and delivery.text is not None:
             take(index, lambda result, text=delivery.text: _text(result.get("content")) == text)
-    # An error that a trainer made answers a call that was not delivered.
+    # An error that a trainer made answers a call that delivered nothing.
     for wanted in (False, True):
         for index, (name, _) in enumerate(asked):
-            if (delivered[index] is not None) is wanted:
+            delivery = delivered[index]
+            if (delivery is not None and delivery.t is not None) is wanted:
                 take(
                     index,
                     lambda result, name=name, wanted=wanted: (
