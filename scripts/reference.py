@@ -29,6 +29,7 @@ PACKAGES = (
     "errata_client",
     "errata_trainer",
     "errata_trainer.counterfactual",
+    "errata_trainer.hints",
     "errata_trainer.playing",
     "errata_trainer.tools",
     "errata_trainer.channels.distil",

@@ -24,6 +24,9 @@ from .rollout import Call, Rollout, Turn
 MALFORMED = ""
 """Name of the call that stands for a tool call that could not be parsed (``opening`` of `build_rollout`)."""
 
+MALFORMED_KEY = "tool.malformed"
+"""Its hint template key; the only one that no environment gives."""
+
 _MAX_MESSAGE = 300  # as ErrorSite.message
 
 
@@ -299,7 +302,8 @@ def _refused(delivery: Delivery) -> ErrorMarker | None:
 
 def _malformed() -> Call:
     text = "the tool call could not be parsed"
-    return Call(MALFORMED, {}, None, _marker(ErrorKind.INVALID_ARGUMENTS, text, source="action"))
+    marker = _marker(ErrorKind.INVALID_ARGUMENTS, text, source="action")
+    return Call(MALFORMED, {}, None, marker.model_copy(update={"hint_template_key": MALFORMED_KEY}))
 
 
 def _marker(kind: ErrorKind, text: str, *, field: str | None = None, source: Any = "message") -> ErrorMarker:

@@ -1,0 +1,65 @@
+"""What a hint is, what it is made from, and who makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from errata_protocol.rollouts import ErrorMarker
+
+from ..rollout import Call, Rollout, Turn
+
+Source = Literal["template", "model", "demonstration", "feedback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Advice that a teacher reads directly before a failing turn.
+
+    Attributes:
+        text: What it reads, neutral and within the budget of whoever made it.
+        key: Hint template key, or the error kind's where the marker has none; acceptance is counted by it.
+        version: Of the templates or the prompt that made it.
+        source: What it was made from.
+    """
+
+    text: str
+    key: str
+    version: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTurn:
+    """A turn to write a hint for.
+
+    Attributes:
+        rollout: In which it is.
+        turn: The turn.
+        call: Which of its calls failed, usually ``turn.failed``.
+        observation: As delivered to that call, decoded; empty where there is none. Only what the agent reads of it
+            and where the command ran is ever used.
+        tools: Descriptions of the tools the student has, as for `build_rollout`.
+    """
+
+    rollout: Rollout
+    turn: Turn
+    call: Call
+    observation: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def marker(self) -> ErrorMarker | None:
+        """What went wrong; None for a warning, which never carries a hint into a loss (PROTOCOL B3)."""
+        marker = self.call.marker
+        return None if marker is None or marker.severity == "warning" else marker
+
+
+@runtime_checkable
+class Hinter(Protocol):
+    """Whoever writes hints."""
+
+    def hint(self, failed: FailedTurn) -> Hint | None:
+        """Return a hint; None where there is nothing to say, for a reason that is counted."""
+        ...

@@ -1,0 +1,77 @@
+"""What is wrong with a pack of hint templates.
+
+python -m errata_trainer.hints.lint [DIRECTORY ...]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from errata_protocol.markers import HINT_TEMPLATE_KEYS
+
+from ..transcript import MALFORMED_KEY
+from .neutral import Count, approximate_tokens, neutral
+from .pack import FRAME, HintPack, slots_in
+from .slots import SLOTS
+
+OWN_KEYS = frozenset({MALFORMED_KEY})
+"""Keys of markers that the trainer's side gives, besides `errata_protocol.HINT_TEMPLATE_KEYS`."""
+
+MAX_TOKENS = 80  # of the text itself; slots come on top
+_GRADERS = re.compile(r"\b(hidden tests?|verifier|grader|grading|gold|solution|expected (output|answer|value))\b", re.I)
+
+
+def lint(pack: HintPack, count: Count = approximate_tokens) -> list[str]:
+    """Return what is wrong, a line each: keys and slots, the order of variants, length, words about grading.
+
+    Args:
+        pack: The templates.
+        count: Counts tokens.
+    """
+    known = {*HINT_TEMPLATE_KEYS.values(), *OWN_KEYS}
+    general = pack.templates.get("", {})
+    problems = [f"{key}: there is no template for all environments" for key in sorted(known - general.keys())]
+    for environment, table in sorted(pack.templates.items()):
+        for key, texts in sorted(table.items()):
+            where = f"{environment}/{key}" if environment else key
+            if not environment and slots_in(texts[-1]):
+                problems.append(f"{where}: the last text has slots, so that there can be nothing to say")
+            elif environment and key not in general and slots_in(texts[-1]):
+                problems.append(f"{where}: the last text has slots, and no general template follows")
+            for index, text in enumerate(texts):
+                problems += [f"{where}[{index}]: {problem}" for problem in _of_text(text, texts[:index], count)]
+    return problems
+
+
+def _of_text(text: str, before: tuple[str, ...], count: Count) -> list[str]:
+    problems = []
+    slots = slots_in(text)
+    if unknown := sorted(slots - SLOTS.keys()):
+        problems.append(f"unknown slots {', '.join(unknown)}")
+    if any(slots_in(earlier) <= slots for earlier in before):
+        problems.append("never taken: an earlier text needs no more slots")
+    if neutral(text, len(text) + 1) != text:
+        problems.append("is not one line of plain text without chat tokens")
+    if not text.endswith((".", "!")):
+        problems.append("is no sentence")
+    if found := _GRADERS.search(text):
+        problems.append(f"speaks of {found.group()!r}: a hint knows nothing of grading")
+    tokens = count(FRAME.format(hint=text))
+    if tokens > MAX_TOKENS:
+        problems.append(f"has {tokens} tokens, at most {MAX_TOKENS}")
+    return problems
+
+
+def main() -> int:
+    """Lint the installed pack with the directories named on the command line; the exit status is 1 for problems."""
+    pack = HintPack.load(*map(Path, sys.argv[1:]))
+    problems = lint(pack)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
