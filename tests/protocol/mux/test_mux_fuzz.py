@@ -7,11 +7,10 @@ import os
 import random
 from typing import Any
 
-from tests.protocol.mux.world import ServerShell, World, key_of, sid_of
-
 from errata_protocol.errors import RemoteProtocolError
 from errata_protocol.mux import ClientProtocol
 from errata_protocol.mux.messages import MUTATING, READS
+from tests.protocol.mux.world import ServerShell, World, key_of, sid_of
 
 KINDS = [
     *("open", "resume", "reset", "step", "mcp", "fork", "close", "state", "capabilities", "rewards", "close_group"),

@@ -7,9 +7,9 @@ import sys
 from collections import Counter
 
 import pytest
-from tests.protocol.mux.world import World
 
 from errata_protocol.errors import JournalUnavailable
+from tests.protocol.mux.world import World
 
 
 def run(seed: int, steps: int = 1500) -> tuple[World, Counter[str]]:

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.protocol.mux.world import TYPES, World
 
 from errata_protocol.errors import JournalUnavailable
+from tests.protocol.mux.world import TYPES, World
 
 
 class Interleavings(RuleBasedStateMachine):
