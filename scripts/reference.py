@@ -32,15 +32,21 @@ PACKAGES = (
     "errata_trainer.hints",
     "errata_trainer.playing",
     "errata_trainer.tools",
+    "errata_trainer.channels.compose",
     "errata_trainer.channels.distil",
     "errata_trainer.channels.dpo",
+    "errata_trainer.channels.forward",
+    "errata_trainer.channels.heads",
     "errata_trainer.channels.pairs",
+    "errata_trainer.channels.schedules",
     "errata_trainer.channels.sdpo",
     "errata_trainer.channels.splicing",
     "errata_trainer.teachers",
     "terminal_env",
 )
-NEEDS_TORCH = ("errata_trainer.channels.distil", "errata_trainer.channels.dpo", "errata_trainer.channels.sdpo")
+NEEDS_TORCH = tuple(
+    f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")
+)
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
 
 

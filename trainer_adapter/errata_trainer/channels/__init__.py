@@ -1,5 +1,11 @@
 """The losses: functions of tensors, and what makes their tensors of rollouts. They know no trainer.
 
-`sdpo` and `distil` are channel 2, of logits and of hidden states; `splicing` makes its items. `dpo` is channel 3,
-`pairs` its replay buffer. Import what you need from its module: `splicing` and `pairs` need no torch.
+    splicing   a hint before a failing turn: the teacher's row, and which positions are compared
+    forward    hidden states at positions: of the student's own pass, of teachers and references, of pairs
+    heads      a model's output embedding, and what it does to its logits
+    sdpo       channel 2, of logits            distil      of hidden states, a chunk at a time
+    dpo        channel 3, of log-probabilities pairs       what can train, and a buffer of it on disk
+    compose    the sum of the channels         schedules   their weights over the steps
+
+Import a name from its module: `splicing`, `pairs` and `schedules` need no torch.
 """

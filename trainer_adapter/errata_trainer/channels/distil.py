@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .heads import Transform
 from .sdpo import Divergence, log_probabilities
-
-Transform = Callable[[Tensor], Tensor]
 
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32, of which a divergence and its gradient hold about ten."""
@@ -77,7 +76,7 @@ def distil(
         student_hidden: ``[N, H]``, at the positions that predict the N target tokens.
         teacher_hidden: ``[N, H']``, at the positions that predict the same tokens; no gradient flows into it.
         weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one. A head with LoRA is its merged
-            weight (`errata_trainer.channels.forward.output_head`).
+            weight (`errata_trainer.channels.heads.output_head`).
         bias: ``[V]`` or None.
         divergence: Default `Divergence`: OPSD's, ``jsd_beta`` 0.5, clip 10.
         token_weights: ``[N]``, of each token in the sum; default 1. No gradient flows into it.

@@ -12,8 +12,8 @@ import json
 import os
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -76,6 +76,46 @@ def trainable_pairs(
         else:
             skipped[reason] += 1
     return kept, skipped
+
+
+@dataclass(frozen=True, slots=True)
+class PairRows:
+    """Pairs as rows to forward: all chosen actions, then all rejected ones, in the order of the pairs.
+
+    Attributes:
+        rows: ``2P`` token sequences: context and action.
+        positions: ``2P`` lists: where the action's tokens are predicted.
+        target_ids: The actions' tokens, one action after the other.
+        lengths: ``2P`` tokens of each action.
+    """
+
+    rows: list[tuple[int, ...]]
+    positions: list[tuple[int, ...]]
+    target_ids: list[int]
+    lengths: list[int]
+
+
+def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
+    """Return what to forward for pairs.
+
+    Args:
+        pairs: P pairs that can train (`skip_reason`).
+
+    Returns:
+        For `errata_trainer.channels.forward` and `errata_trainer.channels.dpo.segment_sums`, of whose ``[2P]`` the
+        first half are the chosen actions'.
+    """
+    contexts = [pair.context_ids for pair in pairs] * 2
+    actions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
+    return PairRows(
+        rows=[context + action for context, action in zip(contexts, actions, strict=True)],
+        positions=[
+            tuple(range(len(context) - 1, len(context) + len(action) - 1))
+            for context, action in zip(contexts, actions, strict=True)
+        ],
+        target_ids=[token for action in actions for token in action],
+        lengths=[len(action) for action in actions],
+    )
 
 
 class PairBuffer:

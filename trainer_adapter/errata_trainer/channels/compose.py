@@ -1,0 +1,115 @@
+"""total = grpo + alpha_sdpo * sdpo_kl + beta_replay * trace_replay_dpo
+
+Channels have few tokens or pairs, unevenly over ranks and micro-batches; a mean in each would weigh a token the more
+the fewer it is with. So each channel is a sum here, divided by how many tokens or pairs the whole optimizer step has,
+which makes its gradient that of one mean over the step, however the step is cut. Trainers average gradients over ranks,
+some over micro-batches too: that is multiplied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SDPO, DPO = "sdpo_kl", "trace_replay_dpo"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A channel's part in one micro-batch of one rank.
+
+    Attributes:
+        total: 0-d, the sum over its tokens or pairs, weighted or not; attached.
+        count: 0-d, how many (or the sum of their weights) the optimizer step has in all micro-batches of all ranks.
+    """
+
+    total: Tensor
+    count: Tensor
+
+    def mean_part(self) -> Tensor:
+        """Return 0-d ``total / count``: over a step's micro-batches and ranks these add up to its mean. 0 for 0."""
+        count = self.count.to(self.total.device, self.total.dtype)
+        return self.total / (count + (count == 0))
+
+
+def compose(
+    grpo: Tensor,
+    *,
+    sdpo: Term | None = None,
+    dpo: Term | None = None,
+    alpha_sdpo: float = 0.1,
+    beta_replay: float = 0.05,
+    averaged_over: int = 1,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of a micro-batch.
+
+    Args:
+        grpo: 0-d, the trainer's own, scaled as the trainer wants it.
+        sdpo: Channel 2; None where it has nothing to do.
+        dpo: Channel 3; None where it has nothing to do.
+        alpha_sdpo: Weight of channel 2; at 0 it is left out, whatever it holds.
+        beta_replay: Weight of channel 3, likewise.
+        averaged_over: Of how many losses the trainer takes the mean: ranks, times micro-batches where it divides by
+            them (TRL does not: its GRPO loss is scaled when it is computed).
+
+    Returns:
+        The loss, 0-d; without channels ``grpo`` itself, the same tensor. And without gradient ``loss/grpo``, and of
+        each channel with work ``loss/sdpo_kl`` and ``loss/trace_replay_dpo``, its part of the step's mean before its
+        weight (`Term.mean_part`).
+    """
+    loss, metrics = grpo, {"loss/grpo": grpo.detach()}
+    for name, term, weight in ((SDPO, sdpo, alpha_sdpo), (DPO, dpo, beta_replay)):
+        if term is None or weight == 0.0:
+            continue
+        part = term.mean_part()
+        loss = loss + (weight * averaged_over) * part
+        metrics[f"loss/{name}"] = part.detach()
+    return loss, metrics
+
+
+def global_counts(counts: Mapping[str, float], *, device: torch.device | str, group: Any = None) -> dict[str, Tensor]:
+    """Add up counts over ranks, all of them in one message. Every rank has to call it.
+
+    Args:
+        counts: By name, of this rank and of all its micro-batches of a step; the same names on every rank.
+        device: Where the group's backend wants tensors.
+        group: Of `torch.distributed`; None for all ranks.
+
+    Returns:
+        0-d float64 tensors by name; this rank's own counts where nothing is distributed.
+    """
+    names = sorted(counts)
+    totals = torch.tensor([float(counts[name]) for name in names], dtype=torch.float64, device=device)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(totals, group=group)
+    return dict(zip(names, totals.unbind(), strict=True))
+
+
+def gradient_norms(losses: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Return how strongly each loss pulls, by a backward pass each: for looking now and then, not for each step.
+
+    The graphs are kept for the backward pass of the sum. Nothing is communicated and no ``grad`` is touched.
+    Reentrant gradient checkpointing refuses it.
+
+    Args:
+        losses: 0-d by name, weighted or not.
+        parameters: Of the model.
+
+    Returns:
+        0-d by name: the norm over all parameters; 0 for a loss without a graph.
+    """
+    wanted = [p for p in parameters if p.requires_grad]
+    norms = {}
+    for name, loss in losses.items():
+        squares = torch.zeros((), dtype=torch.promote_types(loss.dtype, torch.float32), device=loss.device)
+        if loss.requires_grad:
+            for gradient in torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True):
+                if gradient is not None:
+                    squares = squares + gradient.to(squares.dtype).square().sum().to(squares.device)
+        norms[name] = squares.sqrt()
+    return norms

@@ -1,0 +1,159 @@
+"""What is inside of a model: the module that makes hidden states, and what makes logits of them.
+
+Models are used as they look, not by their class: wrappers (``.module``, ``_orig_mod``, PEFT's ``get_base_model``) are
+taken off, the output embedding is what ``get_output_embeddings()`` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Transform = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """What a model makes logits of hidden states with: ``transform(hidden @ weight.T + bias)``.
+
+    Attributes:
+        weight: ``[V, H]``; with a LoRA adapter on it the merged weight, whose gradient reaches the adapter's factors.
+        bias: ``[V]`` or None.
+        transform: Scale and soft cap of the model's configuration; None where it has neither.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    transform: Transform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledSoftcap:
+    """A model's last step: ``softcap * tanh(scale * logits / softcap)``, or ``scale * logits`` without a cap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return what the model would return.
+
+        Args:
+            logits: ``[..., V]``.
+
+        Returns:
+            ``[..., V]``.
+        """
+        logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the causal language model inside of its wrappers: compiled, data-parallel, PEFT.
+
+    Args:
+        model: Of any kind.
+
+    Returns:
+        The innermost model that still makes logits.
+    """
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(getattr(model, "module", None), nn.Module):
+            model = model.module
+        elif callable(getattr(model, "get_base_model", None)):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def backbone(model: Any) -> Any:
+    """Return the module whose output is the last hidden states, the input of the output embedding.
+
+    Args:
+        model: Of any kind.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: The model does not say which one it is (``base_model``).
+    """
+    inner = unwrapped(model)
+    found = getattr(inner, "base_model", None)
+    if not isinstance(found, nn.Module) or found is inner:
+        raise ValueError(
+            f"{type(inner).__name__} has no base_model apart from itself: its hidden states cannot be found"
+        )
+    return found
+
+
+def output_head(model: Any) -> OutputHead:
+    """Return what a model makes logits with, as it is now: adapters that are disabled do not count.
+
+    Args:
+        model: Of any kind. Under ZeRO-3 its head has to be gathered first, and stay so until after the backward pass.
+
+    Returns:
+        The head. Dropout of an adapter on it is left out.
+
+    Raises:
+        ValueError: A head that is no plain or LoRA linear layer, or whose weight is not there.
+    """
+    inner = unwrapped(model)
+    head = inner.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is None:
+        raise ValueError(f"{type(inner).__name__} has no output embedding with a weight")
+    weight, bias = _whole(head.weight), _whole(getattr(head, "bias", None))
+    if hasattr(head, "get_delta_weight") and not head.disable_adapters and not head.merged:
+        for adapter in head.active_adapters:
+            if adapter in head.lora_A:
+                _check_plain_lora(head, adapter)
+                weight = weight + head.get_delta_weight(adapter).to(weight.dtype)
+    if weight.dim() != 2 or weight.numel() == 0:
+        raise ValueError(f"the output embedding's weight is {tuple(weight.shape)}: gather it first (ZeRO-3)")
+    return OutputHead(weight, bias, logit_transform(inner.config))
+
+
+def logit_transform(config: Any) -> Transform | None:
+    """Return what a model of this configuration does to its logits after the projection.
+
+    Args:
+        config: With ``final_logit_softcapping`` (Gemma), ``logit_scale`` (Cohere), ``output_multiplier``,
+            ``lm_head_multiplier`` (Falcon-H1) or ``logits_scaling`` (Granite divides by it, HyperCLOVA X multiplies).
+
+    Returns:
+        The function, or None.
+
+    Raises:
+        ValueError: A scale that is no number.
+    """
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    scale: Any = None
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        scale = getattr(config, name, None) if scale is None else scale
+    divisor = getattr(config, "logits_scaling", None)
+    if scale is None and divisor is not None:
+        scale = divisor if getattr(config, "model_type", None) == "hyperclovax" else 1.0 / divisor
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if scale is not None and not isinstance(scale, int | float):
+        raise ValueError(f"the configuration's logit scale is {scale!r}, no number: pass a transform of your own")
+    if scale in (None, 1.0) and softcap is None:
+        return None
+    return ScaledSoftcap(1.0 if scale is None else float(scale), softcap)
+
+
+def _whole(tensor: Any) -> Any:
+    """A parameter that is sharded over ranks (DTensor), gathered; the gradient goes back to the shards."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _check_plain_lora(head: Any, adapter: str) -> None:
+    if getattr(head, "use_dora", {}).get(adapter) or adapter in getattr(head, "lora_variant", {}):
+        raise ValueError(f"adapter {adapter!r} on the output embedding is a variant of LoRA: its weight is no sum")
+    if getattr(head.lora_B[adapter], "bias", None) is not None:
+        raise ValueError(f"adapter {adapter!r} on the output embedding has a bias of its own")

@@ -1,0 +1,75 @@
+"""How a channel's weight goes over the steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Shape = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A weight by step: from 0 up to ``start`` in ``warmup`` steps, then to ``end`` in ``steps``, where it stays.
+
+    Attributes:
+        start: Weight after the warm-up, >= 0.
+        end: Weight at last, >= 0; None for ``start``.
+        steps: Steps from ``start`` to ``end``, after the warm-up.
+        shape: ``constant``, ``linear``, or ``cosine`` (half a wave, level at both ends).
+        warmup: Steps in which it rises linearly; the weight of step 0 is then 0, and the channel makes no pass.
+
+    Raises:
+        ValueError: A negative or infinite number, an unknown shape, a shape that moves in no steps.
+    """
+
+    start: float
+    end: float | None = None
+    steps: int = 0
+    shape: Shape = "constant"
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps), ("warmup", self.warmup)):
+            if value is not None and not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}: it has to be finite and not negative")
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"shape is {self.shape!r}: one of {', '.join(get_args(Shape))}")
+        if self.shape != "constant" and (self.end is None or self.steps < 1):
+            raise ValueError(f"a {self.shape} schedule needs an end and at least one step to get there")
+        if self.shape == "constant" and self.end not in (None, self.start):
+            raise ValueError("a constant schedule has no end of its own")
+
+    def __call__(self, step: int) -> float:
+        """Return the weight.
+
+        Args:
+            step: Of the optimizer, from 0.
+
+        Returns:
+            The weight, >= 0.
+        """
+        if step < self.warmup:
+            return self.start * step / self.warmup
+        if self.shape == "constant" or self.end is None:
+            return self.start
+        done = min((step - self.warmup) / self.steps, 1.0)
+        share = done if self.shape == "linear" else (1.0 - math.cos(math.pi * done)) / 2.0
+        return self.start + (self.end - self.start) * share
+
+
+def constant(value: float, *, warmup: int = 0) -> Schedule:
+    """Return a weight that stays, after a warm-up."""
+    return Schedule(value, warmup=warmup)
+
+
+def linear(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule:
+    """Return a weight that goes in equal steps."""
+    return Schedule(start, end, steps, "linear", warmup)
+
+
+def cosine(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule:
+    """Return a weight that goes along half a wave."""
+    return Schedule(start, end, steps, "cosine", warmup)
