@@ -80,6 +80,27 @@ def splice(
     )
 
 
+def check_alignment(item: SdpoItem, student_ids: Sequence[int]) -> None:
+    """Make sure that both positions of each target predict it; for items that were kept, sent or made elsewhere.
+
+    Args:
+        item: Of channel 2.
+        student_ids: ``prompt_ids + completion_ids`` of its rollout.
+
+    Raises:
+        ValueError: The first target for which they do not.
+    """
+    sides = (("student", student_ids, item.student_positions), ("teacher", item.teacher_ids, item.teacher_positions))
+    for name, ids, positions in sides:
+        if len(positions) != len(item.target_ids):
+            raise ValueError(f"{len(item.target_ids)} targets, {len(positions)} positions of the {name}")
+        for number, (position, target) in enumerate(zip(positions, item.target_ids, strict=True)):
+            if not 0 <= position < len(ids) - 1 or ids[position + 1] != target:
+                raise ValueError(
+                    f"target {number} of turn {item.turn}, {target}, is not behind position {position} of the {name}"
+                )
+
+
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many leading tokens two sequences have in common."""
     count = 0
