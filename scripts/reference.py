@@ -28,7 +28,6 @@ PACKAGES = (
     "errata_server.simulation",
     "errata_client",
     "errata_trainer",
-    "errata_trainer.collator",
     "errata_trainer.counterfactual",
     "errata_trainer.hints",
     "errata_trainer.playing",
@@ -45,9 +44,8 @@ PACKAGES = (
     "errata_trainer.teachers",
     "terminal_env",
 )
-NEEDS_TORCH = (
-    "errata_trainer.collator",
-    *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
+NEEDS_TORCH = tuple(
+    f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")
 )
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
 

@@ -2,6 +2,7 @@
 
 from .environment import SeatedEnvironment, environment_factory
 from .parallel_tools import ParallelTools
+from .settings import ChannelSettings
 from .trainer import ThreeChannelGRPOTrainer
 
-__all__ = ["ParallelTools", "SeatedEnvironment", "ThreeChannelGRPOTrainer", "environment_factory"]
+__all__ = ["ChannelSettings", "ParallelTools", "SeatedEnvironment", "ThreeChannelGRPOTrainer", "environment_factory"]

@@ -23,13 +23,15 @@ class Transcripts:
     """What a batch of rollouts came to, row by row, before anything is padded or masked.
 
     Attributes:
-        prompt_ids: Tokens of the prompts.
+        prompts: Messages of the prompts.
+        prompt_ids: Their tokens.
         completion_ids: Of what follows.
         masks: 1 for each of ``completion_ids`` that was sampled.
         messages: Of the completions.
         logprobs: Of ``completion_ids`` when they were sampled, where the generator tells.
     """
 
+    prompts: list[list[dict[str, Any]]]
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     masks: list[list[int]]
@@ -85,12 +87,13 @@ class ParallelTools:
                 list(threads.map(lambda pair: pair[0]._begin(pair[1]), begun))
 
     def _tool_call_loop(self, *arguments: Any) -> Any:
+        prompts = [list(prompt) for prompt in arguments[0]]  # TRL appends the turns to its own
         if self.tool_threads > 1:
             found = self._side_by_side(super()._tool_call_loop, arguments)  # type: ignore[misc]
         else:
             found = super()._tool_call_loop(*arguments)  # type: ignore[misc]
         masks, messages, completion_ids, logprobs = found[:4]
-        self.transcripts = Transcripts(arguments[1], completion_ids, masks, messages, logprobs)
+        self.transcripts = Transcripts(prompts, arguments[1], completion_ids, masks, messages, logprobs)
         return found
 
     def _side_by_side(self, loop: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import gather_object
+from transformers.utils import get_json_schema
 from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
+from ...channels.forward import idle_loss
+from ...channels.sdpo import Divergence
+from ...counterfactual import Calls, CounterfactualCheck
 from ...deliveries import Delivery
+from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...playing import Seat
-from ...rollout import Rollout
+from ...rollout import DpoPair, Rollout, SdpoItem
+from ...sites import Sites
 from ...transcript import build_rollout
+from .distillation import ITEMS, TOKENS, Distillation
 from .environment import SeatedEnvironment
-from .parallel_tools import ParallelTools
+from .parallel_tools import ParallelTools, Transcripts
+from .preferences import PAIR_COUNT, PAIRS, Preferences
+from .settings import ChannelSettings
+
+Schedule = Callable[[int], float]
+"""From an optimizer step to a weight."""
 
 log = logging.getLogger("errata.trainer")
 
@@ -24,26 +40,230 @@ LOST_BATCHES = 3
 """Batches in a row of which no episode could be counted, until training stops and says so."""
 
 
+class PairSource(Protocol):
+    """Where channel 3 has its pairs from."""
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], **template: Any) -> None:
+        """Be told how the student speaks: its tokenizer, what ends a turn, arguments of its chat template."""
+        ...
+
+    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Be told of a batch; must not wait for anybody."""
+        ...
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged."""
+        ...
+
+
 class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` on environments of an Errata server: takes what it takes.
+    """`GRPOTrainer` with total = grpo + alpha_sdpo * sdpo_kl + beta_replay * trace_replay_dpo; takes what it takes.
 
     Episodes of a batch play side by side, and one that the machine lost trains nothing: no reward, no advantage, no
-    token.
+    token. With a weight of zero a channel adds nothing and makes no forward pass; with both at zero, losses and
+    gradients are those of `GRPOTrainer`, bit for bit.
+
+    Channel 2 takes the student's states from GRPO's own forward pass, the teacher's from one without gradient over what
+    its rows do not share; the loss is a mean over the target tokens of all ranks' generation batch. Channel 3 makes a
+    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in how they are scaled for gradient
+    accumulation.
+
+    Args:
+        *args: As `GRPOTrainer`.
+        alpha_sdpo: Weight of channel 2, or a schedule of it by optimizer step.
+        beta_replay: Weight of channel 3, likewise.
+        beta_dpo: How strongly the reference holds in channel 3.
+        jsd_beta: Of the generalized JSD: 0 is KL(teacher || student), 1 KL(student || teacher).
+        token_clip: Upper bound in channel 2, None for none.
+        settings: Everything else of the channels.
+        hinter: Writes the hints of channel 2; default: the templates that ship.
+        check: Asks the environment whether a hint helps; default: off.
+        pairs: Where channel 3 has its pairs from; None is no channel 3.
+        **kwargs: As `GRPOTrainer`.
 
     Raises:
         ServiceError: While training, when all episodes of some batches in a row were lost.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        alpha_sdpo: float | Schedule = 0.1,
+        beta_replay: float | Schedule = 0.05,
+        beta_dpo: float = 0.1,
+        jsd_beta: float = 0.5,
+        token_clip: float | None = 10.0,
+        settings: ChannelSettings | None = None,
+        hinter: Hinter | None = None,
+        check: CounterfactualCheck | None = None,
+        pairs: PairSource | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.settings = settings or ChannelSettings()
+        self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
+        self._pairs = pairs
         self._lost_batches = 0
+        self._sites: Sites | None = None
         super().__init__(*args, **kwargs)
+        divergence = Divergence(
+            jsd_beta, self.settings.temperature, token_clip, self.settings.clip_mode, self.settings.top_k
+        )
+        self._distillation = Distillation(divergence, self.settings.teacher)
+        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss)
+        if self.environment_factories is not None:
+            template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
+            if pairs is not None:
+                pairs.use(self._tokenizer, self.eos_token_ids, **template)
+            renderer = HintRenderer(self._tokenizer, tool_name=self.tools[0].__name__, **template)
+            length = self.settings.max_teacher_length or self.model.config.max_position_embeddings
+            self._sites = Sites(
+                hinter or TemplateHinter(count=renderer.count),
+                renderer,
+                self.settings.max_sites,
+                length,
+                check or CounterfactualCheck(),
+            )
+
+    def _weight(self, weight: float | Schedule) -> float:
+        return weight(self.state.global_step) if callable(weight) else weight
+
+    # The batch
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         seats = self._seats()
-        if seats is not None:
-            self._leave_out_lost(batch, seats)
+        if seats is None:
+            return batch
+        self._leave_out_lost(batch, seats)
+        if not self.model.training:
+            return batch
+        alpha, beta = self._weight(self.alpha_sdpo), self._weight(self.beta_replay)
+        if (alpha or beta) and self.transcripts is not None:
+            rollouts = self._rollouts(seats)
+            if alpha and self._sites is not None:
+                self._add_sites(batch, rollouts, seats)
+            if beta and self._pairs is not None:
+                self._add_pairs(batch, rollouts, seats)
         return batch
+
+    def _add_sites(self, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]) -> None:
+        assert self._sites is not None
+        before = Counter(self._sites.counts)
+        found = self._sites.found(rollouts, seats, [get_json_schema(tool) for tool in self.tools])
+        # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
+        seen = batch["completion_mask"].any(1).tolist()
+        found = self._sites.kept([site for site in found if seen[site.row]], seats, self._sample)
+        items: list[tuple[SdpoItem, ...]] = [()] * len(rollouts)
+        for site in found:
+            items[site.row] = (*items[site.row], site.item)
+        batch[ITEMS] = items
+        batch[TOKENS] = self._everywhere(sum(len(site.item.target_ids) for site in found))
+        self._count("sdpo/sites", len(found) / max(1, len(rollouts)))
+        for reason, count in (self._sites.counts - before).items():
+            self._count(f"sdpo/{reason}", float(count))
+        for name, value in self._sites.check.metrics().items():
+            if self._sites.check.mode != "off":
+                self._count(name, value)
+
+    def _add_pairs(self, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]) -> None:
+        assert self._pairs is not None and self.transcripts is not None
+        self._pairs.observe(rollouts, seats, self.transcripts)
+        chosen = self._pairs.sample(self.settings.pairs_per_batch, self._referred)
+        batch[PAIRS] = [tuple(chosen[row :: len(rollouts)]) for row in range(len(rollouts))]
+        batch[PAIR_COUNT] = self._everywhere(len(chosen))
+        for name, value in self._pairs.metrics().items():
+            self._count(f"dpo/{name}", value)
+
+    def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
+        """Return pairs with log-probabilities of the reference model, the base below an adapter, or the policy now."""
+        model = self.accelerator.unwrap_model(self.model)
+        name = getattr(self.model.config, "_name_or_path", "") or "policy"
+        if self.ref_model is not None:
+            return self._preferences.referred(self.ref_model, pairs, f"reference of {name}", adapter=False)
+        if hasattr(model, "disable_adapter"):
+            return self._preferences.referred(model, pairs, f"base of {name}", adapter=True)
+        return self._preferences.referred(model, pairs, f"{name} when asked", adapter=False)
+
+    def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls]:
+        """Have the student take one turn behind each context; all ranks take part if one has to."""
+        if not int(self._everywhere(len(contexts))):
+            return []
+        assert self._sites is not None
+        asked = [list(context) for context in contexts] or [list(self._sites.renderer.header_ids)]
+        ids, _ = self._generate_single_turn(asked, None, {}, num_generations=1)
+        said = [parse_response(self._tokenizer, one, prefix=prefix) for one, prefix in zip(ids, asked, strict=True)]
+        return [calls_of(message) for message in said[: len(contexts)]]
+
+    def _everywhere(self, count: int) -> torch.Tensor:
+        """Return the sum of a count over all ranks, 0-d float32."""
+        mine = torch.tensor(float(count), device=self.accelerator.device)
+        return self.accelerator.gather(mine).sum()
+
+    # The loss
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Return the loss of a micro-batch, scaled for gradient accumulation: 0-d."""
+        alpha = self._weight(self.alpha_sdpo) if float(inputs.get(TOKENS, 0.0)) else 0.0
+        beta = self._weight(self.beta_replay) if float(inputs.get(PAIR_COUNT, 0.0)) else 0.0
+        if not alpha and not beta:
+            loss: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return loss
+        student = self.accelerator.unwrap_model(model)
+        with self._distillation.capturing(student, inputs if alpha else {**inputs, ITEMS: ()}) as captured:
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        parts = {"grpo": loss}
+        if alpha and captured is not None:
+            summed, told = self._distillation.loss(student, inputs, captured)
+            parts["sdpo"] = alpha * summed / self._share(inputs[TOKENS])
+            self._count_sums("sdpo", asdict(told), "tokens")
+        if beta:
+            parts.update(self._preference_part(model, inputs, beta))
+        if self.settings.gradient_norms:
+            self._log_gradient_norms(parts)
+        return torch.stack([part.to(loss.dtype) for part in parts.values()]).sum() if len(parts) > 1 else loss
+
+    def _preference_part(self, model: Any, inputs: dict[str, Any], beta: float) -> dict[str, torch.Tensor]:
+        pairs = [pair for row in inputs[PAIRS] for pair in row]
+        if not pairs:  # another rank's pass through the wrapper waits for one here
+            together = self.accelerator.num_processes > 1
+            return {"dpo": idle_loss(model, token_id=self._tokenizer.pad_token_id)} if together else {}
+        summed, told = self._preferences.loss(model, pairs, pad_id=self._tokenizer.pad_token_id)
+        self._count_sums("dpo", told, "pairs")
+        return {"dpo": beta * summed / self._share(inputs[PAIR_COUNT])}
+
+    def _share(self, total: torch.Tensor) -> torch.Tensor:
+        """Return by what a micro-batch's sum is divided, so that a window's sums make a mean over ``total``.
+
+        As TRL's ``dapo``: DDP averages over ranks, and ``total`` spans the generation batch, maybe of several windows.
+        """
+        share = total / self.accelerator.num_processes
+        if self.model.training:
+            share = share * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return share
+
+    # What is told
+
+    def _count(self, name: str, value: float) -> None:
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _count_sums(self, channel: str, sums: Mapping[str, torch.Tensor], over: str) -> None:
+        """Log means of this rank's micro-batch; TRL averages them over the logging step."""
+        number = float(sums[over])
+        for name, value in sums.items():
+            self._count(f"{channel}/{name}", float(value) if name == over else float(value) / max(1.0, number))
+
+    def _log_gradient_norms(self, parts: Mapping[str, torch.Tensor]) -> None:
+        wanted = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for name, part in parts.items():
+            gradients = torch.autograd.grad(part, wanted, retain_graph=True, allow_unused=True)
+            squares = [g.float().pow(2).sum() for g in gradients if g is not None]
+            self._count(f"gradient_norm/{name}", float(torch.stack(squares).sum().sqrt()) if squares else 0.0)
 
     def _seats(self) -> list[Seat | None] | None:
         """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
@@ -112,3 +332,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
 def deliveries(seat: Seat) -> list[Delivery]:
     """Return what a seat knows of its episode's calls."""
     return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, seat.eid) for call in seat.played]
+
+
+def calls_of(message: Mapping[str, Any]) -> Calls:
+    """Return the tool calls of a parsed message that could be made."""
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return [
+        (str(function.get("name")), function["arguments"])
+        for function in functions
+        if isinstance(function.get("arguments"), Mapping)
+    ]

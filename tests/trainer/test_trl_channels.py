@@ -1,0 +1,273 @@
+"""The channels inside TRL's trainer, on real episodes: against a slow implementation, and against `GRPOTrainer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from scripted import Scripted, call, config
+from slow import slow_dpo, slow_sdpo
+from trl import GRPOTrainer
+
+from errata_server.process import ServerProcess
+from errata_trainer import DpoPair
+from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.hints import FailedTurn, Hint
+from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.tiny import tiny_model, tiny_tokenizer
+from errata_trainer.tools import of_spec
+from tests.environments.shelf import SPEC
+
+SHELF = of_spec(SPEC)
+TEXTS = [call("read", path="green"), "the word is owl no file", "Find it. One of red, green, blue holds a word."]
+
+
+class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
+    """Keeps what it computed, micro-batch by micro-batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.passes = 0
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = GRPOTrainer.compute_loss(self, model, inputs).detach()
+        passes = self.passes
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.seen.append({"inputs": inputs, "plain": plain, "loss": loss.detach(), "passes": self.passes - passes})
+        return loss
+
+
+class PlainTrainer(Scripted, GRPOTrainer):  # type: ignore[misc]
+    pass
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer(TEXTS)
+
+
+class Pairs:
+    """Pairs made of the batch's own turns: what row n did at its first turn is chosen over what row n + 1 did."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Any] = []
+
+    def use(self, tokenizer: Any, end_ids: Any, **template: Any) -> None:
+        pass
+
+    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+        self.rollouts = list(rollouts)
+
+    def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
+        made = []
+        for one, other in zip(self.rollouts, self.rollouts[1:], strict=False):
+            chosen, rejected = (r.completion_ids[r.turns[0].start : r.turns[0].stop] for r in (one, other))
+            if chosen != rejected:
+                made.append(DpoPair(one.prompt_ids, chosen, rejected, weight=0.5 + len(made)))
+        return referred(made[:count])
+
+    def metrics(self) -> dict[str, float]:
+        return {"made": 1.0}
+
+
+def scripts(*rows: list[str]) -> Callable[[int, int], str]:
+    return lambda row, turn: rows[row % len(rows)][turn]
+
+
+ONE_SITE = [call("read", path="green"), call("submit", word="owl"), "done"]
+TWO_SITES = [call("read", path="green"), call("read", path="blue"), call("submit", word="elk"), "I am done with it"]
+FOUR_SITES = [*[call("read", path=p) for p in ("green", "blue", "gray", "x")], call("submit", word="owl"), "done"]
+NO_SITE = [call("read", path="red"), call("submit", word="owl"), "done"]
+BAD_CALL = [call("read", file="red"), call("submit", word="owl"), "done"]
+CUT = [call("read", path="green"), call("read", path="blue"), "word " * 400]
+
+
+def made(
+    tokenizer: Any, url: str, path: Path, script: Any, cls: Any = Trainer, *, peft: bool = False, **changes: Any
+) -> Any:
+    ours = ("alpha_sdpo", "beta_replay", "pairs", "settings", "hinter", "check")
+    own = {name: changes.pop(name) for name in ours if name in changes}
+    model = tiny_model(tokenizer)
+    with torch.no_grad():  # or all ids are about as likely, and every divergence is next to nothing
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(5.0 if "embed" in name else 10.0)
+    if peft:
+        from peft import LoraConfig
+
+        own["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    prompts = [[{"role": "user", "content": text}] for text in ("A. ", "Find it. ")]
+    rows = [{"prompt": prompt, "place": "red", "word": "owl"} for prompt in prompts]
+    trainer = cls(
+        model=model,
+        processing_class=tokenizer,
+        args=config(path, **changes),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=environment_factory(url, SHELF),
+        **own,
+    )
+    trainer.script = script
+    base = trainer.accelerator.unwrap_model(trainer.model)
+    inner = base.get_base_model() if hasattr(base, "get_base_model") else base
+    inner.model.register_forward_hook(lambda *_: setattr(trainer, "passes", getattr(trainer, "passes", 0) + 1))
+    return trainer
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize(
+    "script",
+    [
+        scripts(ONE_SITE, NO_SITE),
+        scripts(TWO_SITES, ONE_SITE, NO_SITE, BAD_CALL),
+        scripts(FOUR_SITES, CUT, TWO_SITES, NO_SITE),
+    ],
+    ids=["1", "2", "4"],
+)
+def test_a_real_batchs_loss_is_the_slow_ones(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, script: Any, accumulation: int, peft: bool
+) -> None:
+    trainer = made(
+        tokenizer, server.url, tmp_path, script, peft=peft, pairs=Pairs(), alpha_sdpo=0.7, beta_replay=0.3,
+        per_device_train_batch_size=8 // accumulation, num_generations=4, gradient_accumulation_steps=accumulation,
+        learning_rate=0.0, max_completion_length=260,
+    )  # fmt: skip
+    trainer.train()
+    assert len(trainer.seen) == accumulation
+    inputs = [seen["inputs"] for seen in trainer.seen]
+    tokens = sum(len(item.target_ids) for batch in inputs for row in batch["sdpo_items"] for item in row)
+    pairs = sum(len(row) for batch in inputs for row in batch["dpo_pairs"])
+    assert tokens and pairs
+    total = 0.0
+    for seen in trainer.seen:
+        sdpo = slow_sdpo(trainer.model, seen["inputs"], tokenizer, jsd_beta=0.5, clip=10.0) / tokens
+        dpo = slow_dpo(trainer.model, seen["inputs"], beta_dpo=0.1) / pairs
+        total += sdpo
+        assert float(seen["loss"] - seen["plain"]) == pytest.approx(0.7 * sdpo + 0.3 * dpo, rel=1e-5, abs=1e-5)
+    assert total > 0.01, "or being equal says little"
+
+
+def test_each_site_is_the_failing_turn_after_its_hint(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE, BAD_CALL, ONE_SITE), learning_rate=0.0)
+    trainer.train()
+    (inputs,) = [seen["inputs"] for seen in trainer.seen]
+    found = []
+    for row, items in enumerate(inputs["sdpo_items"]):
+        ids = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()].tolist()
+        ids += inputs["completion_ids"][row].tolist()
+        for item in items:
+            said = tokenizer.decode(item.target_ids)
+            context = tokenizer.decode(item.teacher_ids[: -len(item.target_ids)])
+            assert [ids[p + 1] for p in item.student_positions] == list(item.target_ids)
+            assert [item.teacher_ids[p + 1] for p in item.teacher_positions] == list(item.target_ids)
+            student = tokenizer.decode(ids[: item.student_positions[0] + 1])
+            header, user = "<|im_start|>assistant\n", "<|im_start|>user\n"
+            assert context.endswith(header) and context.startswith(student.removesuffix(header))
+            added = context.removeprefix(student.removesuffix(header)).removesuffix(header)
+            assert added.startswith(user) and added.count("<|im_start|>") == 1 and added.endswith("<|im_end|>\n")
+            found.append((json.loads(said[11:].split("</tool_call>")[0])["arguments"], item.hint_template_key))
+    assert sorted(found, key=str) == [
+        ({"file": "red"}, "args.invalid"), ({"path": "blue"}, "fs.missing"), *[({"path": "green"}, "fs.missing")] * 2,
+    ]  # fmt: skip
+    log = trainer.state.log_history[0]
+    assert log["sdpo/sites"] == 1.0 and log["sdpo/kept"] == 4.0 and log["sdpo/divergence"] > 0.0
+
+
+class NoHint:
+    """Says nothing: the teacher reads what the student read."""
+
+    def hint(self, failed: FailedTurn) -> Hint:
+        return Hint("x", "none", "0", "template")
+
+
+def test_an_empty_hint_is_no_loss(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0)
+    monkeypatch.setattr(trainer._sites.renderer, "hint_ids", lambda text, after: ())
+    trainer.train()
+    (seen,) = trainer.seen
+    assert abs(float(seen["loss"] - seen["plain"])) < 1e-6
+    assert trainer.state.log_history[0]["sdpo/divergence"] < 1e-6
+
+
+def test_with_both_weights_zero_it_is_plain_grpo_bit_for_bit(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    found = []
+    told = ("loss", "grad_norm", "reward", "entropy")
+    script = scripts(TWO_SITES, NO_SITE, ONE_SITE, BAD_CALL)
+    for cls, given in ((PlainTrainer, {}), (Trainer, {"alpha_sdpo": 0.0, "beta_replay": 0.0, "pairs": Pairs()})):
+        trainer = made(tokenizer, server.url, tmp_path, script, cls, max_steps=2, learning_rate=1e-2, **given)
+        if cls is Trainer:  # the test's own second loss is no part of it
+            trainer.compute_loss = lambda *a, t=trainer, **k: ThreeChannelGRPOTrainer.compute_loss(t, *a, **k)
+        trainer.train()
+        logs = [{k: v for k, v in log.items() if k in told} for log in trainer.state.log_history]
+        found.append((logs, [p.detach().clone() for p in trainer.model.parameters()], trainer.passes))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+    assert found[0][2] == found[1][2], "no forward pass more"
+
+
+def test_channel_2_makes_no_second_pass_of_the_student(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), learning_rate=0.0)
+    trainer.train()
+    (seen,) = trainer.seen
+    sites = sum(map(len, seen["inputs"]["sdpo_items"]))
+    # One is GRPO's; the teacher's are one a site, each over what it does not share with the one before.
+    assert seen["passes"] == 1 + sites
+
+
+def test_hints_are_tried_in_forks_and_dropped_where_they_do_not_help(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    answers = iter([call("read", path="red"), call("read", path="gray"), "I do not know", call("read", path="red")])
+
+    class Hinted(Trainer):  # type: ignore[misc]
+        def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self, "_asking", False):
+                return [tokenizer.encode(next(answers) + "<|im_end|>") for _ in prompt_ids], None
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+        def _sample(self, contexts: Any) -> Any:
+            self._asking = True
+            try:
+                return super()._sample(contexts)
+            finally:
+                self._asking = False
+
+    check = CounterfactualCheck("always")
+    trainer = made(tokenizer, server.url, tmp_path, scripts(ONE_SITE), Hinted, check=check)
+    trainer.train()
+    items = trainer.seen[0]["inputs"]["sdpo_items"]
+    assert sum(map(len, items)) == 2
+    assert dict(check.counts) == {
+        ("fs.missing", "error_gone"): 2, ("fs.missing", "still_fails"): 1, ("fs.missing", "no_call"): 1,
+    }  # fmt: skip
+    assert trainer.state.log_history[0]["counterfactual/accepted/fs.missing"] == 0.5
+    assert [[p.tool for p in e._seat.played] for e in trainer.environments] == [["read", "submit"]] * 4
+
+
+def test_more_sites_than_allowed_are_counted_and_left_out(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    settings = ChannelSettings(max_sites=2, gradient_norms=True)
+    trainer = made(tokenizer, server.url, tmp_path, scripts(FOUR_SITES), settings=settings)
+    trainer.train()
+    items = trainer.seen[0]["inputs"]["sdpo_items"]
+    assert [len(row) for row in items] == [2] * 4 and all(item.turn < 2 for row in items for item in row)
+    log = trainer.state.log_history[0]
+    assert log["sdpo/beyond_max_sites"] == 8.0
+    assert log["gradient_norm/grpo"] >= 0.0 and log["gradient_norm/sdpo"] > 0.0

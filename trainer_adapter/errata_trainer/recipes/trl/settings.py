@@ -1,0 +1,40 @@
+"""What a team may set, beside the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...channels.dpo import LossType
+from ...channels.sdpo import ClipMode
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """How the channels of `ThreeChannelGRPOTrainer` work.
+
+    Attributes:
+        max_sites: Error sites of one rollout that are distilled; the first ones.
+        max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
+        teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``base``, the model below
+            the adapter (PEFT only).
+        temperature: Divides both logits in channel 2.
+        clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
+        top_k: Compare the likeliest ids only; None for the whole vocabulary.
+        pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
+        max_pair_length: Tokens of context and action at most; longer pairs are skipped and counted. None is as long as
+            the model takes.
+        dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
+        gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
+    """
+
+    max_sites: int = 4
+    max_teacher_length: int | None = None
+    teacher: Literal["live", "base"] = "live"
+    temperature: float = 1.0
+    clip_mode: ClipMode = "entry"
+    top_k: int | None = None
+    pairs_per_batch: int = 4
+    max_pair_length: int | None = None
+    dpo_loss: LossType = "sigmoid"
+    gradient_norms: bool = False
