@@ -270,4 +270,4 @@ def test_more_sites_than_allowed_are_counted_and_left_out(
     assert [len(row) for row in items] == [2] * 4 and all(item.turn < 2 for row in items for item in row)
     log = trainer.state.log_history[0]
     assert log["sdpo/beyond_max_sites"] == 8.0
-    assert log["gradient_norm/grpo"] >= 0.0 and log["gradient_norm/sdpo"] > 0.0
+    assert log["gradient_norm/grpo"] >= 0.0 and log["gradient_norm/sdpo_kl"] > 0.0 and log["loss/sdpo_kl"] > 0.0

@@ -16,6 +16,7 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
+from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
 from ...channels.forward import idle_loss
 from ...channels.sdpo import Divergence
 from ...counterfactual import Calls, CounterfactualCheck
@@ -31,8 +32,8 @@ from .parallel_tools import ParallelTools, Transcripts
 from .preferences import PAIR_COUNT, PAIRS, Preferences
 from .settings import ChannelSettings
 
-Schedule = Callable[[int], float]
-"""From an optimizer step to a weight."""
+Weight = float | Callable[[int], float]
+"""Of a channel; or a schedule of it (`errata_trainer.channels.schedules`), by optimizer step from 0."""
 
 log = logging.getLogger("errata.trainer")
 
@@ -92,8 +93,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def __init__(
         self,
         *args: Any,
-        alpha_sdpo: float | Schedule = 0.1,
-        beta_replay: float | Schedule = 0.05,
+        alpha_sdpo: Weight = 0.1,
+        beta_replay: Weight = 0.05,
         beta_dpo: float = 0.1,
         jsd_beta: float = 0.5,
         token_clip: float | None = 10.0,
@@ -128,7 +129,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 check or CounterfactualCheck(),
             )
 
-    def _weight(self, weight: float | Schedule) -> float:
+    def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
 
     # The batch
@@ -217,35 +218,49 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         student = self.accelerator.unwrap_model(model)
         with self._distillation.capturing(student, inputs if alpha else {**inputs, ITEMS: ()}) as captured:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        parts = {"grpo": loss}
+        sdpo = None
         if alpha and captured is not None:
             summed, told = self._distillation.loss(student, inputs, captured)
-            parts["sdpo"] = alpha * summed / self._share(inputs[TOKENS])
+            sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(told), "tokens")
-        if beta:
-            parts.update(self._preference_part(model, inputs, beta))
+        dpo = self._preference_term(model, inputs) if beta else None
+        total, parts = compose(
+            loss,
+            sdpo=sdpo,
+            dpo=dpo,
+            alpha_sdpo=alpha,
+            beta_replay=beta,
+            averaged_over=self.accelerator.num_processes,
+        )
+        for name, part in parts.items():
+            self._count(name, float(part))
         if self.settings.gradient_norms:
-            self._log_gradient_norms(parts)
-        return torch.stack([part.to(loss.dtype) for part in parts.values()]).sum() if len(parts) > 1 else loss
+            weighted = {"grpo": loss}
+            for name, term, weight in ((SDPO, sdpo, alpha), (DPO, dpo, beta)):
+                if term is not None:
+                    weighted[name] = weight * term.mean_part()
+            for name, norm in gradient_norms(weighted, self.model.parameters()).items():
+                self._count(f"gradient_norm/{name}", float(norm))
+        return total
 
-    def _preference_part(self, model: Any, inputs: dict[str, Any], beta: float) -> dict[str, torch.Tensor]:
+    def _preference_term(self, model: Any, inputs: dict[str, Any]) -> Term | None:
         pairs = [pair for row in inputs[PAIRS] for pair in row]
+        count = self._of_a_step(inputs[PAIR_COUNT])
         if not pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
-            return {"dpo": idle_loss(model, token_id=self._tokenizer.pad_token_id)} if together else {}
+            return Term(idle_loss(model, token_id=self._tokenizer.pad_token_id), count) if together else None
         summed, told = self._preferences.loss(model, pairs, pad_id=self._tokenizer.pad_token_id)
         self._count_sums("dpo", told, "pairs")
-        return {"dpo": beta * summed / self._share(inputs[PAIR_COUNT])}
+        return Term(summed, count)
 
-    def _share(self, total: torch.Tensor) -> torch.Tensor:
-        """Return by what a micro-batch's sum is divided, so that a window's sums make a mean over ``total``.
+    def _of_a_step(self, total: torch.Tensor) -> torch.Tensor:
+        """Return an optimizer step's part of what a generation batch has; as TRL's ``dapo``, in proportion.
 
-        As TRL's ``dapo``: DDP averages over ranks, and ``total`` spans the generation batch, maybe of several windows.
+        A generation batch is one step by default (``steps_per_generation`` is ``gradient_accumulation_steps``).
         """
-        share = total / self.accelerator.num_processes
-        if self.model.training:
-            share = share * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return share
+        if not self.model.training:
+            return total
+        return total * self.current_gradient_accumulation_steps / self.args.steps_per_generation
 
     # What is told
 
@@ -257,13 +272,6 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         number = float(sums[over])
         for name, value in sums.items():
             self._count(f"{channel}/{name}", float(value) if name == over else float(value) / max(1.0, number))
-
-    def _log_gradient_norms(self, parts: Mapping[str, torch.Tensor]) -> None:
-        wanted = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        for name, part in parts.items():
-            gradients = torch.autograd.grad(part, wanted, retain_graph=True, allow_unused=True)
-            squares = [g.float().pow(2).sum() for g in gradients if g is not None]
-            self._count(f"gradient_norm/{name}", float(torch.stack(squares).sum().sqrt()) if squares else 0.0)
 
     def _seats(self) -> list[Seat | None] | None:
         """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
