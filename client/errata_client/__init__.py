@@ -3,6 +3,7 @@
 from .client import ErrataClient
 from .connection import Connection
 from .dialing import Backoff
+from .episodes import Episodes
 from .frames import DigestMismatch, FrameInvalid
 from .late_rewards import Reward
 from .pool import BatchFailed, EnvPool, PoolStats, SyncEnvPool
@@ -17,6 +18,7 @@ __all__ = [
     "ConnectionStats",
     "DigestMismatch",
     "EnvPool",
+    "Episodes",
     "ErrataClient",
     "FrameInvalid",
     "PoolStats",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CapacityReached, ErrataError, NotSupported, ServiceError, SessionUnknown
-from errata_protocol.replay import EpisodeDetail, ForkReply, StateAt
+from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 from .late_rewards import Reward, read_rewards
@@ -118,6 +118,11 @@ class HttpDoor:
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the rewards that an episode was given later."""
         return read_rewards(_json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards")), eid)
+
+    async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
+        """Give deliveries of an episode rewards, all or none. They name themselves, so it may be sent twice."""
+        path, body = f"/episodes/{quote(eid, safe='')}/rewards", [reward.model_dump() for reward in rewards]
+        return read_rewards(_json(await self._send("POST", path, body)), eid)
 
     async def aclose(self) -> None:
         """Close idle connections. Idempotent; a later request opens new ones."""

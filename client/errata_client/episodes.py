@@ -1,0 +1,89 @@
+"""Episodes in a server's journal, without a session: what is read and added after a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from errata_protocol.replay import EpisodeDetail, RewardPost, StateAt
+
+from .fallback import DeliveryLog
+from .http_door import HttpDoor
+from .late_rewards import Reward
+from .trace import Lineage
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Episodes:
+    """Reads episodes by their eid and adds rewards to them, over HTTP.
+
+    Args:
+        base_url: Of the environment, as `ErrataClient` has it.
+        headers: Sent with every request, e.g. ``{"Authorization": "Bearer …"}``.
+        timeout_s: Deadline of one request.
+    """
+
+    def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+        local = urlsplit(base_url).hostname in _LOOPBACK
+        self._door = HttpDoor(base_url.rstrip("/"), headers=headers, timeout_s=timeout_s, trust_env=not local)
+
+    async def episode(self, eid: str) -> EpisodeDetail:
+        """Return an episode and the list of its turns.
+
+        Raises:
+            UnknownEpisode: No such episode.
+            NotSupported: The server has no journal, e.g. a vanilla OpenEnv one.
+        """
+        return await self._door.episode(eid)
+
+    async def state_at(self, eid: str, t: int) -> StateAt:
+        """Return the exact bytes of a delivery, verified.
+
+        Raises:
+            StateOutOfRange: The episode has no delivery ``t``.
+            UnknownEpisode: No such episode.
+            DigestMismatch: The bytes changed on the way.
+        """
+        return await self._door.state_at(eid, t)
+
+    async def history(self, eid: str, *, until: int | None = None) -> list[StateAt]:
+        """Return the deliveries of an episode in order, as `ErrataClient.history`: a fork's begin with its parent's.
+
+        Args:
+            eid: Episode.
+            until: The last of its deliveries to return; None takes all.
+        """
+        lineage = Lineage(DeliveryLog(), lambda t, eid: self._door.state_at(eid, t), self._door.episode)
+        return await lineage.trace(eid, None if until is None else until + 1)
+
+    async def rewards(self, eid: str) -> list[Reward]:
+        """Return the rewards that came after their step, in the order they came."""
+        return await self._door.rewards(eid)
+
+    async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
+        """Add rewards to committed deliveries, all or none; the same ``reward_id`` again changes nothing.
+
+        Returns:
+            A reward for each post, as committed now or before.
+
+        Raises:
+            Conflict: A ``reward_id`` stands for another reward.
+            StateOutOfRange: The episode has no such delivery.
+            InvalidRequest: ``source`` claims to be the environment.
+        """
+        return await self._door.post_rewards(eid, rewards)
+
+    async def aclose(self) -> None:
+        """Close idle connections."""
+        await self._door.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
