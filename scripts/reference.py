@@ -42,10 +42,12 @@ PACKAGES = (
     "errata_trainer.channels.sdpo",
     "errata_trainer.channels.splicing",
     "errata_trainer.teachers",
+    "errata_trainer.teachers.endpoint",
     "terminal_env",
 )
-NEEDS_TORCH = tuple(
-    f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")
+NEEDS_TORCH = (
+    *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
+    "errata_trainer.teachers.endpoint",  # stamina, which comes with it
 )
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
 

@@ -1,0 +1,144 @@
+"""What a pool is asked and what it answers: a state, the votes there, and what to train on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from errata_protocol.replay import RewardPost
+
+from ..rollout import Turn
+from .actions import Action, KeyedAction
+from .votes import Vote
+
+SOURCE = "teachers"
+"""The source of rewards that votes are posted as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A state to ask about.
+
+    Attributes:
+        student: What the student did there; None where it could not be parsed.
+        eid: The episode in the server's journal; None without one.
+        t: The delivery whose payload is the state.
+        turns: The student's turns before it.
+        prompt: What the student was told before the episode, as messages.
+        transcript: The conversation up to the state, its prompt included: what is read where the journal cannot be.
+        cwd: The directory at the state, for reading actions in a transcript; a journal tells it by itself.
+        tag: Whatever says to the asker what this is; the pool does not look at it.
+    """
+
+    student: Action | None
+    eid: str | None = None
+    t: int | None = None
+    turns: tuple[Turn, ...] = ()
+    prompt: tuple[Mapping[str, Any], ...] = ()
+    transcript: tuple[Mapping[str, Any], ...] | None = None
+    cwd: str | None = None
+    tag: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The votes at one state.
+
+    Attributes:
+        ask: What was asked.
+        vote: The outcome. Beside the reasons of `vote` a state can be skipped for ``no_state`` (nothing that a teacher
+            could read), ``queue_full``, ``deadline`` (before anybody was asked) and ``closed``.
+        student: What the student did, with its key.
+        actions: Each teacher's usable answer, by its name.
+        failures: Why the others have none, likewise.
+        source: What the teachers read: ``agent_text`` or ``transcript``; empty where nobody was asked.
+    """
+
+    ask: Ask
+    vote: Vote[KeyedAction]
+    student: KeyedAction | None = None
+    actions: Mapping[str, KeyedAction] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def votes(self) -> dict[str, str | None]:
+        """Key of each teacher's action, None for one without; as `errata_trainer.DpoPair.votes` has it."""
+        keys = {name: action.key for name, action in self.actions.items()}
+        return {**keys, **dict.fromkeys(self.failures)}
+
+    @property
+    def margin(self) -> float:
+        """Share of the votes for the student's action, minus that of the most chosen other one: -1 to 1."""
+        if not self.actions:
+            return 0.0
+        counts: dict[str, int] = {}
+        for action in self.actions.values():
+            counts[action.key] = counts.get(action.key, 0) + 1
+        own = counts.pop(self.student.key, 0) if self.student is not None else 0
+        return (own - max(counts.values(), default=0)) / len(self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What to render in the student's own format and train on.
+
+    Attributes:
+        chosen: What the teachers agreed on, as one of them said it: render `message_of` it with the student's chat
+            template behind the state's exact tokens.
+        rejected: What the student did; None where it could not be parsed. The student's own tokens are to be used.
+        weight: Of the pair in the loss.
+        eid: The episode.
+        t: The delivery whose payload is the state.
+        votes: Key of each teacher's action, None for one without.
+        tag: Of the ask.
+    """
+
+    chosen: Action
+    rejected: Action | None
+    weight: float
+    eid: str | None
+    t: int | None
+    votes: Mapping[str, str | None]
+    tag: Any = None
+
+
+def preferences(ballot: Ballot) -> tuple[Preference, ...]:
+    """Return what a vote gives to train on; nothing for a skip."""
+    ask = ballot.ask
+    return tuple(
+        Preference(pair.chosen.raw, ask.student, pair.weight, ask.eid, ask.t, ballot.votes, ask.tag)
+        for pair in ballot.vote.pairs
+    )
+
+
+def message_of(action: Action, *, with_text: bool = False) -> dict[str, Any]:
+    """Return an action as an assistant's message, arguments as an object, for a student's chat template.
+
+    Args:
+        action: Tool calls or a final answer.
+        with_text: Keep what was said beside tool calls. It is the teacher's manner, not its choice.
+    """
+    if not action.calls:
+        return {"role": "assistant", "content": action.text}
+    calls = [{"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}} for c in action.calls]
+    return {"role": "assistant", "content": action.text if with_text else "", "tool_calls": calls}
+
+
+def reward_post(ballot: Ballot) -> RewardPost | None:
+    """Return the votes at a state as a late reward of its delivery; None where nobody voted or there is no journal.
+
+    Its value is `Ballot.margin`. Its id tells the outcome and depends on the votes: the same vote is the same reward.
+    """
+    ask = ballot.ask
+    if ask.eid is None or ask.t is None or not ballot.actions:
+        return None
+    content = json.dumps(
+        [ballot.student.key if ballot.student is not None else None, sorted(ballot.votes.items())], sort_keys=True
+    )
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    outcome = f"{ballot.vote.reason}:{ballot.vote.top}of{ballot.vote.n_valid}"
+    return RewardPost(t=ask.t, value=ballot.margin, source=SOURCE, reward_id=f"{SOURCE}:{ask.t}:{outcome}:{digest}")

@@ -1,0 +1,131 @@
+"""What may be spent: a hard stop in money and tokens.
+
+A call reserves the most that it can cost before it is made, and is settled with what it did cost. So what is spent
+never exceeds the limit, as long as no endpoint charges more than was asked of it. A call that may have cost something
+and does not say what is settled with its whole reservation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Self
+
+from .teacher import BudgetSpent, Spend
+
+_ROUNDING_USD = 1e-9
+
+
+class Budget:
+    """Money and tokens for teachers, shared by any number of pools and threads.
+
+    Args:
+        usd: At most so many US dollars; None does not count money.
+        tokens: At most so many tokens of prompts and answers; None does not limit them.
+        spent: What was spent before, e.g. by a run that this one continues.
+
+    Raises:
+        ValueError: A limit is negative.
+    """
+
+    def __init__(self, *, usd: float | None = None, tokens: int | None = None, spent: Spend | None = None) -> None:
+        if (usd is not None and not usd >= 0) or (tokens is not None and tokens < 0):
+            raise ValueError(f"a budget of {usd} USD and {tokens} tokens: no limit may be negative")
+        self.usd = usd
+        self.tokens = tokens
+        self._spent = spent or Spend()
+        self._reserved = Spend()
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def spent(self) -> Spend:
+        """What settled calls cost."""
+        return self._spent
+
+    @property
+    def reserved(self) -> Spend:
+        """Upper bound of what the calls in flight can cost."""
+        return self._reserved
+
+    async def reserve(self, bound: Spend) -> Reservation:
+        """Take ``bound`` out of what is left, waiting for calls in flight where only they are in the way.
+
+        Args:
+            bound: The most that one call can cost.
+
+        Raises:
+            BudgetSpent: It does not fit, whatever the calls in flight will have cost.
+        """
+        while True:
+            with self._lock:
+                if self._fits(self._spent, bound, self._reserved):
+                    self._reserved = _sum(self._reserved, bound)
+                    return Reservation(self, bound)
+                if not self._fits(self._spent, bound, Spend()):
+                    raise BudgetSpent(
+                        f"a call of up to {bound.usd:.4f} USD and {bound.tokens} tokens does not fit: "
+                        f"{self._spent.usd:.4f} of {self.usd} USD and {self._spent.tokens} of {self.tokens} tokens "
+                        "are spent"
+                    )
+                loop = asyncio.get_running_loop()
+                settled = loop.create_future()
+                self._waiting.append((loop, settled))
+            try:
+                await settled
+            finally:
+                with self._lock:
+                    self._waiting = [entry for entry in self._waiting if entry[1] is not settled]
+
+    def settle(self, bound: Spend, spent: Spend) -> None:
+        """Put a reservation back and count what was spent; see `Reservation`."""
+        with self._lock:
+            self._reserved = Spend(
+                max(0.0, self._reserved.usd - bound.usd), max(0, self._reserved.tokens - bound.tokens)
+            )
+            self._spent = _sum(self._spent, spent)
+            waiting, self._waiting = self._waiting, []
+        for loop, settled in waiting:
+            try:
+                loop.call_soon_threadsafe(_wake, settled)
+            except RuntimeError:  # that loop is closed, and nobody waits there
+                pass
+
+    def _fits(self, spent: Spend, bound: Spend, reserved: Spend) -> bool:
+        if self.usd is not None and spent.usd + reserved.usd + bound.usd > self.usd + _ROUNDING_USD:
+            return False
+        return self.tokens is None or spent.tokens + reserved.tokens + bound.tokens <= self.tokens
+
+
+class Reservation:
+    """A part of a budget for one call: a context manager that settles it.
+
+    Without `cost` the whole reservation counts as spent when it is left: nobody knows better.
+    """
+
+    def __init__(self, budget: Budget, bound: Spend) -> None:
+        self._budget = budget
+        self.bound = bound
+        self._cost: Spend | None = None
+
+    def cost(self, spent: Spend) -> None:
+        """Say what the call did cost."""
+        self._cost = spent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.settle(self.bound, self.bound if self._cost is None else self._cost)
+
+
+def _sum(one: Spend, other: Spend) -> Spend:
+    return Spend(one.usd + other.usd, one.tokens + other.tokens)
+
+
+def _wake(settled: asyncio.Future[None]) -> None:
+    if not settled.done():
+        settled.set_result(None)

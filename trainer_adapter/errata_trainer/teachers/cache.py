@@ -1,0 +1,124 @@
+"""Answers on disk, so that asking the same again costs nothing.
+
+One file an answer, named by the sha256 of what was asked. It is written beside its place and moved there, so another
+process, or one that is killed, never leaves half of one. There is nothing of a key or a header in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .teacher import Answer, Prompt
+
+LAYOUT = 1
+"""Version of the files; another one is not read."""
+
+_log = logging.getLogger(__name__)
+
+
+def cache_key(prompt: Prompt, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that an answer depends on.
+
+    Args:
+        prompt: What was asked: the state, the tools, the version of the prompt.
+        identity: `Teacher.identity`: the model and its sampling parameters.
+    """
+    return {
+        "state": prompt.state_digest,
+        "tools": prompt.tools_digest,
+        "prompt_version": prompt.version,
+        "teacher": dict(identity),
+    }
+
+
+class AnswerCache:
+    """Answers by what they depend on, the latest in memory, and all of them in a directory if there is one.
+
+    Args:
+        directory: Made if it is not there; any number of processes can share it. None keeps answers in memory only.
+        kept: How many answers stay in memory.
+
+    Attributes:
+        damaged: Files that could not be read; such an answer is asked for again.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, *, kept: int = 4096) -> None:
+        self._directory = Path(directory) if directory is not None else None
+        self._kept = kept
+        self._latest: OrderedDict[str, Answer] = OrderedDict()
+        self.damaged = 0
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: Mapping[str, Any]) -> Answer | None:
+        """Return the answer to what ``key`` says, None if there is none."""
+        name = _name(key)
+        if name in self._latest:
+            self._latest.move_to_end(name)
+            return self._latest[name]
+        if self._directory is None:
+            return None
+        path = self._path(self._directory, name)
+        try:
+            data = json.loads(path.read_bytes())
+            if data["layout"] != LAYOUT or data["key"] != json.loads(_text(key)):
+                raise ValueError("another layout, or an answer to something else")
+            answer = Answer.from_json(data["answer"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self.damaged += 1
+            _log.warning("cached answer %s cannot be read (%s): it is asked for again", path, error)
+            return None
+        self._keep(name, answer)
+        return answer
+
+    def put(self, key: Mapping[str, Any], answer: Answer) -> None:
+        """Keep an answer.
+
+        Raises:
+            OSError: The directory cannot be written; the answer is in memory then.
+        """
+        name = _name(key)
+        self._keep(name, answer)
+        if self._directory is None:
+            return
+        path = self._path(self._directory, name)
+        path.parent.mkdir(exist_ok=True)
+        text = json.dumps({"layout": LAYOUT, "key": key, "answer": answer.as_json()}, sort_keys=True)
+        descriptor, beside = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(path)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+
+    def _keep(self, name: str, answer: Answer) -> None:
+        self._latest[name] = answer
+        self._latest.move_to_end(name)
+        while len(self._latest) > self._kept:
+            self._latest.popitem(last=False)
+
+    @staticmethod
+    def _path(directory: Path, name: str) -> Path:
+        return directory / name[:2] / f"{name}.json"
+
+
+def _text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+def _name(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(key).encode()).hexdigest()

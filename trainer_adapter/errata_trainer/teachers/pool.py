@@ -1,0 +1,397 @@
+"""Several teachers, asked about many states at once, beside the training.
+
+The pool owns a thread with an event loop of its own: `TeacherPool.submit` returns at once, and `Batch.result` has what
+was found, later. A teacher that fails is a missing vote: no failure of one loses a pair, and nothing waits longer than
+the batch's deadline. Votes are posted to the server behind the batch, where anybody who looks at the episode sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from errata_client import Episodes
+from errata_protocol.errors import ErrataError, LocalProtocolError
+from errata_protocol.replay import RewardPost, StateAt
+
+from .actions import ActionKeys, KeyedAction, Unusable
+from .ballot import Ask, Ballot, reward_post
+from .budget import Budget
+from .cache import AnswerCache, cache_key
+from .prompts import NotReadable, Prompter
+from .sharing import Shared
+from .teacher import Answer, Prompt, Teacher, TeacherFailed
+from .votes import TieBreak, Vote, vote
+
+_log = logging.getLogger(__name__)
+
+_CLOSING_S = 15.0
+_LAST_POSTS_S = 5.0
+_POSTING_S = 30.0
+
+
+class Batch:
+    """States that were submitted together.
+
+    Attributes:
+        asks: In the order in which they were given.
+    """
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self.asks = tuple(asks)
+        self._future: Future[list[Ballot]] = Future()
+
+    @property
+    def done(self) -> bool:
+        """Whether all votes are in, or given up."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> list[Ballot]:
+        """Return a ballot for each ask, in their order, waiting for them.
+
+        Raises:
+            TimeoutError: They are not there within ``timeout_s``; they still come.
+        """
+        return self._future.result(timeout_s)
+
+
+class TeacherPool:
+    """Asks teachers about states, and votes.
+
+    Args:
+        teachers: With names of their own, in the order that ``tie_break="first"`` goes by. They are the pool's.
+        prompter: What they are asked.
+        keys: When two actions are the same; by default by the prompter's tools.
+        budget: What may be spent; by default nothing is counted against a limit.
+        cache: Answers that need not be asked for again; by default those of this pool.
+        episodes: The server's journal: states are read from it, and votes are posted to it. Without one, transcripts
+            are read.
+        post: Post the votes as late rewards of the source ``teachers``.
+        min_agree: As `vote` has it.
+        tie_break: Likewise.
+        one_per_family: At most one vote for each family of models.
+        deadline_s: Of a batch, from its submission. Teachers without an answer then are missing votes.
+        most_waiting: Asks in the pool at once; those beyond are skipped as ``queue_full``, since a trainer never waits.
+
+    Raises:
+        ValueError: Two teachers have one name, an option has no meaning, or a teacher cannot keep the budget.
+    """
+
+    def __init__(
+        self,
+        teachers: Sequence[Teacher],
+        prompter: Prompter,
+        *,
+        keys: ActionKeys | None = None,
+        budget: Budget | None = None,
+        cache: AnswerCache | None = None,
+        episodes: Episodes | None = None,
+        post: bool = True,
+        min_agree: int | Literal["majority"] = 2,
+        tie_break: TieBreak = "skip",
+        one_per_family: bool = False,
+        deadline_s: float = 120.0,
+        most_waiting: int = 4096,
+    ) -> None:
+        names = [teacher.name for teacher in teachers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"teachers have one name: {', '.join(sorted(names))}")
+        if not deadline_s > 0 or most_waiting < 1:
+            raise ValueError(f"deadline_s={deadline_s}, most_waiting={most_waiting}: nothing would ever be asked")
+        vote([], None, min_agree=min_agree, tie_break=tie_break)  # options without meaning are told here
+        self.budget = budget if budget is not None else Budget()
+        for teacher in teachers:
+            teacher.check(self.budget)
+        self._teachers = tuple(teachers)
+        self._prompter = prompter
+        self._keys = keys if keys is not None else ActionKeys(prompter.tools)
+        self._cache = cache if cache is not None else AnswerCache()
+        self._episodes = episodes
+        self._post = post
+        self._min_agree: int | Literal["majority"] = min_agree
+        self._tie_break: TieBreak = tie_break
+        self._families: list[Hashable] | None = [t.family for t in teachers] if one_per_family else None
+        self._deadline_s = deadline_s
+        self._most_waiting = most_waiting
+        self._counts: Counter[str] = Counter()
+        self._warned: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._batches: set[asyncio.Task[None]] = set()
+        self._posts: set[asyncio.Task[None]] = set()
+        self._answers: Shared[str, Answer] = Shared()
+
+    def submit(self, asks: Sequence[Ask]) -> Batch:
+        """Have states asked about, the first ones first, and return at once. From any thread.
+
+        Raises:
+            LocalProtocolError: The pool is closed.
+        """
+        batch = Batch(asks)
+        with self._lock:
+            if self._closed:
+                raise LocalProtocolError("the pool of teachers is closed: make another")
+            taken = min(len(asks), self._most_waiting - self._waiting)
+            self._waiting += taken
+            loop = self._running()
+            loop.call_soon_threadsafe(_own, self._batches, self._run(batch, taken))
+        return batch
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts and costs since the pool was made.
+
+        ``teachers/states``, ``teachers/pairs``; ``teachers/skipped/REASON``, states without a pair;
+        ``teachers/failed/REASON``, missing votes; ``teachers/asked``, teachers at states, of which ``teachers/cached``
+        cost nothing; ``teachers/states_not_read``, for which the transcript was taken; ``teachers/posted`` and
+        ``teachers/not_posted``, rewards; ``teachers/usd``, ``teachers/tokens``, of the budget; ``teachers/waiting``.
+        """
+        with self._lock:
+            counts = {f"teachers/{name}": float(count) for name, count in sorted(self._counts.items())}
+            counts["teachers/waiting"] = float(self._waiting)
+        spent = self.budget.spent
+        return {**counts, "teachers/usd": spent.usd, "teachers/tokens": float(spent.tokens)}
+
+    def close(self) -> None:
+        """End the pool: calls in flight are cancelled, batches that wait get skips. Idempotent."""
+        with self._lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        if thread.is_alive():
+            loop.call_soon_threadsafe(self._stop)
+        thread.join(_CLOSING_S)
+        if thread.is_alive():
+            _log.warning("a teacher ignores that it is cancelled: its thread is left behind")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # On the pool's own loop from here on.
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, started by the first that needs it: a process may be forked before."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._ended = self._loop.create_future()
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="teachers", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._live())
+        finally:
+            loop.close()
+
+    async def _live(self) -> None:
+        await self._ended
+        await _cancelled(self._batches)
+        if self._posts:  # of batches that had their result
+            await asyncio.wait(self._posts, timeout=_LAST_POSTS_S)
+        await _cancelled(self._posts)
+        await self._answers.aclose()
+        for teacher in self._teachers:
+            await teacher.aclose()
+        if self._episodes is not None:
+            await self._episodes.aclose()
+
+    def _stop(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _run(self, batch: Batch, taken: int) -> None:
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        histories: Shared[str, list[StateAt]] = Shared()
+        tasks = [asyncio.create_task(self._ballot(ask, deadline, histories)) for ask in batch.asks[:taken]]
+        reason = "closed"
+        try:
+            if tasks:
+                # Each ends at the deadline by itself; the second more is for putting away what it waited for.
+                await asyncio.wait(tasks, timeout=self._deadline_s + 1.0)
+            reason = "deadline"
+        finally:
+            ballots = [_outcome(ask, task, reason) for ask, task in zip(batch.asks, tasks, strict=False)]
+            ballots += [_skip(ask, "queue_full") for ask in batch.asks[taken:]]
+            self._finish(batch, ballots, taken)
+            _own(self._posts, self._publish(ballots))
+            await _cancelled(tasks)
+            await histories.aclose()
+
+    def _finish(self, batch: Batch, ballots: list[Ballot], taken: int) -> None:
+        with self._lock:
+            self._waiting -= taken
+            for ballot in ballots:
+                self._counts["states"] += 1
+                self._counts["pairs"] += len(ballot.vote.pairs)
+                if not ballot.vote.pairs:
+                    self._counts[f"skipped/{ballot.vote.reason}"] += 1
+                for reason in ballot.failures.values():
+                    self._counts[f"failed/{reason}"] += 1
+        batch._future.set_result(ballots)
+
+    async def _ballot(self, ask: Ask, deadline: float, histories: Shared[str, list[StateAt]]) -> Ballot:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(deadline):
+                prompt = await self._prompt(ask, histories)
+        except TimeoutError:
+            return _skip(ask, "deadline")
+        if prompt is None:
+            return _skip(ask, "no_state")
+        student = self._keys.keyed(ask.student, cwd=prompt.cwd) if ask.student is not None else None
+        asked = {asyncio.create_task(self._answer(teacher, prompt)): teacher for teacher in self._teachers}
+        actions: dict[str, KeyedAction] = {}
+        failures: dict[str, str] = {}
+        try:
+            if asked:
+                await asyncio.wait(asked, timeout=max(0.0, deadline - loop.time()))
+        finally:
+            for task, teacher in asked.items():
+                if not task.done():
+                    failures[teacher.name] = "deadline"
+                else:
+                    self._read(task, teacher, prompt, actions, failures)
+            await _cancelled(asked)
+        # In the teachers' order, which a dict of finished ones has lost.
+        votes = [actions.get(teacher.name) for teacher in self._teachers]
+        found = vote(votes, student, min_agree=self._min_agree, tie_break=self._tie_break, families=self._families)
+        return Ballot(ask, found, student, actions, failures, prompt.source)
+
+    def _read(
+        self,
+        task: asyncio.Task[Answer],
+        teacher: Teacher,
+        prompt: Prompt,
+        actions: dict[str, KeyedAction],
+        failures: dict[str, str],
+    ) -> None:
+        """Put a teacher's answer, or why there is none, where it belongs."""
+        try:
+            action = task.result().action()
+            self._keys.check(action)
+            actions[teacher.name] = self._keys.keyed(action, cwd=prompt.cwd)
+        except (TeacherFailed, Unusable) as error:
+            failures[teacher.name] = error.reason
+            if (teacher.name, error.reason) not in self._warned:  # the others are counted
+                self._warned.add((teacher.name, error.reason))
+                _log.warning("teacher %s has no vote (%s): %s", teacher.name, error.reason, error)
+        except asyncio.CancelledError:
+            failures[teacher.name] = "cancelled"
+        except Exception as error:
+            failures[teacher.name] = "error"
+            _log.warning("teacher %s has no vote", teacher.name, exc_info=error)
+
+    async def _answer(self, teacher: Teacher, prompt: Prompt) -> Answer:
+        """Return a teacher's answer: a cached one, the one that somebody is waiting for already, or a new one."""
+        key = cache_key(prompt, teacher.identity)
+        with self._lock:
+            self._counts["asked"] += 1
+        if (cached := self._cache.get(key)) is not None:
+            with self._lock:
+                self._counts["cached"] += 1
+            return cached
+
+        async def ask() -> Answer:
+            answer = await teacher.ask(prompt, self.budget)
+            try:
+                self._cache.put(key, answer)
+            except OSError as error:
+                _log.warning("an answer cannot be cached: %s", error)
+            return answer
+
+        return await self._answers.get(f"{teacher.name} {prompt.state_digest} {prompt.tools_digest}", ask)
+
+    async def _prompt(self, ask: Ask, histories: Shared[str, list[StateAt]]) -> Prompt | None:
+        """Return what is asked: of the exact payloads if they can be had, else of the transcript, else nothing."""
+        if self._episodes is not None and ask.eid is not None and ask.t is not None:
+            try:
+                states = await histories.get(ask.eid, lambda: self._history(str(ask.eid)))
+                upto = [state for state in states if state.eid != ask.eid or state.t <= (ask.t or 0)]
+                return self._prompter.from_states(upto, ask.turns, ask.prompt)
+            except (ErrataError, ConnectionError, TimeoutError, NotReadable) as error:
+                self._not_read(error)
+        if ask.transcript is None:
+            return None
+        return self._prompter.from_transcript(ask.transcript, ask.cwd)
+
+    async def _history(self, eid: str) -> list[StateAt]:
+        assert self._episodes is not None
+        version = self._prompter.agent_text_version
+        if version is not None:
+            shown = (await self._episodes.episode(eid)).agent_text_version
+            if shown is not None and shown != version:
+                raise NotReadable(f"episode {eid} was shown by agent_text {shown}, here is {version}")
+        return await self._episodes.history(eid)
+
+    def _not_read(self, error: Exception) -> None:
+        kind = type(error).__name__
+        with self._lock:
+            self._counts["states_not_read"] += 1
+        if ("", kind) not in self._warned:
+            self._warned.add(("", kind))
+            _log.warning("a state cannot be read from the journal (%s): transcripts are used", error)
+
+    async def _publish(self, ballots: list[Ballot]) -> None:
+        """Post the votes, an episode at a time. What fails is counted, and changes no vote."""
+        if self._episodes is None or not self._post:
+            return
+        posts: dict[str, list[RewardPost]] = {}
+        for ballot in ballots:
+            if (post := reward_post(ballot)) is not None:
+                posts.setdefault(str(ballot.ask.eid), []).append(post)
+        for eid, rewards in posts.items():
+            outcome = "posted"
+            try:
+                async with asyncio.timeout(_POSTING_S):
+                    await self._episodes.post_rewards(eid, rewards)
+            except (ErrataError, ConnectionError, TimeoutError) as error:
+                outcome = "not_posted"
+                _log.warning("votes on episode %s were not posted: %s", eid, error)
+            with self._lock:
+                self._counts[outcome] += len(rewards)
+
+
+def _outcome(ask: Ask, task: asyncio.Task[Ballot], reason: str) -> Ballot:
+    """Return a task's ballot; a skip where it has none."""
+    if not task.done() or task.cancelled():
+        return _skip(ask, reason)
+    if (error := task.exception()) is not None:
+        _log.error("a state was not asked about", exc_info=error)
+        return _skip(ask, "error")
+    return task.result()
+
+
+def _own(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Start work on the running loop and keep it till it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end; what they raise was read, or does not matter any more."""
+    pending = [task for task in tasks if not task.done()]
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending)
+
+
+def _skip(ask: Ask, reason: str) -> Ballot:
+    return Ballot(ask, Vote((), reason))

@@ -1,0 +1,169 @@
+"""What a teacher is asked: what the student saw, as it saw it, and the tools that it had.
+
+From the exact payloads of a journal up to and with t, by the environment's own ``agent_text``: the observation of a
+delivery is what the student read of it. Where there is no such state, or no such text of it, from what the trainer
+kept of the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from errata_protocol.environment import default_agent_text
+from errata_protocol.replay import StateAt, observation_of
+
+from ..rollout import Call, Turn
+from .teacher import Prompt
+
+PROMPT_VERSION = "1"
+"""Changes whenever the prompt of any state would."""
+
+INSTRUCTION = (
+    "You take over from another agent in the middle of its task. What follows is all that it saw and did so far. "
+    "Do what should be done next, and only that: answer with a call of one of the tools, or, if nothing is left to do, "
+    "with the final answer. What the agent did before may be wrong."
+)
+"""The system message of every prompt, in front of the student's own."""
+
+NO_RESULT = "[no result]"
+"""Stands for the answer to a call that delivered nothing."""
+
+
+class NotReadable(ValueError):
+    """A state has no text that an agent reads, so a prompt has to be made of a transcript."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompter:
+    """Makes prompts for one environment.
+
+    Attributes:
+        tools: The student's tools, bare or in the form of chat requests.
+        agent_text: From a decoded observation to what the student reads.
+        agent_text_version: Of that function; states whose episode was shown by another version are not read with it.
+            None does not look.
+        instruction: The system message.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    agent_text: Callable[[Any], str] = default_agent_text
+    agent_text_version: str | None = None
+    instruction: str = INSTRUCTION
+
+    @property
+    def version(self) -> str:
+        """Of the prompts, for cache keys; the words themselves are part of the state's digest."""
+        return PROMPT_VERSION
+
+    def from_states(
+        self, states: Sequence[StateAt], turns: Sequence[Turn] = (), prompt: Sequence[Mapping[str, Any]] = ()
+    ) -> Prompt:
+        """Return the prompt at the last of ``states``.
+
+        Args:
+            states: P_0 to P_t in order; those of a fork begin with its parent's.
+            turns: The student's turns before this state. Deliveries behind the reset that no turn asked for were never
+                seen by the student, and are left out.
+            prompt: What the student was told before the episode began.
+
+        Raises:
+            NotReadable: A state is a tool's result on MCP, or cannot be read.
+        """
+        if not states:
+            raise NotReadable("there is no state")
+        eid = states[-1].eid
+        own = {state.t: state for state in states if state.eid == eid}
+        before = [state for state in states if state.eid != eid or state.t == 0]
+        messages = [*prompt, *({"role": "user", "content": self._text(state)} for state in before)]
+        for turn in turns:
+            if not turn.calls:
+                continue
+            messages.append({"role": "assistant", "content": "", "tool_calls": [_call(call) for call in turn.calls]})
+            for call in turn.calls:
+                state = own.get(call.t) if call.t is not None else None
+                text = self._text(state) if state is not None else _failure(call)
+                messages.append({"role": "tool", "name": call.name, "content": text})
+        cwd = self._observation(states[-1]).get("cwd")
+        absolute = cwd if isinstance(cwd, str) and cwd.startswith("/") else None
+        return Prompt(self._chat(messages), self._functions(), "agent_text", self.version, absolute)
+
+    def from_transcript(self, messages: Sequence[Mapping[str, Any]], cwd: str | None = None) -> Prompt:
+        """Return the prompt behind a conversation.
+
+        Args:
+            messages: Up to and with what the student answered to, in a trainer's form: ids of tool calls may be
+                missing, and their arguments may be objects.
+            cwd: Directory at the state, where it is known.
+        """
+        return Prompt(self._chat(messages), self._functions(), "transcript", self.version, cwd)
+
+    def _text(self, state: StateAt) -> str:
+        try:
+            return self.agent_text(self._observation(state))
+        except NotReadable:
+            raise
+        except Exception as error:  # the environment's own code, on whatever was delivered
+            raise NotReadable(f"agent_text failed at t={state.t} of episode {state.eid}: {error!r}") from error
+
+    @staticmethod
+    def _observation(state: StateAt) -> dict[str, Any]:
+        payload = json.loads(state.payload) if state.kind != "mcp" else None
+        if not isinstance(payload, dict) or not isinstance(payload.get("observation"), dict):
+            raise NotReadable(f"t={state.t} of episode {state.eid} has no observation")
+        return observation_of(payload)
+
+    def _functions(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(
+            tool if "function" in tool else {"type": "function", "function": dict(tool)} for tool in self.tools
+        )
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Return messages in the form of chat requests, the instruction in front."""
+        rest = list(messages)
+        instruction = self.instruction
+        while rest and rest[0].get("role") in ("system", "developer"):  # templates take one system message
+            instruction += f"\n\n{rest.pop(0).get('content') or ''}"
+        chat: list[Mapping[str, Any]] = [{"role": "system", "content": instruction}]
+        ids: list[tuple[str, str]] = []  # calls that have no answer yet: name and id
+        for message in rest:
+            role, content = message.get("role"), message.get("content") or ""
+            if role == "tool":
+                chat.append({"role": "tool", "tool_call_id": _answered(ids, message), "content": content})
+                continue
+            if not (calls := message.get("tool_calls")):
+                chat.append({"role": role, "content": content})
+                continue
+            ids = []
+            asked = []
+            for number, call in enumerate(calls):
+                function = call.get("function", call)
+                arguments = function.get("arguments", {})
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
+                id_ = call.get("id") or f"call_{len(chat)}_{number}"
+                ids.append((function["name"], id_))
+                asked.append({"id": id_, "type": "function", "function": {"name": function["name"], "arguments": text}})
+            chat.append({"role": role, "content": content, "tool_calls": asked})
+        return tuple(chat)
+
+
+def _answered(ids: list[tuple[str, str]], message: Mapping[str, Any]) -> str:
+    """Return the id of the call that a tool message answers: what it says, or the first of its name, or the first."""
+    if isinstance(told := message.get("tool_call_id"), str):
+        ids[:] = [entry for entry in ids if entry[1] != told]
+        return told
+    for entry in [entry for entry in ids if entry[0] == message.get("name")] or ids:
+        ids.remove(entry)
+        return entry[1]
+    return "call_unknown"
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _failure(call: Call) -> str:
+    site = call.marker.error_site if call.marker is not None else None
+    return (site.message if site is not None else None) or NO_RESULT

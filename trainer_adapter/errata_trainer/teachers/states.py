@@ -1,0 +1,145 @@
+"""Which states teachers are asked about: where they can be worth what they cost.
+
+A choice depends on its arguments alone. States come in the order in which they should be asked, so that whatever ends
+the asking, a budget or a deadline, ends it for those that matter least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..rollout import Rollout, Turn
+from ..transcript import MALFORMED
+from .actions import Action
+from .ballot import Ask
+
+Policy = Literal["all", "error_sites", "entropy", "value_gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A state at which the student chose an action.
+
+    Attributes:
+        rollout: Which one, from 0.
+        turn: The student's turn there.
+        t: The delivery whose payload is the state; None where there is no journal.
+        score: What it was chosen for; None where a policy has none.
+    """
+
+    rollout: int
+    turn: Turn
+    t: int | None
+    score: float | None = None
+
+
+def choose(
+    rollouts: Sequence[Rollout],
+    policy: Policy = "error_sites",
+    *,
+    scores: Sequence[Sequence[float | None]] | None = None,
+    most: int | None = None,
+) -> list[Site]:
+    """Return the states to ask about, the most valuable first.
+
+    ``all`` and ``error_sites`` take turns from each rollout in turn, its first ones first: an early error is the cause
+    of later ones. ``entropy`` and ``value_gap`` take the highest scores. Rollouts that were lost are left out.
+
+    Args:
+        rollouts: Finished ones.
+        policy: ``all``; ``error_sites``, turns with an error; ``entropy``, where the student was least sure;
+            ``value_gap``, where most reward is at stake.
+        scores: Of each rollout's turns, by index; a turn with None is left out. For ``entropy``, without them, it is
+            estimated by the mean surprisal of the sampled tokens, `surprisal`.
+        most: At most so many.
+
+    Raises:
+        ValueError: The policy is none, or needs scores.
+    """
+    if policy not in get_args(Policy):
+        raise ValueError(f"policy is {policy!r}: {', '.join(get_args(Policy))}")
+    if policy == "value_gap" and scores is None:
+        raise ValueError("value_gap needs scores: only the trainer knows what a state is worth")
+    found: list[tuple[tuple[float, ...], Site]] = []
+    for number, rollout in enumerate(rollouts):
+        if rollout.lost is not None:
+            continue
+        states = state_of_turns(rollout)
+        rank = 0
+        for turn in rollout.turns:
+            score = _score(rollout, number, turn, policy, scores)
+            if (policy == "error_sites" and turn.failed is None) or (
+                policy in ("entropy", "value_gap") and score is None
+            ):
+                continue
+            order = (-score, number, turn.index) if score is not None else (rank, number, turn.index)
+            found.append((order, Site(number, turn, states[turn.index], score)))
+            rank += 1
+    found.sort(key=lambda entry: entry[0])
+    return [site for _, site in found[:most]]
+
+
+def surprisal(rollout: Rollout, turn: Turn) -> float | None:
+    """Return the mean of -log p of a turn's sampled tokens, in nats: what its entropy is estimated by.
+
+    None where log-probabilities are unknown, or the turn is empty.
+    """
+    if rollout.logprobs is None or turn.stop <= turn.start:
+        return None
+    return -sum(rollout.logprobs[turn.start : turn.stop]) / (turn.stop - turn.start)
+
+
+def state_of_turns(rollout: Rollout) -> dict[int, int | None]:
+    """Return for each turn, by index, the delivery whose payload it answered; None without a journal.
+
+    It is the one before the turn's first own delivery, and for a turn that delivered nothing the last one before it.
+    """
+    states: dict[int, int | None] = {}
+    last = 0
+    for turn in rollout.turns:
+        delivered = [call.t for call in turn.calls if call.t is not None]
+        before = delivered[0] - 1 if delivered else last
+        states[turn.index] = before if rollout.eid is not None else None
+        last = delivered[-1] if delivered else last
+    return states
+
+
+def ask_of(
+    site: Site,
+    rollout: Rollout,
+    *,
+    text: str = "",
+    prompt: Sequence[Mapping[str, Any]] = (),
+    transcript: Sequence[Mapping[str, Any]] | None = None,
+) -> Ask:
+    """Return what a pool needs to ask about a state.
+
+    Args:
+        site: The state.
+        rollout: Its rollout.
+        text: What the student said in the turn: its final answer, where it called no tool.
+        prompt: Messages in front of the episode.
+        transcript: The conversation up to the turn, for where there is no journal; its prompt included.
+    """
+    malformed = any(call.name == MALFORMED for call in site.turn.calls)
+    return Ask(
+        student=None if malformed else Action.of_calls(site.turn.calls, text),
+        eid=rollout.eid,
+        t=site.t,
+        turns=tuple(turn for turn in rollout.turns if turn.index < site.turn.index),
+        prompt=tuple(prompt),
+        transcript=tuple(transcript) if transcript is not None else None,
+        tag=(site.rollout, site.turn.index),
+    )
+
+
+def _score(
+    rollout: Rollout, number: int, turn: Turn, policy: Policy, scores: Sequence[Sequence[float | None]] | None
+) -> float | None:
+    if policy not in ("entropy", "value_gap"):
+        return None
+    if scores is None:
+        return surprisal(rollout, turn)
+    return scores[number][turn.index]

@@ -1,0 +1,252 @@
+"""The seam to a model that is asked: what it is given, what it answers, how it fails.
+
+A teacher that fails is a missing vote. Its failures are typed, so that they can be counted, and so that what may have
+cost money is told from what cannot have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from errata_protocol.errors import InvalidRequest, ServiceError
+
+from .actions import Action, ToolCall, Unusable
+
+if TYPE_CHECKING:
+    from .budget import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a teacher reads at a state.
+
+    Attributes:
+        messages: Of a chat, in the form of chat requests: tool calls have ids and their arguments as JSON text.
+        tools: Descriptions of the tools, in that form too.
+        source: ``agent_text``: made of the exact payloads; ``transcript``: of what the trainer kept.
+        version: Of how it is made.
+        cwd: The directory at the state, where the observation tells it.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    source: Literal["agent_text", "transcript"] = "transcript"
+    version: str = ""
+    cwd: str | None = None
+
+    @property
+    def state_digest(self) -> str:
+        """sha256 of all that is read, up to and with the state. Fields of a payload that are not read do not count."""
+        return _sha256(self.messages)
+
+    @property
+    def tools_digest(self) -> str:
+        """sha256 of the tools' descriptions."""
+        return _sha256(self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Money and tokens.
+
+    Attributes:
+        usd: US dollars.
+        tokens: Of prompt and answer together.
+    """
+
+    usd: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawCall:
+    """A tool call as it came: the arguments are text, JSON or not."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered, before anything is made of it. This is what is cached.
+
+    Attributes:
+        text: Its text, empty without.
+        calls: Its tool calls.
+        finish_reason: As told by the endpoint, e.g. ``stop``, ``tool_calls`` or ``length``.
+        spent: What the call cost.
+        model: As told by the endpoint.
+    """
+
+    text: str = ""
+    calls: tuple[RawCall, ...] = ()
+    finish_reason: str = ""
+    spent: Spend = field(default_factory=Spend)
+    model: str = ""
+
+    def action(self) -> Action:
+        """Return the action.
+
+        Raises:
+            Unusable: ``truncated``, ``refused`` or ``invalid_json``.
+        """
+        if self.finish_reason == "length":
+            raise Unusable("truncated", "the answer was cut off: raise max_tokens")
+        if self.finish_reason in ("content_filter", "refusal"):
+            raise Unusable("refused", "the model refused to answer")
+        return Action(tuple(ToolCall(call.name, _arguments(call)) for call in self.calls), self.text)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a form that `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Answer:
+        """Return the answer that `as_json` wrote.
+
+        Raises:
+            ValueError: It is none.
+        """
+        match data:
+            case {
+                "text": str(text),
+                "calls": list(calls),
+                "finish_reason": str(finish_reason),
+                "spent": {"usd": float() | int() as usd, "tokens": int(tokens)},
+                "model": str(model),
+            } if all(isinstance(call, dict) for call in calls):
+                raw = tuple(RawCall(str(call.get("name")), str(call.get("arguments"))) for call in calls)
+                return cls(text, raw, finish_reason, Spend(float(usd), tokens), model)
+        raise ValueError("no answer of a teacher")
+
+
+class Teacher(Protocol):
+    """A model that is asked what it would do."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its pool."""
+        ...
+
+    @property
+    def family(self) -> str:
+        """Teachers of one family are not independent of each other."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """JSON-able: all that decides what it answers beside the prompt (model, sampling). It is part of cache keys."""
+        ...
+
+    def check(self, budget: Budget) -> None:
+        """Refuse a budget that it cannot keep.
+
+        Raises:
+            ValueError: It cannot tell beforehand what a call costs at most.
+        """
+        ...
+
+    async def ask(self, prompt: Prompt, budget: Budget) -> Answer:
+        """Return an answer, within a deadline of its own.
+
+        Args:
+            prompt: What it reads.
+            budget: Each call that can cost something reserves its upper bound there first.
+
+        Raises:
+            TeacherFailed: There is none.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close what is open, on the loop that asked."""
+        ...
+
+
+class TeacherFailed(ServiceError):
+    """A teacher has no answer.
+
+    Attributes:
+        reason: A word for counting.
+        passes: Asking again can help.
+        retry_after_s: When, if it was told.
+        free: It cannot have cost anything.
+    """
+
+    reason: ClassVar[str] = "failed"
+    passes: ClassVar[bool] = False
+    free: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TeacherUnreachable(TeacherFailed):
+    """No connection was made."""
+
+    reason, passes, free = "unreachable", True, True
+
+
+class TeacherHungUp(TeacherFailed):
+    """The connection broke after the request was sent, which may have been paid for."""
+
+    reason, passes = "hung_up", True
+
+
+class TeacherBusy(TeacherFailed):
+    """429: too many requests."""
+
+    reason, passes, free = "rate_limited", True, True
+
+
+class TeacherBroken(TeacherFailed):
+    """A status of 500 or above, or 408."""
+
+    reason, passes, free = "server_error", True, True
+
+
+class TeacherRefused(TeacherFailed):
+    """Any other status: the request, the key or the model is wrong."""
+
+    reason, free = "refused_request", True
+
+
+class TeacherTimeout(TeacherFailed):
+    """The deadline of the call passed."""
+
+    reason = "timeout"
+
+
+class AnswerInvalid(TeacherFailed):
+    """A reply that is no chat completion, or has no end."""
+
+    reason = "invalid_answer"
+
+
+class BudgetSpent(TeacherFailed):
+    """The call was not made: its upper bound does not fit into what is left."""
+
+    reason, free = "budget", True
+
+
+class KeyMissing(InvalidRequest):
+    """The environment variable of a key is not set, or holds no key."""
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _arguments(call: RawCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise Unusable("invalid_json", f"arguments of {call.name!r:.80} are no JSON: {call.arguments!r:.80}") from error
+    if not isinstance(arguments, dict):
+        raise Unusable("wrong_arguments", f"arguments of {call.name!r:.80} are no object: {call.arguments!r:.80}")
+    return arguments
