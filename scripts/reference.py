@@ -28,6 +28,7 @@ PACKAGES = (
     "errata_server.simulation",
     "errata_client",
     "errata_trainer",
+    "errata_trainer.collator",
     "errata_trainer.counterfactual",
     "errata_trainer.hints",
     "errata_trainer.playing",
@@ -46,6 +47,7 @@ PACKAGES = (
     "terminal_env",
 )
 NEEDS_TORCH = (
+    "errata_trainer.collator",
     *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
     "errata_trainer.teachers.endpoint",  # stamina, which comes with it
 )

@@ -28,6 +28,7 @@ class Credit:
         self._env = env
         self._t_of: list[int | None] = []
         self._all_own = True
+        self._only_steps = False
 
     @property
     def compute(self) -> Callable[[], Any] | None:
@@ -58,10 +59,19 @@ class Credit:
             old = before if after >= before else 0  # an environment that does not reset its rubric
             self._t_of = [None] * old + [t] * (after - old)
             return
-        if not self._t_of and 0 < before == t - 1 and self._all_own:
-            self._t_of = list(range(1, t))  # a restored instance that remembers every step
+        if not self._t_of and 0 < before == t - 1 and self._all_own and self._only_steps:
+            self._t_of = list(range(1, t))  # it remembers every step, and none that failed
         known = self._t_of[:before]
         self._t_of = known + [None] * (before - len(known)) + [t] * (after - before)
+
+    def restored(self, *, only_steps: bool) -> None:
+        """Take note that the instance was restored from a snapshot, and may remember what was judged before.
+
+        Args:
+            only_steps: All deliveries since the reset are steps. A tools/call that was not judged and a step that was
+                judged and failed would else be taken for one delivery.
+        """
+        self._only_steps = only_steps
 
     def forked(self) -> None:
         """Take note that deliveries count from 0 again: what was judged before is the parent's."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from errata_protocol.errors import SessionUnknown
@@ -26,6 +28,11 @@ class Idle(Protocol):
         """Take that its instance was taken, and it cannot be continued."""
 
 
+@dataclass(eq=False, slots=True)
+class _Search:
+    outdated: set[str] = field(default_factory=set)
+
+
 class Idling:
     """The half of `sessions.Sessions` that lets sessions go: for a while, for another's sake, for good.
 
@@ -44,6 +51,7 @@ class Idling:
         self.multiplexed: Idle | None = None
         """Those that sockets of many sessions have let go of."""
         self._owned: set[asyncio.Task[Any]] = set()
+        self._searches: dict[str, list[_Search]] = {}
         runtime.relievers.append(self._relieve)
 
     def attach(self, session: Session, socket: object) -> None:
@@ -170,6 +178,25 @@ class Idling:
         if self._live.get(session.sid) is session:
             del self._live[session.sid]
         self._detached.pop(session.sid, None)
+        for search in self._searches.get(session.sid, ()):
+            search.outdated.add(session.sid)
+
+    @contextlib.contextmanager
+    def search(self, sids: Collection[str]) -> Iterator[set[str]]:
+        """Read the rows of sessions within: those named in the end were let go of meanwhile, and have to be read again.
+
+        A row that says "open" may be read before a session ends and looked at after it: the session would go on.
+        """
+        search = _Search()
+        for sid in sids:
+            self._searches.setdefault(sid, []).append(search)
+        try:
+            yield search.outdated
+        finally:
+            for sid in sids:
+                self._searches[sid].remove(search)
+                if not self._searches[sid]:
+                    del self._searches[sid]
 
     async def _make_room(self, room: Room) -> None:
         while room.full:

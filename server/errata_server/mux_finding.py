@@ -79,13 +79,17 @@ class Finding:
             finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
             try:
                 await self._shell.runtime.start()
-                found = await self._shell.runtime.read(self._stored_all, finds)
+                with self._shell.sessions.search({journal_sid(find.session.sid) for find in finds}) as outdated:
+                    found = await self._shell.runtime.read(self._stored_all, finds)
             except Exception as error:
                 for find in finds:
                     self._refuse(find, error)
                 continue
             for find, stored in zip(finds, found, strict=True):
-                self._found(find, *stored)
+                if journal_sid(find.session.sid) in outdated:
+                    self._sought.append(find)
+                else:
+                    self._found(find, *stored)
 
     def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
         mine = find.session

@@ -214,12 +214,21 @@ class Sessions(Idling):
         return session
 
     async def _find_dormant(self, sid: str, principal: str | None) -> Session:
-        row = await self.runtime.read(self.runtime.journal.session, sid)
+        row, last = await self._stored(sid)
         mine = row is not None and row.environment == self.environment and row.principal == principal
         if row is None or not mine or row.status in ("closed", "expired") or not row.given_out or row.key_hash:
             raise SessionUnknown(f"Unknown session_id: {sid}")
-        last = await self.runtime.read(self.runtime.journal.last_delivery, sid)
         return self.dormant(row, last)
+
+    async def _stored(self, sid: str) -> tuple[SessionRow | None, DeliveryRow | None]:
+        """Return the row and the last delivery of a session as they are now."""
+        journal = self.runtime.journal
+        while True:
+            with self.search({sid}) as outdated:
+                row = await self.runtime.read(journal.session, sid)
+                last = await self.runtime.read(journal.last_delivery, sid) if row is not None else None
+            if not outdated:
+                return row, last
 
     def dormant(self, row: SessionRow, last: DeliveryRow | None) -> Session:
         """Return the session of a journal row: as this process has it, or asleep.
@@ -253,7 +262,12 @@ class Sessions(Idling):
     async def _end(self, sid: str) -> bool:
         session = self._live.get(sid)
         if session is None:
-            return False
+            row, last = await self._stored(sid)
+            if row is None or row.environment != self.environment:
+                return False
+            if row.status != "open":
+                return True
+            session = self.dormant(row, last)  # so that whoever looks for it meanwhile finds that it is closed
         await self.close(session)
         return True
 

@@ -4,6 +4,7 @@ It may import ``errata_protocol`` and ``errata_client`` only; no recipe imports 
 """
 
 from .deliveries import Delivery, call_of, deliveries_of
+from .record_files import read_records, write_records
 from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn
 from .transcript import build_rollout
 
@@ -17,4 +18,6 @@ __all__ = [
     "build_rollout",
     "call_of",
     "deliveries_of",
+    "read_records",
+    "write_records",
 ]

@@ -105,8 +105,8 @@ def build_rollout(
             if not calls[index] and not unfinished and opening in _text(message.get("content")):
                 calls[index] = (_malformed(),)
     return Rollout(
-        prompt_ids=tuple(prompt_ids),
-        completion_ids=tuple(completion_ids),
+        prompt_ids=tuple(map(int, prompt_ids)),
+        completion_ids=tuple(map(int, completion_ids)),
         mask=tuple(sampled),
         turns=tuple(Turn(i, start, stop, calls[i]) for i, (start, stop) in enumerate(spans)),
         eid=eid,

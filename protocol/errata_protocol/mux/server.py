@@ -105,7 +105,7 @@ class ServerProtocol:
         self._out = Out()
         self._requests = Requests(self.config, self._out)
         self._attachments = Attachments(self.config, self._out, self._message)
-        self._connections: set[ServerConnection] = set()
+        self._connections: dict[ServerConnection, None] = {}  # in order: a set's is another in each process
 
     def refuse(self, why: ErrataError | None) -> None:
         """Refuse everything that would be admitted, e.g. with JOURNAL_UNAVAILABLE, until called with None.
@@ -140,12 +140,12 @@ class ServerProtocol:
             handle: The shell's own object for it.
         """
         connection = ServerConnection(self.config, principal, handle)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     def disconnect(self, connection: ServerConnection, now: float) -> list[Effect]:
         """Let go of a socket; its sessions are detached, and what was admitted runs on."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._attachments.disconnect(connection, now)
         return self._out.take()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import State
@@ -23,15 +23,45 @@ Executed = list[int]
 _Base = Environment[CountAction, CountObservation, State]
 
 
+class Tools:
+    """An environment's MCP client, always connected, with one tool: it does what a step does.
+
+    Args:
+        call: What it does.
+    """
+
+    LISTED: ClassVar = [{"name": "log", "description": "Add n.", "inputSchema": {"type": "object"}}]
+
+    def __init__(self, call: Callable[[CountAction], Awaitable[CountObservation]]) -> None:
+        self._call = call
+
+    def is_connected(self) -> bool:
+        """Say so."""
+        return True
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tool."""
+        return self.LISTED
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Call it."""
+        if name != "log":
+            raise LookupError(f"no tool {name}")
+        done = await self._call(CountAction(**arguments))
+        return {"n": done.n, "text": done.text}
+
+
 class _Log(_Base):
     """Each step adds its token to a list; ``do`` makes it fail."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, executed: Executed) -> None:
+    def __init__(self, executed: Executed, *, tools: bool = False) -> None:
         super().__init__()
         self._executed = executed
         self._log: list[int] | None = None
+        if tools:
+            self.mcp_client = Tools(self._call)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
         self._log = []
@@ -52,7 +82,17 @@ class _Log(_Base):
 
     def _took(self, action: CountAction, log: list[int]) -> CountObservation:
         log.append(action.n)
-        return CountObservation(n=action.n, text=" ".join(map(str, log)), reward=1.0)
+        text = " ".join(map(str, log))
+        return CountObservation(n=action.n, text=text, reward=1.0, done=action.do == "finish")
+
+    async def _call(self, action: CountAction) -> CountObservation:
+        """A tools/call. It needs no reset: upstream's MCP sessions have none."""
+        self._log = self._log or []
+        log = _Log._before(self, action)  # no step, and so nothing to be judged
+        await asyncio.sleep(0.01)
+        if action.do == "hang":
+            await asyncio.Event().wait()
+        return self._took(action, log)
 
     @property
     def state(self) -> State:
@@ -93,15 +133,60 @@ class Async(_Log):
         return self._took(action, log)
 
 
+class _Judged(_Log):
+    """Whoever says that the episode is finished gets a reward for each step of it: the step's own token.
+
+    A step is judged before it is done: one that fails was judged too, and is no delivery.
+    """
+
+    def __init__(self, executed: Executed, *, tools: bool = False) -> None:
+        super().__init__(executed, tools=tools)
+        self.trajectory: list[int] = []
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **more: Any) -> CountObservation:
+        self.trajectory = []
+        return super().reset(seed, episode_id, **more)
+
+    def compute_step_rewards(self) -> list[float]:
+        """Return them."""
+        return [float(token) for token in self.trajectory]
+
+    def _before(self, action: CountAction) -> list[int]:
+        self.trajectory.append(action.n)
+        return super()._before(action)
+
+
+class PinnedJudged(_Judged, Pinned):
+    """Sync, without snapshots, and with a reward for each step."""
+
+
+class AsyncJudged(_Judged, Async):
+    """Async, likewise."""
+
+
+class PinnedSnapshotJudged(_Judged, PinnedSnapshot):
+    """Sync, with snapshots that hold what was judged."""
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(super().snapshot().state + b"|" + " ".join(map(str, self.trajectory)).encode())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        log, _, judged = snapshot.state.partition(b"|")
+        super().restore(Snapshot(log))
+        self.trajectory = [int(n) for n in judged.split()]
+
+
 class Sandboxed(_Base):
     """Async, its log a file of a sandbox."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, executed: Executed) -> None:
+    def __init__(self, executed: Executed, *, tools: bool = False) -> None:
         super().__init__()
         self._executed = executed
         self._sandbox: Sandbox | None = None
+        if tools:
+            self.mcp_client = Tools(self._call)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
         raise NotImplementedError
@@ -111,11 +196,20 @@ class Sandboxed(_Base):
 
     async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
         await self.aclose()
+        self._sandbox = await self._open()
+        return CountObservation(n=seed or 0)
+
+    async def _open(self) -> Sandbox:
         backend = current_session().sandboxes
         await backend.start()
-        self._sandbox = await backend.open()
-        await self._sandbox.write_file("log", b"")
-        return CountObservation(n=seed or 0)
+        sandbox = await backend.open()
+        await sandbox.write_file("log", b"")
+        return sandbox
+
+    async def _call(self, action: CountAction) -> CountObservation:
+        if self._sandbox is None:
+            self._sandbox = await self._open()
+        return await self.step_async(action)
 
     async def step_async(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
         if self._sandbox is None:
@@ -164,7 +258,14 @@ KINDS: dict[str, tuple[type[_Base], bool]] = {
 }
 """Environment class, and whether it is declared deterministic, by a name for traces."""
 
+JUDGED: dict[type[_Base], type[_Base]] = {
+    PinnedSnapshot: PinnedSnapshotJudged,
+    Pinned: PinnedJudged,
+    Async: AsyncJudged,
+}
+"""Likewise with a reward for each step."""
 
-def factory(kind: str, executed: Executed) -> Callable[[], _Base]:
+
+def factory(env: type[_Base], executed: Executed, *, tools: bool) -> Callable[[], _Base]:
     """Return what makes an instance."""
-    return functools.partial(KINDS[kind][0], executed)  # type: ignore[arg-type]
+    return functools.partial(env, executed, tools=tools)  # type: ignore[call-arg] # all of `KINDS` take them

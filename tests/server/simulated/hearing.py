@@ -6,9 +6,10 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import ErrataError, RemoteProtocolError
 from errata_protocol.mux import (
     Answered,
@@ -30,11 +31,27 @@ from errata_protocol.mux import (
 from errata_protocol.mux.state import State
 from errata_server.simulation import SimulatedSocket
 
-from .ledger import Asked, Outcome
+from .environments import Tools
+from .ledger import EXPIRED, Asked, Known, Outcome
 
 if TYPE_CHECKING:
     from .server import Server
     from .world import World
+
+
+class Wanted(NamedTuple):
+    """What a read must be answered with: tools, or what was delivered.
+
+    Args:
+        eid: Of a delivery's episode, None for tools.
+        payload: What was delivered.
+        deleted: Its episode was deleted before it was asked for.
+    """
+
+    eid: str | None = None
+    payload: bytes = b""
+    deleted: bool = False
+
 
 CONFIG = ClientConfig(
     in_flight_session=4, in_flight_socket=10, max_elements=4, retry_after_s=0.1, drain_s=1.0, ack_every=3
@@ -64,7 +81,7 @@ class Hearing:
         self._at: dict[str, int] = {}  # last id that this process heard, by sid
         self._seq: dict[str, int] = {}
         self._asked: dict[ClientRequest, Asked] = {}
-        self._wanted: dict[ClientRead, bytes] = {}  # what state(t) was
+        self._wanted: dict[ClientRead, Wanted] = {}
         self._intruding: set[str] = set()
         self._durable: dict[str, tuple[int, int]] = {}  # what it finds after a crash
         self._draw = chance
@@ -254,13 +271,19 @@ class Hearing:
         said = outcome.payload.decode() if outcome.type == "error" else f"t={outcome.t}"
         asked = self._asked.pop(request, None) if request is not None else None
         self.note(f"{sid[:6]} {id}: {outcome.type} {said} token={asked.token if asked else None}")
-        if asked is not None and outcome.type == "observation" and outcome.t is not None:
+        if outcome == EXPIRED:
+            self.world.expired += 1
+        if outcome.type == "mcp" and outcome.t is not None:
+            said = json.loads(outcome.payload)
+            if asked is not None:
+                assert said["id"] == asked.token, f"{sid[:6]} id {id} answers {said}, asked was {asked.token}"
+            self.world.tool_calls += 1
+        if asked is not None and asked.kind in ("step", "reset") and outcome.type == "observation":
             observation = json.loads(outcome.payload)["observation"]
-            if asked.kind in ("step", "reset"):
-                assert observation["n"] == asked.token, (
-                    f"{self.name}: {sid[:6]} id {id} answers {observation['n']}, asked was {asked.token}"
-                )
-        self.world.ledger.sessions[sid].heard(id, outcome)
+            assert observation["n"] == asked.token, (
+                f"{self.name}: {sid[:6]} id {id} answers {observation['n']}, asked was {asked.token}"
+            )
+        self.world.ledger.heard(sid, id, outcome)
         self.world.acknowledged += 1
         self._keep(sid)
 
@@ -276,20 +299,41 @@ class Hearing:
 
     def _pushed(self, event: Pushed) -> None:
         sid = event.session.sid
-        assert event.seq == self._seq.get(sid, 0) + 1, f"{sid[:6]}: push {event.seq} after {self._seq.get(sid, 0)}"
+        known, before = self.world.ledger.sessions[sid], self._seq.get(sid, 0)
+        in_order = event.seq > before if known.has_deleted else event.seq == before + 1
+        assert in_order, f"{sid[:6]}: push {event.seq} after {before}"
         self._seq[sid] = event.seq
         self.note(f"{sid[:6]} push {event.seq}")
-        self.world.ledger.sessions[sid].pushed(event.seq, event.payload)
+        known.pushed(event.seq, event.payload)
         self._keep(sid)
 
     def _read(self, event: Answered) -> None:
         wanted = self._wanted.pop(event.read, None)
+        if wanted is None:
+            return
         if event.error is not None:
             code = event.error.code
-            assert wanted is None or code.startswith("SESSION_"), f"state(t) failed: {event.error}"
-        elif wanted is not None:
-            assert event.payload == wanted, f"state({event.t}) of {event.eid} is {event.payload!r}, was {wanted!r}"
+            gone = code == "UNKNOWN_EPISODE" and wanted.eid in self.world.ledger.deleting
+            assert gone or code.startswith("SESSION_"), f"a read failed: {event.error}"
+        elif wanted.eid is None:
+            assert event.read.session is not None
+            self._tools(json.loads(event.payload), self.world.ledger.sessions[event.read.session.sid])
+        else:
+            assert not wanted.deleted, f"state({event.t}) of {event.eid} is read, which was deleted"
+            assert event.payload == wanted.payload, (
+                f"state({event.t}) of {event.eid} is {event.payload!r}, was {wanted.payload!r}"
+            )
             self.world.states += 1
+
+    def _tools(self, said: dict[str, Any], known: Known) -> None:
+        if "result" in said:
+            assert said["result"]["tools"] == Tools.LISTED, f"the tools are {said}"
+            self.world.tools_listed += 1
+        else:
+            code = said["error"]["data"]["code"]
+            self.note(f"tools/list failed: {code}")
+            lost = code == "SESSION_LOST" and self.world.ledger.recovery is Recovery.NONE
+            assert self.world.faults or lost or known.has_deleted, f"the tools could not be listed: {said}"
 
     def _taken_over(self, session: ClientSession) -> None:
         known = self.world.ledger.sessions[session.sid]

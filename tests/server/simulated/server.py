@@ -68,7 +68,8 @@ class Server:
         declared = Declared(deterministic=deterministic)
         self.sessions = Sessions(runtime, factory, "log", concurrency, declared=declared, decoder=decoder)
         self.replay = Replay(runtime)
-        mcp = McpDoor(self.sessions, McpTools(CountAction, SETTINGS.step_timeout_s))
+        self.tools = McpTools(CountAction, SETTINGS.step_timeout_s)
+        mcp = McpDoor(self.sessions, self.tools)
         decoder.read_mcp = mcp.decode
         reading = Reading(CountAction, mcp)
         self.multiplex = Multiplex(self.sessions, self.replay, reading, mcp, self._told, production=False)

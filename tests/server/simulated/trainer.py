@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from errata_protocol.mux import ClientProtocol, ClientSession
 from errata_protocol.mux.state import State
 
-from .hearing import CONFIG, Hearing
+from .hearing import CONFIG, Hearing, Wanted
 from .ledger import Asked, Known
 
 if TYPE_CHECKING:
@@ -30,36 +30,43 @@ class Trainer(Hearing):
 
     def __init__(self, world: World, name: str, principal: str, chance: random.Random) -> None:
         super().__init__(world, name, principal, chance)
-        self._acts: tuple[list[Callable[[], None]], list[int]] = _weighted(
-            {
-                self._open: 14,
-                self._steps: 40,
-                self._reset: 8,
-                self._bad_step: 8,
-                self._conditioned: 5,
-                self._late: 4,
-                self._cancel: 4,
-                self._fork: 6,
-                self._reset_to: 4,
-                self._close: 3,
-                self._close_group: 1,
-                self._read_state: 8,
-                self._read_other: 4,
-                self._repeat: 4,
-                self._contradict: 4,
-                self._steal: 4,
-                self._intrude: 3,
-                self._post_reward: 8,
-                self._leave: 8,
-                self._break: 6,
-                self._fall_silent: 4,
-                self._mangle_up: 2,
-                self._mangle_down: 2,
-                self._pause: 4,
-                self._nap: 3,
-                self._crash: 4,
-            }
-        )
+        acts: dict[Callable[[], None], int] = {
+            self._open: 14,
+            self._steps: 40,
+            self._reset: 8,
+            self._bad_step: 8,
+            self._conditioned: 5,
+            self._late: 4,
+            self._cancel: 4,
+            self._fork: 6,
+            self._reset_to: 4,
+            self._close: 3,
+            self._close_group: 1,
+            self._read_state: 8,
+            self._read_other: 4,
+            self._repeat: 4,
+            self._contradict: 4,
+            self._steal: 4,
+            self._intrude: 3,
+            self._post_reward: 8,
+            self._leave: 8,
+            self._break: 6,
+            self._fall_silent: 4,
+            self._mangle_up: 2,
+            self._mangle_down: 2,
+            self._pause: 4,
+            self._nap: 3,
+            self._crash: 4,
+        }
+        if "tools" in world.families:
+            acts |= {self._call_tools: 24, self._list_tools: 6}
+        if "judged" in world.families:
+            acts |= {self._finish: 10}
+        if "deletion" in world.families:
+            acts |= {self._delete: 6, self._read_history: 6}
+        if "retention" in world.families:
+            acts |= {self._retain: 3}
+        self._acts = _weighted(acts)
 
     def act(self, n: int) -> None:
         """Do something.
@@ -114,6 +121,32 @@ class Trainer(Hearing):
             self._request(session, "reset")
         self._request(session, "step")
         self._flush()
+
+    def _call_tools(self) -> None:
+        session = self._pick()
+        if session is None:
+            self._open()
+            return
+        for _ in range(self._draw.choice([1, 1, 2, 3])):
+            do = self._draw.choice(["", "", "", "", "raise", "break", "hang", "unknown", "unnamed"])
+            condition = None
+            if session.t is not None and self._draw.random() < 0.2:
+                condition = (session.t + len(session.sent), None)
+            self._request(session, "mcp", do=do, condition=condition)
+
+    def _list_tools(self) -> None:
+        if (session := self._pick()) is not None:
+            self.list_tools(session)
+
+    def list_tools(self, session: ClientSession) -> None:
+        """Ask for the tools."""
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        self._wanted[self.protocol.read("mcp", session, json.dumps(asked).encode())] = Wanted()
+        self._flush()
+
+    def _finish(self) -> None:
+        if (session := self._pick()) is not None:
+            self._request(session, "step", do="finish")
 
     def _reset(self) -> None:
         if (session := self._pick()) is not None:
@@ -197,7 +230,7 @@ class Trainer(Hearing):
     def read_state(self, session: ClientSession, eid: str, t: int, payload: bytes) -> None:
         """Read what was delivered at t."""
         read = self.protocol.read("state", session, json.dumps({"t": t, "eid": eid}).encode())
-        self._wanted[read] = payload
+        self._wanted[read] = Wanted(eid, payload, eid in self.world.ledger.deleted)
         self._flush()
 
     def _read_other(self) -> None:
@@ -249,7 +282,7 @@ class Trainer(Hearing):
             return
         known = self._draw.choice(others)
         known.owner = self.name
-        last, seq = len(known.replies), len(known.pushes)
+        last, seq = len(known.replies), known.last_seq
         self.note(f"{known.sid[:6]} steal from {last}")
         self._adopt(known, last, seq)
 
@@ -280,7 +313,32 @@ class Trainer(Hearing):
         deliveries = self.world.ledger.sessions[session.sid].deliveries()
         if deliveries:
             eid, t, _ = self._draw.choice(deliveries)
-            self.world.post_reward(self._server, eid, t, self.principal)
+            self.world.visitors.post_reward(self._server, eid, t, self.principal)
+
+    def _delete(self) -> None:
+        """Delete episodes, now and then of somebody else."""
+        ledger = self.world.ledger
+        mine = [eid for eid, sid in ledger.session_of.items() if self._owns(sid)]
+        others = [eid for eid, sid in ledger.session_of.items() if not self._owns(sid)]
+        if self._server is None or not mine:
+            return
+        eids = self._draw.sample(mine, min(len(mine), self._draw.choice([1, 1, 2, 4])))
+        if others and self._draw.random() < 0.2:
+            eids.append(self._draw.choice(others))
+        self.world.visitors.delete(self._server, eids, self.principal)
+
+    def _owns(self, sid: str) -> bool:
+        known = self.world.ledger.sessions.get(sid)
+        return known is not None and known.principal == self.principal
+
+    def _read_history(self) -> None:
+        mine = [eid for eid, sid in self.world.ledger.session_of.items() if self._owns(sid)]
+        if self._server is not None and mine:
+            self.world.visitors.read(self._server, self._draw.choice(mine), self.principal)
+
+    def _retain(self) -> None:
+        if self._server is not None:
+            self.world.visitors.retain(self._server)
 
     def _break(self) -> None:
         if self.socket is not None:
@@ -355,6 +413,8 @@ class Trainer(Hearing):
             data = {"n": asked.token, "do": do} if do else {"n": asked.token}
         if do == "invalid":
             data["n"] = "many"
+        if kind == "mcp":
+            data = _tool_call(asked.token, do)
         self._ask(session, asked, kind, data, condition=condition, deadline_ms=deadline_ms)
 
     def _ask(self, session: ClientSession, asked: Asked | str, kind: Any, data: Any, **more: Any) -> None:
@@ -362,6 +422,12 @@ class Trainer(Hearing):
             asked = self.world.ledger.ask(session.sid, asked)
         self.note(f"{session.sid[:6]} ask {asked.token} {kind} {data}")
         self._asked[self.protocol.request(session, kind, json.dumps(data).encode(), **more)] = asked
+
+
+def _tool_call(token: int, do: str) -> dict[str, Any]:
+    name = {"unknown": "lag", "unnamed": ""}.get(do, "log")
+    call = {"name": name, "arguments": {"n": token, "do": do}}
+    return {"jsonrpc": "2.0", "id": token, "method": "tools/call", "params": call}
 
 
 def _weighted(acts: dict[Callable[[], None], int]) -> tuple[list[Callable[[], None]], list[int]]:

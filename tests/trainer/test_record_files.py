@@ -1,0 +1,141 @@
+"""Records in files come back as they were, in either format."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from errata_protocol.markers import ErrorSite
+from errata_protocol.rollouts import ErrorMarker
+from errata_trainer import Call, DpoPair, Rollout, SdpoItem, Turn, read_records, write_records
+from errata_trainer.record_files import from_json, to_json
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+TEXT = st.text(max_size=8)
+FLOAT = st.floats()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+MARKERS = st.builds(
+    ErrorMarker,
+    error_kind=TEXT,
+    hint_template_key=st.none() | TEXT,
+    severity=st.sampled_from(["error", "warning"]) | st.none(),
+    error_site=st.none()
+    | st.builds(
+        ErrorSite,
+        t=st.integers(0, 9),
+        action_span=st.none() | st.just((1, 3)),
+        file=TEXT,
+        line=st.none() | st.integers(1, 9),
+        message=TEXT,
+    ),
+)
+CALLS = st.builds(
+    Call, TEXT, st.dictionaries(TEXT, JSON, max_size=3), st.none() | st.integers(0, 99), st.none() | MARKERS
+)
+TURNS = st.builds(Turn, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.lists(CALLS, max_size=2).map(tuple))
+ROLLOUTS = st.builds(
+    Rollout,
+    IDS,
+    IDS,
+    st.lists(st.integers(0, 1), max_size=4).map(tuple),
+    st.lists(TURNS, max_size=2).map(tuple),
+    eid=st.none() | TEXT,
+    environment=st.none() | TEXT,
+    reward=st.none() | FLOAT,
+    logprobs=st.none() | st.lists(FLOAT, max_size=3).map(tuple),
+    truncated=st.booleans(),
+    lost=st.none() | TEXT,
+    task=st.dictionaries(TEXT, JSON, max_size=3),
+)
+ITEMS = st.builds(
+    SdpoItem, st.integers(0, 9), IDS, IDS, IDS, IDS, st.integers(0, 9), FLOAT, hint_template_key=st.none() | TEXT
+)
+PAIRS = st.builds(
+    DpoPair,
+    IDS,
+    IDS,
+    IDS,
+    ref_chosen=st.none() | FLOAT,
+    ref_rejected=st.none() | FLOAT,
+    reference=st.none() | TEXT,
+    weight=FLOAT,
+    eid=st.none() | TEXT,
+    t=st.none() | st.integers(0, 9),
+    votes=st.dictionaries(TEXT, st.none() | TEXT, max_size=3),
+)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_records_come_back_as_they_were(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
+    kind, strategy = data.draw(st.sampled_from([(Rollout, ROLLOUTS), (SdpoItem, ITEMS), (DpoPair, PAIRS)]))
+    records: list[Any] = data.draw(st.lists(strategy, max_size=3))
+    path = tmp_path / f"records{suffix}"
+    assert write_records(path, iter(records)) == len(records)
+    assert repr(list(read_records(path, kind))) == repr(records)  # NaN is itself in a repr
+
+
+def test_kinds_stand_together_in_lines_of_json_but_not_in_parquet(tmp_path: Path) -> None:
+    records = [Rollout((1,), (2,), (1,)), SdpoItem(0, (1, 2), (0,), (0,), (2,))]
+    write_records(tmp_path / "a.jsonl", records)
+    assert list(read_records(tmp_path / "a.jsonl", SdpoItem)) == records[1:]
+    with pytest.raises(ValueError, match="one kind of record"):
+        write_records(tmp_path / "a.parquet", records)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]  # nothing half-written stays
+
+
+def test_a_parquet_file_says_its_schema_and_can_be_filtered_by_error(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="without pyarrow there is no Parquet")
+    call = Call("run", {"command": "a"}, 1, ErrorMarker(error_kind="timeout", severity="error"))
+    write_records(tmp_path / "a.parquet", [Rollout((1,), (2,), (1,), (Turn(0, 0, 1, (call,)),), reward=math.nan)])
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert table.schema.metadata[b"errata_schema_version"] == b"1"
+    assert table["turns"][0].as_py()[0]["error_kind"] == "timeout"
+
+
+def test_a_field_of_a_later_writer_is_left_out_and_another_version_refused() -> None:
+    row = to_json(DpoPair((1,), (2,), (3,)))
+    assert from_json({**row, "more": 1}) == DpoPair((1,), (2,), (3,))
+    with pytest.raises(ValueError, match="schema version 2"):
+        from_json({**row, "schema_version": 2})
+    with pytest.raises(ValueError, match="no kind of record"):
+        from_json({**row, "record": "x"})
+    with pytest.raises(ValueError, match="cannot be made"):
+        from_json({name: value for name, value in row.items() if name != "context_ids"})
+
+
+def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(to_json(Rollout((1,), (2,), (1,)))) + '\n{"schema_version": 1, "rec')
+    with pytest.raises(ValueError, match=r"a\.jsonl, row 1: no JSON"):
+        list(read_records(path, Rollout))
+    for act in (lambda: write_records(tmp_path / "a.csv", []), lambda: list(read_records(tmp_path / "a.csv", Rollout))):
+        with pytest.raises(ValueError, match=r"\.jsonl or \.parquet"):
+            act()
+
+
+def test_the_examples_of_the_documentation_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "docs/rollouts.md", "exec"), {})
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"openenv-errata\[parquet\]"):
+        write_records(tmp_path / "a.parquet", [])

@@ -1,0 +1,156 @@
+"""The neutral records as flat padded tensors, by the names that a trainer of one's own may know already.
+
+The rows of channel 2 come in pairs, the student's without the hint and the teacher's with it, padded on the left so
+that both end with the failing turn: its tokens stand in the same columns, and logits of both can be compared as whole
+tensors, although the rows have different lengths::
+
+    student = model(batch["ctx_student_input_ids"], attention_mask=batch["ctx_student_attention_mask"]).logits
+    with torch.no_grad():
+        teacher = model(batch["ctx_teacher_input_ids"], attention_mask=batch["ctx_teacher_attention_mask"]).logits
+    kl = generalized_jsd_loss(student, teacher, batch["sdpo_loss_mask"] != -100)
+
+This forwards the student a second time, and makes logits of whole rows: right, but dear. The recipes do neither. A
+model with absolute positions needs ``position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)`` as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .rollout import DpoPair, Rollout, SdpoItem
+
+IGNORED = -100
+"""Label of a position that does not count, as in PyTorch's losses."""
+
+
+def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
+    """Return rollouts as tensors, padded on the right.
+
+    Args:
+        rollouts: B of them.
+        pad_id: Token to pad with.
+
+    Returns:
+        ``input_ids`` [B, T] int64, prompt and completion; ``attention_mask`` [B, T] int64; ``completion_mask`` [B, T]
+        bool, true where the student sampled; ``rewards`` [B] float32, NaN for a rollout without one.
+    """
+    rows = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
+    sampled = [(0,) * len(rollout.prompt_ids) + rollout.mask for rollout in rollouts]
+    return {
+        "input_ids": _padded(rows, pad_id),
+        "attention_mask": _padded([(1,) * len(row) for row in rows], 0),
+        "completion_mask": _padded(sampled, 0).bool(),
+        "rewards": torch.tensor(
+            [float("nan") if one.reward is None or one.lost is not None else one.reward for one in rollouts]
+        ),
+    }
+
+
+def collate_sdpo(rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]], *, pad_id: int) -> dict[str, Tensor]:
+    """Return the error sites of rollouts as pairs of rows, padded on the left.
+
+    Args:
+        rollouts: B of them.
+        items: Of each rollout, S in all.
+        pad_id: Token to pad with.
+
+    Returns:
+        Empty without items, else
+
+        - ``ctx_teacher_input_ids``, ``ctx_student_input_ids`` [S, T] int64: what teacher and student read up to the
+          end of the failing turn;
+        - ``ctx_teacher_attention_mask``, ``ctx_student_attention_mask`` [S, T] int64;
+        - ``sdpo_loss_mask`` [S, T] int64, labels of the logits at the same place: at column c the token of the turn
+          that stands at c + 1 in both rows, -100 elsewhere. They are shifted already, as OPSD's loss wants them; a
+          0/1 mask in its place would mask nothing there. ``sdpo_loss_mask != -100`` is a mask;
+        - ``sdpo_weights`` [S] float32, ``sdpo_rows`` [S] int64: which rollout.
+
+    Raises:
+        ValueError: An item has no tokens, does not fit its rollout, or its turn does not end its row.
+    """
+    students, teachers, labels, weights, rows = [], [], [], [], []
+    for row, (rollout, of_rollout) in enumerate(zip(rollouts, items, strict=True)):
+        ids = rollout.prompt_ids + rollout.completion_ids
+        for item in of_rollout:
+            count = len(item.target_ids)
+            if not count:
+                raise ValueError(f"turn {item.turn} has no tokens")
+            student = ids[: item.student_positions[-1] + 2]
+            last = (len(student) - 1, len(item.teacher_ids) - 1)
+            for positions, end in zip((item.student_positions, item.teacher_positions), last, strict=True):
+                if positions != tuple(range(end - count, end)):
+                    raise ValueError(f"turn {item.turn}: its tokens are not the last {count} of its row")
+            if not (student[-count:] == item.teacher_ids[-count:] == item.target_ids):
+                raise ValueError(f"turn {item.turn}: its tokens are not the ones of rollout {row}")
+            students.append(student)
+            teachers.append(item.teacher_ids)
+            labels.append((*item.target_ids, IGNORED))  # the last logits predict what comes after the turn
+            weights.append(item.weight)
+            rows.append(row)
+    if not students:
+        return {}
+    length = max(map(len, [*students, *teachers]))
+    return {
+        "ctx_teacher_input_ids": _padded(teachers, pad_id, length, left=True),
+        "ctx_teacher_attention_mask": _padded([(1,) * len(one) for one in teachers], 0, length, left=True),
+        "ctx_student_input_ids": _padded(students, pad_id, length, left=True),
+        "ctx_student_attention_mask": _padded([(1,) * len(one) for one in students], 0, length, left=True),
+        "sdpo_loss_mask": _padded(labels, IGNORED, length, left=True),
+        "sdpo_weights": torch.tensor(weights, dtype=torch.float32),
+        "sdpo_rows": torch.tensor(rows, dtype=torch.int64),
+    }
+
+
+def collate_dpo(pairs: Sequence[DpoPair], *, pad_id: int) -> dict[str, Tensor]:
+    """Return pairs as tensors, padded on the right.
+
+    Args:
+        pairs: P of them.
+        pad_id: Token to pad with.
+
+    Returns:
+        Empty without pairs, else, for ``chosen`` and ``rejected`` alike,
+
+        - ``dpo_chosen_input_ids`` [P, T] int64, context and action; ``dpo_chosen_attention_mask`` [P, T] int64;
+        - ``dpo_chosen_labels`` [P, T] int64: the tokens of the action at their own places, -100 elsewhere: the
+          log-probability of ``labels[:, 1:]`` is that of ``logits[:, :-1]``;
+        - ``dpo_chosen_ref_logprobs`` [P] float32, summed over the action; not there where no pair has them yet;
+
+        and ``dpo_weights`` [P] float32.
+
+    Raises:
+        ValueError: Some pairs have reference log-probabilities and some have none, or they are of two references.
+    """
+    if not pairs:
+        return {}
+    known = [pair.ref_chosen is not None and pair.ref_rejected is not None for pair in pairs]
+    if any(known) and not all(known):
+        raise ValueError(f"pair {known.index(False)} has no reference log-probabilities, others do: compute them first")
+    references = {pair.reference for pair in pairs} if all(known) else set()
+    if len(references) > 1:
+        raise ValueError(f"the pairs' log-probabilities are of {len(references)} references: keep them apart")
+    batch: dict[str, Tensor] = {}
+    for side in ("chosen", "rejected"):
+        actions = [pair.chosen_ids if side == "chosen" else pair.rejected_ids for pair in pairs]
+        rows = [pair.context_ids + action for pair, action in zip(pairs, actions, strict=True)]
+        labels = [(IGNORED,) * len(pair.context_ids) + action for pair, action in zip(pairs, actions, strict=True)]
+        batch[f"dpo_{side}_input_ids"] = _padded(rows, pad_id)
+        batch[f"dpo_{side}_attention_mask"] = _padded([(1,) * len(row) for row in rows], 0)
+        batch[f"dpo_{side}_labels"] = _padded(labels, IGNORED)
+        if all(known):
+            sums = [pair.ref_chosen if side == "chosen" else pair.ref_rejected for pair in pairs]
+            batch[f"dpo_{side}_ref_logprobs"] = torch.tensor(sums, dtype=torch.float32)
+    batch["dpo_weights"] = torch.tensor([pair.weight for pair in pairs], dtype=torch.float32)
+    return batch
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int, length: int | None = None, *, left: bool = False) -> Tensor:
+    length = max((len(row) for row in rows), default=0) if length is None else length
+    out = torch.full((len(rows), length), value, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        if row:
+            out[index, length - len(row) if left else 0 : length if left else len(row)] = torch.tensor(row)
+    return out
