@@ -130,11 +130,10 @@ class ChatTeacher:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Model, place and sampling."""
+        """Model and sampling. Where it is served makes no difference: a local server moves its port."""
         e = self.endpoint
         return {
             "model": e.model,
-            "base_url": e.base_url,
             "temperature": e.temperature,
             "top_p": e.top_p,
             "seed": e.seed,
