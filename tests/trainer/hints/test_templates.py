@@ -221,3 +221,9 @@ def test_a_tokenizers_own_tokens_are_broken_too() -> None:
     assert neutral("a ▁SEP▁ b", 50, tokens=["▁SEP▁"]) == "a ▁ SEP▁ b"
     assert neutral("keep\ta\n\nline", 50, lines=True) == "keep a\n\nline"
     assert neutral("x" * 30 + "end", 12) == "xxxxx … xend"
+
+
+def test_the_example_of_the_documentation_holds() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "hints.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "docs/hints.md", "exec"), {})

@@ -1,7 +1,9 @@
 """What a teacher reads before a failing turn."""
 
-from .hint import FailedTurn, Hint, Hinter
+from .feedback import Attempt, FeedbackHinter
+from .hint import FailedTurn, Hint, Hinter, write_hints
 from .leaks import leaks, secrets_of
+from .model import Complete, Completion, ModelHinter
 from .neutral import approximate_tokens, neutral
 from .pack import HintPack, TemplateHinter, key_of
 from .rendering import ChatTokenizer, HintRenderer
@@ -9,12 +11,17 @@ from .slots import SLOTS, slots_of
 
 __all__ = [
     "SLOTS",
+    "Attempt",
     "ChatTokenizer",
+    "Complete",
+    "Completion",
     "FailedTurn",
+    "FeedbackHinter",
     "Hint",
     "HintPack",
     "HintRenderer",
     "Hinter",
+    "ModelHinter",
     "TemplateHinter",
     "approximate_tokens",
     "key_of",
@@ -22,4 +29,5 @@ __all__ = [
     "neutral",
     "secrets_of",
     "slots_of",
+    "write_hints",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -63,3 +64,17 @@ class Hinter(Protocol):
     def hint(self, failed: FailedTurn) -> Hint | None:
         """Return a hint; None where there is nothing to say, for a reason that is counted."""
         ...
+
+
+def write_hints(hinter: Hinter, failed: Sequence[FailedTurn], *, threads: int = 1) -> list[Hint | None]:
+    """Return the hint of each turn, in order.
+
+    Args:
+        hinter: Whoever writes them.
+        failed: The turns.
+        threads: At work at once, for hinters that wait for somebody and say that several may call them.
+    """
+    if threads <= 1 or len(failed) <= 1:
+        return [hinter.hint(one) for one in failed]
+    with ThreadPoolExecutor(min(threads, len(failed)), "errata-hints") as pool:
+        return list(pool.map(hinter.hint, failed))

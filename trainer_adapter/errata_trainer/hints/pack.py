@@ -178,6 +178,6 @@ def _read_file(file: Traversable, environment: str) -> Iterable[tuple[str, str, 
         raise ValueError(f"{file}: {error}") from error
 
 
-def framed(text: str, max_chars: int = 2000) -> str:
+def framed(text: str, max_chars: int) -> str:
     """Return a hint of another origin than a template in the same frame, neutral."""
     return FRAME.format(hint=neutral(text, max_chars, lines=True))

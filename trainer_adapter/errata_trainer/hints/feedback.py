@@ -1,0 +1,162 @@
+"""Hints as the SDPO paper has them: what a successful attempt of the group did, and what the environment answered.
+
+The options have the meaning, and the defaults, of the paper's code (lasgroup/SDPO); the words are ours. There the text
+replaces the last user message and the whole answer is distilled. Here it is a message directly before one turn, and
+only that turn is.
+
+A demonstration is a solution. That is what makes it work, and why it is an option: hints from templates hold none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from errata_protocol.environment import default_agent_text
+
+from ..rollout import Rollout
+from .hint import FailedTurn, Hint, Hinter, Source
+from .neutral import Count, approximate_tokens, neutral
+from .pack import key_of
+
+VERSION = "1"
+
+DEMONSTRATION = "Another attempt at this task succeeded. This is what it did:\n\n{demonstration}"
+FEEDBACK = "An earlier attempt to go on from here was answered by the environment:\n\n{feedback}"
+CLOSING = "Take your next action with this in mind."
+
+_CUT = "\n[…]"
+_MAX_CHARS = 200_000
+_LEAST = 40  # less of it says nothing
+_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One rollout of a group, with what its turns say.
+
+    Attributes:
+        rollout: The record.
+        group: Which rollouts have the same task, e.g. the index of the prompt.
+        texts: Of each turn, as decoded: calls and thinking included, without special tokens.
+    """
+
+    rollout: Rollout
+    group: Hashable
+    texts: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FeedbackHinter:
+    """Writes hints from the attempts of a batch.
+
+    Args:
+        attempts: All of the batch; the first that fits is the demonstration.
+        demonstration: Show what a successful attempt of the group did.
+        success_threshold: Reward from which an attempt is a success.
+        dont_reprompt_on_self_success: An attempt is never its own demonstration. (One that succeeded and has a
+            successful sibling still gets it, as in the paper's code.)
+        skip_successful: An attempt that succeeded gets no hint at all.
+        remove_thinking: Leave ``<think>`` out of demonstrations.
+        environment_feedback: Show what the environment answered to the turn.
+        feedback_only_without_solution: Show that only where there is no demonstration.
+        max_tokens: Tokens of a hint at most. A demonstration keeps its beginning, feedback its end.
+        count: Counts them.
+        agent_text: What the agent reads of an observation (PROTOCOL B4).
+        fallback: Writes the hint where this one has nothing to say.
+
+    Attributes:
+        counts: ``demonstration``, ``feedback``, ``both``; ``none`` for what was left to the fallback; ``skipped``.
+    """
+
+    attempts: Sequence[Attempt]
+    demonstration: bool = True
+    success_threshold: float = 1.0
+    dont_reprompt_on_self_success: bool = True
+    skip_successful: bool = False
+    remove_thinking: bool = True
+    environment_feedback: bool = True
+    feedback_only_without_solution: bool = True
+    max_tokens: int = 2048
+    count: Count = approximate_tokens
+    agent_text: Callable[[Mapping[str, Any]], str] = default_agent_text
+    fallback: Hinter | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def hint(self, failed: FailedTurn) -> Hint | None:
+        """Return a hint for a turn; it need not have failed, if there is a demonstration."""
+        own = self._own(failed.rollout)
+        if self.skip_successful and self._succeeded(failed.rollout):
+            self.counts["skipped"] += 1
+            return None
+        shown = self._demonstration(own) if self.demonstration and own is not None else ""
+        answer = ""
+        if self.environment_feedback and not (shown and self.feedback_only_without_solution):
+            answer = neutral(self.agent_text(failed.observation), _MAX_CHARS, lines=True) if failed.observation else ""
+        text = self._fitted(shown, answer)
+        if text is None:
+            self.counts["none"] += 1
+            return None if self.fallback is None else self.fallback.hint(failed)
+        what = "both" if shown and answer else "demonstration" if shown else "feedback"
+        self.counts[what] += 1
+        source: Source = "demonstration" if shown else "feedback"
+        return Hint(text, key_of(failed) or source, f"{source}/{VERSION}", source)
+
+    def _own(self, rollout: Rollout) -> Attempt | None:
+        return next((one for one in self.attempts if one.rollout is rollout), None) or next(
+            (one for one in self.attempts if one.rollout == rollout), None
+        )
+
+    def _succeeded(self, rollout: Rollout) -> bool:
+        return rollout.lost is None and rollout.reward is not None and rollout.reward >= self.success_threshold
+
+    def _demonstration(self, own: Attempt) -> str:
+        for other in self.attempts:
+            if other.group != own.group or not self._succeeded(other.rollout):
+                continue
+            if self.dont_reprompt_on_self_success and other is own:
+                continue
+            texts = [without_thinking(text) if self.remove_thinking else text for text in other.texts]
+            shown = [neutral(text, _MAX_CHARS, lines=True) for text in texts]
+            return "\n\n".join(text for text in shown if text)
+        return ""
+
+    def _fitted(self, demonstration: str, answer: str) -> str | None:
+        """Return the text, both parts cut as far as the budget asks; None where too little is left."""
+        if not demonstration and not answer:
+            return None
+
+        def written(demo_chars: int, answer_chars: int) -> str:
+            demo = demonstration[:demo_chars] + (_CUT if demo_chars < len(demonstration) else "")
+            tail = (_CUT.strip() + "\n" if answer_chars < len(answer) else "") + answer[len(answer) - answer_chars :]
+            parts = [DEMONSTRATION.format(demonstration=demo)] if demonstration else []
+            parts += [FEEDBACK.format(feedback=tail)] if answer else []
+            return "\n\n".join([*parts, CLOSING])
+
+        if self.count(written(len(demonstration), len(answer))) <= self.max_tokens:
+            return written(len(demonstration), len(answer))
+        low, high = 0, len(demonstration) + len(answer)  # code points kept of both; counting grows with them
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.count(written(*_shares(middle, demonstration, answer))) <= self.max_tokens:
+                low = middle
+            else:
+                high = middle - 1
+        return written(*_shares(low, demonstration, answer)) if low >= _LEAST else None
+
+
+def without_thinking(text: str) -> str:
+    """Return a turn's text without its thinking, also where the prompt had opened it or the turn was cut off in it."""
+    text = _THINKING.sub("", text)
+    if "</think>" in text:
+        text = text.rsplit("</think>", 1)[1]
+    return text.split("<think>", 1)[0].strip()
+
+
+def _shares(kept: int, demonstration: str, answer: str) -> tuple[int, int]:
+    whole = len(demonstration) + len(answer)
+    of_demonstration = kept * len(demonstration) // whole
+    return of_demonstration, min(kept - of_demonstration, len(answer))
