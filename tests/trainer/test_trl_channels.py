@@ -108,7 +108,7 @@ def made(
         from peft import LoraConfig
 
         own["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
-    prompts = [[{"role": "user", "content": text}] for text in ("A. ", "Find it. ")]
+    prompts = [[{"role": "user", "content": text}] for text in ("A. ", "Find it. ") * 4]
     rows = [{"prompt": prompt, "place": "red", "word": "owl"} for prompt in prompts]
     trainer = cls(
         model=model,
@@ -271,3 +271,47 @@ def test_more_sites_than_allowed_are_counted_and_left_out(
     log = trainer.state.log_history[0]
     assert log["sdpo/beyond_max_sites"] == 8.0
     assert log["gradient_norm/grpo"] >= 0.0 and log["gradient_norm/sdpo_kl"] > 0.0 and log["loss/sdpo_kl"] > 0.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_iterations": 2, "max_steps": 2},
+        {"steps_per_generation": 2, "max_steps": 2},
+        {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 2},
+        {"gradient_checkpointing": True},
+        {"mask_truncated_completions": True},
+        {"loss_type": "grpo", "scale_rewards": "none"},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_it_trains_as_trl_can_be_told_to(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    script = scripts(FOUR_SITES, CUT, TWO_SITES, NO_SITE)
+    trainer = made(
+        tokenizer, server.url, tmp_path, script, pairs=Pairs(), alpha_sdpo=0.7, beta_replay=0.3, learning_rate=0.0,
+        max_completion_length=260, **changes,
+    )  # fmt: skip
+    trainer.train()
+    inputs = [seen["inputs"] for seen in trainer.seen]
+    for batch, seen in zip(inputs, trainer.seen, strict=True):
+        window = changes.get("gradient_accumulation_steps", 1) / changes.get("steps_per_generation", 1)
+        sdpo = slow_sdpo(trainer.model, batch, tokenizer, jsd_beta=0.5, clip=10.0) / float(
+            batch["sdpo_tokens"] * window
+        )
+        dpo = slow_dpo(trainer.model, batch, beta_dpo=0.1) / float(batch["dpo_pair_count"] * window)
+        expected = pytest.approx(0.7 * sdpo + 0.3 * dpo, rel=1e-5, abs=1e-5)
+        assert float(seen["loss"] - seen["plain"]) == expected
+    assert any(any(batch["sdpo_items"]) for batch in inputs)
+    if "mask_truncated_completions" in changes:  # the cut row is not attended to, so it has no states to compare
+        (batch,) = inputs
+        cut = [row for row in range(4) if not batch["completion_mask"][row].any()]
+        assert len(cut) == 1 and not batch["sdpo_items"][cut[0]]
+
+
+def test_evaluation_is_plain_grpos(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), per_device_eval_batch_size=4)
+    trainer.evaluate(trainer.train_dataset)
+    assert trainer.seen and all(float(seen["loss"]) == float(seen["plain"]) for seen in trainer.seen)
+    assert not any("sdpo_items" in seen["inputs"] for seen in trainer.seen)

@@ -1,0 +1,99 @@
+"""One rank of a training run on two, or all of it alone: `python ddp_main.py URL OUT` under torchrun or not.
+
+All error sites are on the first rank and all pairs on the second, which is where an uneven number of forward passes hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import conftest  # noqa: E402, F401 # offline, one thread
+
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from scripted import Scripted, call, config  # noqa: E402
+
+from errata_trainer import DpoPair  # noqa: E402
+from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory  # noqa: E402
+from errata_trainer.tiny import tiny_model, tiny_tokenizer  # noqa: E402
+from errata_trainer.tools import of_spec  # noqa: E402
+from tests.environments.shelf import SPEC  # noqa: E402
+
+ROWS = [
+    [call("read", path="green"), call("submit", word="owl"), "done"],
+    [call("read", path="blue"), call("read", path="gray"), "I give up"],
+    [call("submit", word="elk"), "done"],
+    [call("read", path="green"), call("submit", word="elk"), "done"],
+    [call("read", path="red"), call("submit", word="owl"), "done"],
+    [call("submit", word="owl"), "done"],
+    [call("submit", word="elk"), "done"],
+    [call("submit", word="cat"), "done"],
+]
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+HERE = len(ROWS) // WORLD
+
+
+class OfTheSecondHalf:
+    """Pairs of the rollouts that play in the second half of the rows."""
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], **template: Any) -> None:
+        pass
+
+    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+        self.rollouts = [r for n, r in enumerate(rollouts) if n + RANK * HERE >= 4]
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        def first(rollout: Any) -> tuple[int, ...]:
+            return tuple(rollout.completion_ids[rollout.turns[0].start : rollout.turns[0].stop])
+
+        pairs = [DpoPair(r.prompt_ids, first(self.rollouts[0]), first(r)) for r in self.rollouts[1:]]
+        return referred(pairs)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
+    pass
+
+
+def main() -> None:
+    """Train two steps and save the weights of each rank."""
+    url, out = sys.argv[1], Path(sys.argv[2])
+    tokenizer = tiny_tokenizer([call("read", path="green"), "the word is owl no file"])
+    rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
+    changes = {"gradient_checkpointing": True} if "--checkpointing" in sys.argv else {}
+    trainer = Trainer(
+        model=tiny_model(tokenizer),
+        processing_class=tokenizer,
+        args=config(
+            out / f"run-{WORLD}-{RANK}",
+            per_device_train_batch_size=HERE,
+            num_generations=4,
+            max_steps=2,
+            learning_rate=0.1,
+            optim="sgd",
+            ddp_find_unused_parameters=False,
+            **changes,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=environment_factory(url, of_spec(SPEC)),
+        alpha_sdpo=5.0,
+        beta_replay=0.5,
+        pairs=OfTheSecondHalf(),
+    )
+    trainer.script = lambda row, turn: ROWS[row + RANK * HERE][turn]
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    weights = trainer.accelerator.unwrap_model(trainer.model).state_dict()
+    torch.save({"weights": weights, "log": log}, out / f"{WORLD}-{RANK}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Two ranks under DDP, with error sites on one of them and pairs on the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from errata_server.process import ServerProcess
+
+MAIN = Path(__file__).parent / "ddp_main.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+def run(*command: str) -> None:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("options", [(), ("--checkpointing",)], ids=["plain", "checkpointing"])
+def test_two_ranks_train_as_one_process_does(server: ServerProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
+    together = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d")
+    run(*together, "--rdzv_endpoint=127.0.0.1:0", str(MAIN), server.url, str(tmp_path), *options)
+    run(str(MAIN), server.url, str(tmp_path), *options)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert alone["log"][0]["sdpo/tokens"] > 0 and alone["log"][0]["dpo/pairs"] == 3.0
+    for name, weight in alone["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name]), "ranks drift apart"
+        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-4, atol=1e-6)
