@@ -100,5 +100,6 @@ class LogJournal(Tables):
             for _, record in placed:
                 if isinstance(record, Deletion):
                     self._delete(record.eid)
+                    self._count(record)
                 elif not isinstance(record, Moved):
                     self._apply(record)

@@ -114,6 +114,8 @@ class Tables(Journal):
                 self._episodes_of.setdefault(e.sid, []).append(e.eid)
                 self._bytes += ROW_BYTES
             case RewardRow() as r:
+                if r.eid not in self._episodes:
+                    return  # what it is of was deleted and compacted
                 self._rewards.setdefault(r.eid, {})[r.reward_id] = r
                 self._bytes += ROW_BYTES
                 if r.seq is not None:
@@ -261,6 +263,13 @@ class Tables(Journal):
         """Return what is written of the end of an episode that is here."""
         sid = self._episodes[eid][1].sid
         return Deletion(eid, sid, self._last_ids.get(sid, 0), self._last_seqs.get(sid, 0))
+
+    def _count(self, deletion: Deletion) -> None:
+        """What a session had counted up to stays, also where its rows were compacted."""
+        sid = deletion.sid
+        for counted, last in ((self._last_ids, deletion.last_id), (self._last_seqs, deletion.last_seq)):
+            if last:
+                counted[sid] = max(last, counted.get(sid, 0))
 
     def _delete(self, eid: str) -> int:
         if eid not in self._episodes:
