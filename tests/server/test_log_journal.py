@@ -25,7 +25,7 @@ class Load:
         self.found: dict[str, list[int]] = {}
 
     async def run(self, machine: SimulatedMachine) -> None:
-        journal = machine.journal(segment_bytes=2000)
+        journal = machine.journal()
         for eid, last in self.acknowledged.items():
             turns = journal.turns(eid)
             self.found[eid] = [turn.t for turn in turns]
@@ -48,7 +48,10 @@ class Load:
 
 def crash_often(seed: int, *, power_loss: bool = True, honours_sync: bool = True) -> SimulatedMachine:
     machine = SimulatedMachine(
-        seed, power_loss=power_loss, faults=DiskFaults(honours_sync=honours_sync, sync_s=(0.0, 0.02))
+        seed,
+        power_loss=power_loss,
+        faults=DiskFaults(honours_sync=honours_sync, sync_s=(0.0, 0.02)),
+        segment_bytes=2000,
     )
     chance, load = machine.chance("crashes"), Load()
     for _ in range(4):

@@ -102,6 +102,14 @@ class Forgetful(Server):
         runtime.journal.delete_episode = runtime.journal._delete
 
 
+class Sloppy(Server):
+    """Takes nothing that was deleted out of the index: a control."""
+
+    def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
+        super().__init__(runtime, *args, **more)
+        runtime.journal._index.delete = lambda n, position: None
+
+
 class Eager(Server):
     """Calls each tool twice: a control."""
 
@@ -142,11 +150,17 @@ def test_a_server_that_answers_before_it_commits_is_found_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "family"),
-    [(Careless, "deletion"), (Forgetful, "deletion"), (Eager, "tools"), (Lenient, "judged")],
+    ("server", "families"),
+    [
+        (Careless, ["deletion"]),
+        (Forgetful, ["deletion"]),
+        (Sloppy, ["deletion", "index"]),
+        (Eager, ["tools"]),
+        (Lenient, ["judged"]),
+    ],
 )
-def test_a_server_that_breaks_what_was_added_is_found_out(server: type[Server], family: str) -> None:
-    assert _caught(60, server=server, families=frozenset([family])) >= 5
+def test_a_server_that_breaks_what_was_added_is_found_out(server: type[Server], families: list[str]) -> None:
+    assert _caught(60, server=server, families=frozenset(families)) >= 5
 
 
 def test_the_same_seed_is_the_same_trace_in_every_process() -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
-from ..journal import LogJournal
+from ..journal import IndexedJournal, LogJournal
 from ..journal.segments import SEGMENT_BYTES
 from ..runtime import Runtime
 from ..sandbox.fake import FakeBackend, FakeDisk
@@ -22,6 +23,7 @@ from ..settings import Settings
 from .clock import SimulatedClock
 from .disk import DiskFaults, SimulatedDisk
 from .ids import SeededIds
+from .index_files import IndexFiles
 from .loop import Crashed, SimulatedLoop, run
 from .threads import SimulatedThreads
 from .writer import LoopWriter
@@ -37,9 +39,13 @@ class SimulatedMachine:
         faults: What its disk does wrong.
         power_loss: A crash loses what was not synced; False is ``kill -9``, which does not.
         max_steps: As `SimulatedLoop`, for each boot.
+        index: An empty directory for the index of an `IndexedJournal`; None has a `LogJournal`, which needs none.
+        batch_rows: As `IndexedJournal`.
+        segment_bytes: As each of both.
 
     Attributes:
         disk: The disk of the current boot.
+        index: The index's files, None without.
         layers: Sandbox layers; they survive every crash.
         trace: What was noted, each line with its time.
         boots: How often it was started.
@@ -48,7 +54,15 @@ class SimulatedMachine:
     """
 
     def __init__(
-        self, seed: int, *, faults: DiskFaults | None = None, power_loss: bool = True, max_steps: int = 10_000_000
+        self,
+        seed: int,
+        *,
+        faults: DiskFaults | None = None,
+        power_loss: bool = True,
+        max_steps: int = 10_000_000,
+        index: Path | None = None,
+        batch_rows: int = 50,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.seed = seed
         self._max_steps = max_steps
@@ -58,6 +72,10 @@ class SimulatedMachine:
         self.steps = 0
         self.on_crash: list[Callable[[], None]] = []
         self._power_loss = power_loss
+        self.index = IndexFiles(index, self.chance("index")) if index is not None else None
+        self._batch_rows = batch_rows
+        self._segment_bytes = segment_bytes
+        self._journal: IndexedJournal | None = None
         self._now_s = 0.0
         self._order = self.chance("order")
         self._ids = SeededIds(self.chance("ids"))
@@ -94,6 +112,9 @@ class SimulatedMachine:
             return run(program(self), loop=loop)
         except Crashed:
             self.disk = self._next_disk()
+            if self._journal is not None:
+                self._journal._let_go()  # of files that no later boot sees
+                self._journal = None
             return None
         finally:
             if self._loop is not None:
@@ -101,10 +122,22 @@ class SimulatedMachine:
                 self._loop = None
             self.steps += loop.steps
 
-    def journal(self, *, segment_bytes: int = SEGMENT_BYTES) -> LogJournal:
+    def journal(self) -> LogJournal | IndexedJournal:
         """Open this boot's disk as a journal."""
         writer = functools.partial(LoopWriter, write_time_s=self.disk.sync_time_s)
-        return LogJournal(self.disk, writer=writer, salt=self._ids.salt, segment_bytes=segment_bytes)
+        salt, segment_bytes = self._ids.salt, self._segment_bytes
+        if self.index is None:
+            return LogJournal(self.disk, writer=writer, salt=salt, segment_bytes=segment_bytes)
+        self._journal = IndexedJournal(
+            self.index.current,
+            disk=self.disk,
+            writer=writer,
+            salt=salt,
+            segment_bytes=segment_bytes,
+            batch_rows=self._batch_rows,
+            background=False,
+        )
+        return self._journal
 
     def runtime(self, settings: Settings | None = None) -> Runtime:
         """Return a runtime on this boot's disk, with simulated seams only."""
@@ -132,6 +165,8 @@ class SimulatedMachine:
             return  # already, in a call of the disk
         self.note(f"crash at step {self._loop.steps}")
         self.disk.switch_off()
+        if self.index is not None:
+            self.index.crash(power_loss=self._power_loss)
         for take_away in self.on_crash:
             take_away()
         self._now_s = self._loop.time()

@@ -117,7 +117,8 @@ class Trainer(Hearing):
 
     def step(self, session: ClientSession) -> None:
         """Ask for one step, after a reset where there was none yet."""
-        if session.eid is None:
+        heard = {outcome.type for outcome in self.world.ledger.sessions[session.sid].replies.values()}
+        if session.eid is None or ("mcp" in heard and "observation" not in heard):
             self._request(session, "reset")
         self._request(session, "step")
         self._flush()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
+from pathlib import Path
+from typing import Any
 
+from errata_server.journal import LogJournal
 from errata_server.mux_shell import journal_sid
 from errata_server.recovery_class import recovery_of
 from errata_server.simulation import DiskFaults, SimulatedMachine, SimulatedSocket
@@ -21,7 +25,7 @@ SETTLED_S = 600.0
 MAX_STEPS = 100_000
 """Of one boot; a schedule takes a few thousand."""
 
-FAMILIES = {"tools": 0.5, "judged": 0.5, "deletion": 0.4, "retention": 0.3}
+FAMILIES = {"tools": 0.5, "judged": 0.5, "deletion": 0.4, "retention": 0.3, "index": 0.1}
 """What happens under some seeds only, and how often: what is always there hides what goes wrong without it."""
 
 
@@ -51,6 +55,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.chance = chance = random.Random(f"{seed}/plan")
+        self.families = _drawn(seed) if families is None else families
         sync_s = (0.0, chance.choice([0.0, 0.0, 0.005, 0.2]))
         power_loss = chance.random() < 0.5
         self.machine = SimulatedMachine(
@@ -58,10 +63,10 @@ class World:
             faults=DiskFaults(honours_sync=honours_sync, sync_s=sync_s),
             power_loss=power_loss,
             max_steps=MAX_STEPS,
+            **self._index(),
         )
         self.kind = chance.choices(list(KINDS), weights=[6, 3, 2, 3, 1, 1, 2])[0]
         env, deterministic = KINDS[self.kind]
-        self.families = _drawn(seed) if families is None else families
         if judged := "judged" in self.families and env in JUDGED:
             env = JUDGED[env]
         self.ledger = Ledger(recovery_of(env, deterministic=deterministic), judged=judged)
@@ -76,7 +81,7 @@ class World:
         self.faults = True
         self.acknowledged = self.states = self.conflicts = self.intruders = self.crashes = 0
         self.tool_calls = self.tools_listed = self.expired = self.histories = 0
-        self.deleted_together = self.retained = 0
+        self.deleted_together = self.retained = self.indexed = self.step_rewards = 0
         self.actions = 0
         self._muted = muted
         self._server_class = server
@@ -89,6 +94,13 @@ class World:
         Raises:
             AssertionError: A promise was broken.
         """
+        try:
+            return self._run()
+        finally:
+            if self._directory is not None:
+                self._directory.cleanup()
+
+    def _run(self) -> World:
         machine, chance = self.machine, self.chance
         machine.note(f"{self.kind}, {self.places} places")
         machine.on_crash.append(self._crashed)
@@ -106,6 +118,18 @@ class World:
         machine.boot(self._audit)
         return self
 
+    def _index(self) -> dict[str, Any]:
+        """Return what a machine is given for a journal with an index, and nothing for one without."""
+        self._directory = tempfile.TemporaryDirectory(prefix="errata-simulated-") if "index" in self.families else None
+        if self._directory is None:
+            return {}
+        chance = random.Random(f"{self.seed}/index")
+        return {
+            "index": Path(self._directory.name),
+            "batch_rows": chance.choice([1, 5, 50]),
+            "segment_bytes": chance.choice([2000, 20_000]),
+        }
+
     @property
     def trace(self) -> list[str]:
         """What happened, each line with its boot and time."""
@@ -122,12 +146,13 @@ class World:
             "late rewards": len(self.ledger.rewards),
             "tool calls": self.tool_calls,
             "tools listed": self.tools_listed,
-            "step rewards": self.ledger.step_rewards,
+            "step rewards": self.step_rewards,
             "deleted": len(self.ledger.by_hand & self.ledger.deleted),
             "deleted together": self.deleted_together,
             "deleted by retention": self.retained,
             "expired replies": self.expired,
             "histories": self.histories,
+            "journals with an index": self.indexed,
             "ended": sum(known.ended is not None for known in self.ledger.sessions.values()),
         }
 
@@ -184,6 +209,10 @@ class World:
                 self.actions += 1
         if chance.random() < 0.2:
             loop.call_later(chance.uniform(0.0, 1.0), self._fill_disk)
+        if self.machine.index is not None:
+            loop.call_later(
+                self.machine.chance(f"kept {self.machine.boots}").uniform(0.0, 1.0), self.machine.index.keep
+            )
         if chance.random() < 0.2:
             server.backend.faults.snapshots += 1
         if chance.random() < 0.1:
@@ -306,7 +335,15 @@ class World:
 
     async def _audit(self, machine: SimulatedMachine) -> None:
         """What a server after all of them finds is what was acknowledged."""
-        self.ledger.audit(machine.journal())
+        journal = machine.journal()
+        self.ledger.audit(journal)
+        self.step_rewards = self.ledger.step_rewards
+        journal.close()
+        if machine.index is not None:
+            self.indexed += 1
+            alone = LogJournal(machine.disk)  # the same from the segments alone
+            self.ledger.audit(alone)
+            alone.close()
 
 
 def _drawn(seed: int) -> frozenset[str]:
