@@ -47,6 +47,16 @@ def test_a_divergence_is_never_negative_and_a_mixtures_is_bounded_by_the_entropy
 
 
 @EXACT
+@given(seed=SEEDS, b=st.floats(0.001, 0.999), scale=st.floats(0.1, 60.0), clip=st.floats(1.0, 10.0))
+def test_no_clip_from_1_up_takes_anything_of_a_mixture(seed: int, b: float, scale: float, clip: float) -> None:
+    student, teacher = pair(seed, 5, 7, scale=scale)
+    entries = Divergence(b, 1.0, None)._entries(student, teacher)[0]
+    assert (entries > -1e-12).all()
+    assert (entries <= math.log(2) + 1e-12).all()
+    assert torch.equal(Divergence(b, 1.0, clip)(student, teacher), Divergence(b, 1.0, None)(student, teacher))
+
+
+@EXACT
 @given(seed=SEEDS, b=BETAS, clip=st.one_of(st.none(), st.floats(0.01, 10.0)), mode=st.sampled_from(["entry", "token"]))
 def test_equal_distributions_have_no_divergence_and_no_gradient(
     seed: int, b: float, clip: float | None, mode: str

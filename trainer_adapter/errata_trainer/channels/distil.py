@@ -94,7 +94,7 @@ def distil(
     """
     if len(student_hidden) != len(teacher_hidden):
         raise ValueError(f"{len(student_hidden)} positions of the student, {len(teacher_hidden)} of the teacher")
-    measure = (Divergence() if divergence is None else divergence).measure
+    compare = Divergence() if divergence is None else divergence
     shape = transform or _as_they_are
     dtype = _compute_dtype(student_hidden, weight)
     weight = weight.to(dtype)
@@ -102,16 +102,19 @@ def distil(
     shift = bias if teacher_weight is None else teacher_bias
     shift = None if shift is None else shift.detach()
 
-    def rows(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(measured: bool, logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad():
             teacher_logits = shape(project(hidden, head, shift))
-        return measure(shape(logits), teacher_logits)
+        if measured:
+            return compare.measure(shape(logits), teacher_logits)
+        return compare(shape(logits), teacher_logits), None
 
     per_token, stats = _of_rows(
         student_hidden, weight, bias, rows, chunk_elements, (teacher_hidden.detach().to(dtype),)
     )
     if token_weights is not None:
         per_token = per_token * token_weights.detach().to(per_token.dtype)
+    assert stats is not None
     sums = stats.sum(0)
     tokens = torch.full((), len(student_hidden), dtype=sums.dtype, device=sums.device)
     return per_token.sum(), DistilMetrics(tokens, sums[0], sums[1], sums[2])
@@ -148,9 +151,9 @@ def action_logprobs(
         raise ValueError(f"{len(hidden)} positions, {tuple(target_ids.shape)} target ids")
     shape = transform or _as_they_are
 
-    def rows(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(_measured: bool, logits: Tensor, ids: Tensor) -> tuple[Tensor, None]:
         log_probs = log_probabilities(shape(logits), temperature)
-        return log_probs.gather(-1, ids[:, None])[:, 0], log_probs.new_empty(len(ids), 0)
+        return log_probs.gather(-1, ids[:, None])[:, 0], None
 
     return _of_rows(hidden, weight, bias, rows, chunk_elements, (target_ids,))[0]
 
@@ -176,7 +179,8 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 _MM_WIDENS = torch.version.hip is None and tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
 
-_RowFunction = Callable[..., tuple[Tensor, Tensor]]
+# (whether statistics are wanted, logits [C, V], extras [C, ...]) -> values [C], statistics [C, K] or None
+_RowFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def _as_they_are(logits: Tensor) -> Tensor:
@@ -198,7 +202,7 @@ def _of_rows(
     function: _RowFunction,
     chunk_elements: int,
     extras: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     rows = max(1, chunk_elements // max(1, weight.shape[0]))
     dtype = _compute_dtype(hidden, weight)
     # the parameters' own cast, so that autograd brings the gradient back to their dtype
@@ -214,7 +218,7 @@ def _without_autocast(tensor: Tensor) -> Iterator[None]:
 
 
 class _OfRows(torch.autograd.Function):  # type: ignore[misc]
-    """function(project(hidden), *extras) -> (values [N], stats [N, K]), a chunk of rows at a time, both ways."""
+    """A function of rows of logits, a chunk at a time in both directions; see `_RowFunction`."""
 
     @staticmethod
     def forward(
@@ -225,15 +229,19 @@ class _OfRows(torch.autograd.Function):  # type: ignore[misc]
         function: _RowFunction,
         rows: int,
         *extras: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        parts = [
-            function(project(hidden[c], weight, bias), *(extra[c] for extra in extras)) for c in _chunks(hidden, rows)
-        ]
-        values, stats = (torch.cat(side) for side in zip(*parts, strict=True))
+    ) -> tuple[Tensor, Tensor | None]:
+        values, stats = [], []
+        for c in _chunks(hidden, rows):
+            value, stat = function(True, project(hidden[c], weight, bias), *(extra[c] for extra in extras))
+            values.append(value)
+            stats += [] if stat is None else [stat]
         ctx.save_for_backward(hidden, weight, bias, *extras)
         ctx.function, ctx.rows = function, rows
-        ctx.mark_non_differentiable(stats)
-        return values, stats
+        if not stats:
+            return torch.cat(values), None
+        gathered = torch.cat(stats)
+        ctx.mark_non_differentiable(gathered)
+        return torch.cat(values), gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _stats: Any) -> tuple[Any, ...]:
@@ -247,7 +255,7 @@ class _OfRows(torch.autograd.Function):  # type: ignore[misc]
             for c in _chunks(hidden, ctx.rows):
                 logits = project(hidden[c], weight, bias).requires_grad_()
                 with torch.enable_grad():
-                    values, _ = ctx.function(logits, *(extra[c] for extra in extras))
+                    values, _ = ctx.function(False, logits, *(extra[c] for extra in extras))
                 (towards,) = torch.autograd.grad(values, logits, grad[c])
                 narrow = towards.to(hidden.dtype)
                 if grad_hidden is not None:

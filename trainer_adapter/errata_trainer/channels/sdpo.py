@@ -84,7 +84,7 @@ class Divergence:
             ``[...]`` in nats. An id with logit -inf on both sides counts nothing; on one side only, the divergence may
             be infinite and is then a very large number, without a gradient into that logit, or what the clip leaves.
         """
-        return self.measure(student_logits, teacher_logits)[0]
+        return self._clipped(self._entries(student_logits, teacher_logits)[0])
 
     def measure(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the divergence at each position, and what to report of it.
@@ -97,24 +97,39 @@ class Divergence:
             The divergence ``[...]``, and without gradient ``[..., 3]``: the divergence before the clip, the student's
             entropy over the whole vocabulary, both in nats, and 1.0 where the clip took something, else 0.0.
         """
-        student = log_probabilities(student_logits, self.temperature)
-        teacher = log_probabilities(teacher_logits.detach(), self.temperature)
+        entries, student = self._entries(student_logits, teacher_logits)
+        divergence = self._clipped(entries)
         with torch.no_grad():
             entropy = -(student.exp() * student).sum(-1)
-        if self.top_k is not None:
-            leader = teacher if self.support == "teacher" else student
-            ids = leader.detach().topk(min(self.top_k, leader.shape[-1]), dim=-1).indices
-            student, teacher = (self._restricted(x.gather(-1, ids)) for x in (student, teacher))
-        entries = _summands(student, teacher, self.jsd_beta)
-        unclipped = entries.sum(-1)
-        divergence, clipped = unclipped, torch.zeros_like(unclipped, dtype=torch.bool)
-        if self.token_clip is not None and self.clip_mode == "entry":
-            divergence = entries.clamp(max=self.token_clip).sum(-1)
-            clipped = (entries > self.token_clip).any(-1)
-        elif self.token_clip is not None:
-            divergence = unclipped.clamp(max=self.token_clip)
-            clipped = unclipped > self.token_clip
-        return divergence, torch.stack((unclipped.detach(), entropy, clipped.to(unclipped.dtype)), -1)
+            unclipped = entries.sum(-1)
+            clipped = torch.zeros_like(unclipped)
+            if self._binding_clip is not None:
+                highest = entries.amax(-1) if self.clip_mode == "entry" else unclipped
+                clipped = (highest > self._binding_clip).to(unclipped.dtype)
+        return divergence, torch.stack((unclipped, entropy, clipped), -1)
+
+    @property
+    def _binding_clip(self) -> float | None:
+        """The clip where it can take something: each entry of a mixture lies in [0, ln 2], and so does their sum."""
+        return None if self.token_clip is None or (0.0 < self.jsd_beta < 1.0 <= self.token_clip) else self.token_clip
+
+    def _entries(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What the sum over the vocabulary, or over what stands for it, is of; and the student's log-probabilities."""
+        student = log_probabilities(student_logits, self.temperature)
+        teacher = log_probabilities(teacher_logits.detach(), self.temperature)
+        if self.top_k is None:
+            return _summands(student, teacher, self.jsd_beta), student
+        leader = teacher if self.support == "teacher" else student
+        ids = leader.detach().topk(min(self.top_k, leader.shape[-1]), dim=-1).indices
+        few_student, few_teacher = (self._restricted(x.gather(-1, ids)) for x in (student, teacher))
+        return _summands(few_student, few_teacher, self.jsd_beta), student
+
+    def _clipped(self, entries: Tensor) -> Tensor:
+        if self._binding_clip is None:
+            return entries.sum(-1)
+        if self.clip_mode == "entry":
+            return entries.clamp(max=self._binding_clip).sum(-1)
+        return entries.sum(-1).clamp(max=self._binding_clip)
 
     def _restricted(self, log_probs: Tensor) -> Tensor:
         total = log_probs.logsumexp(-1, keepdim=True)
