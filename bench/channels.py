@@ -11,6 +11,7 @@ prompt, each row alone and with common beginnings computed once, against GRPO's 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import platform
@@ -20,6 +21,10 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+if importlib.util.find_spec("trl") is None:
+    print("left out: torch and TRL are missing (make trainer)")
+    sys.exit(0)
 
 import torch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoHaConfig, LoraConfig, get_peft_model
 from torch import Tensor, nn
 from toy_models import KINDS, toy
 
@@ -45,6 +45,9 @@ def test_adapters_on_the_head_are_merged_as_they_are_now_and_get_their_gradient(
     torch.testing.assert_close(logits_by_hand(model), own, rtol=1e-6, atol=1e-6)
     model.merge_adapter()
     torch.testing.assert_close(logits_by_hand(model), own, rtol=1e-6, atol=1e-6)
+    if "lm_head" in targets:
+        with model.disable_adapter(), pytest.raises(ValueError, match="unmerge them first"):
+            output_head(model)
 
 
 def test_a_head_that_is_trained_whole_beside_adapters_is_the_trained_one() -> None:
@@ -64,6 +67,15 @@ def test_a_head_whose_weight_is_no_sum_is_refused() -> None:
     config = LoraConfig(r=2, target_modules=["lm_head"], lora_bias=True, bias="none")
     with pytest.raises(ValueError, match="bias of its own"):
         output_head(get_peft_model(toy("qwen3", tie_word_embeddings=False), config))
+
+
+def test_an_adapter_of_another_kind_and_a_quantised_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="no LoRA"):
+        output_head(get_peft_model(toy("qwen3"), LoHaConfig(r=2, target_modules=["lm_head"])))
+    model = toy("qwen3")
+    model.lm_head.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="quantised"):
+        output_head(model)
 
 
 def test_a_head_that_is_not_there_or_elsewhere_is_refused() -> None:

@@ -109,13 +109,14 @@ def output_head(model: Any) -> OutputHead:
     if head is None or getattr(head, "weight", None) is None:
         raise ValueError(f"{type(inner).__name__} has no output embedding with a weight")
     weight, bias = _whole(head.weight), _whole(getattr(head, "bias", None))
-    if hasattr(head, "get_delta_weight") and not head.disable_adapters and not head.merged:
-        for adapter in head.active_adapters:
-            if adapter in head.lora_A:
-                _check_plain_lora(head, adapter)
-                weight = weight + head.get_delta_weight(adapter).to(weight.dtype)
     if weight.dim() != 2 or weight.numel() == 0:
         raise ValueError(f"the output embedding's weight is {tuple(weight.shape)}: gather it first (ZeRO-3)")
+    if not weight.is_floating_point():
+        raise ValueError(
+            f"the output embedding's weight is {weight.dtype}: a quantised head cannot be projected through"
+        )
+    if hasattr(head, "base_layer"):  # PEFT's
+        weight = _with_adapters(head, weight)
     return OutputHead(weight, bias, logit_transform(inner.config))
 
 
@@ -150,6 +151,20 @@ def logit_transform(config: Any) -> Transform | None:
 def _whole(tensor: Any) -> Any:
     """A parameter that is sharded over ranks (DTensor), gathered; the gradient goes back to the shards."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _with_adapters(head: Any, weight: Tensor) -> Tensor:
+    if not hasattr(head, "lora_A"):
+        raise ValueError(f"the output embedding has an adapter that is no LoRA: {type(head).__name__}")
+    if head.merged and head.disable_adapters:
+        raise ValueError("the output embedding's adapters are merged into it and disabled: unmerge them first")
+    if head.merged or head.disable_adapters:
+        return weight
+    for adapter in head.active_adapters:
+        if adapter in head.lora_A:
+            _check_plain_lora(head, adapter)
+            weight = weight + head.get_delta_weight(adapter).to(weight.dtype)
+    return weight
 
 
 def _check_plain_lora(head: Any, adapter: str) -> None:
