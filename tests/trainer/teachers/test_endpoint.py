@@ -117,7 +117,7 @@ async def test_a_server_that_heals_is_asked_again(server: MisbehavingServer) -> 
     assert (await ask(server, "heals")).calls
 
 
-async def test_retry_after_is_waited_for_by_all_calls_of_the_teacher(server: MisbehavingServer) -> None:
+async def test_retry_after_is_waited_for(server: MisbehavingServer) -> None:
     teacher = ChatTeacher(endpoint(server, "busy", concurrency=1))
     begun = time.monotonic()
     await teacher.ask(PROMPT, Budget())

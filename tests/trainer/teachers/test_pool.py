@@ -157,6 +157,14 @@ def test_without_asks_or_teachers_a_batch_ends_at_once() -> None:
         assert pool.submit([ask()]).result(10)[0].vote.reason == "no_teachers"
 
 
+def test_a_call_that_nobody_waits_for_any_more_is_ended_and_counted_as_spent() -> None:
+    hanging = FakeTeacher(lambda prompt: "hang", name="hangs", bound=Spend(0.5, 7))
+    with TeacherPool([hanging], PROMPTER, deadline_s=0.2) as pool:
+        pool.submit([ask(), ask()]).result(20)
+        assert len(hanging.asked) == 1
+    assert (pool.budget.reserved, pool.budget.spent) == (Spend(), Spend(0.5, 7))
+
+
 def test_closing_ends_what_hangs_and_gives_every_batch_its_result() -> None:
     pool = TeacherPool(teachers(lambda prompt: "hang", LS), PROMPTER)
     batch = pool.submit([ask(), ask(1)])

@@ -43,7 +43,7 @@ __all__ = ["OPENROUTER", "ChatTeacher", "Endpoint"]
 OPENROUTER = "https://openrouter.ai/api/v1"
 
 _MAX_REPLY_BYTES = 8 << 20
-_UNSEEN_TOKENS = 1024  # what an endpoint puts in front of a prompt with tools; no provider told of more than 600
+_UNSEEN_TOKENS = 1024  # allowance for what an endpoint puts in front of a prompt with tools, and charges for
 _MAX_EXCERPT = 200
 
 
@@ -61,6 +61,7 @@ class Endpoint:
         top_p: Likewise.
         seed: Likewise.
         max_tokens: Of an answer, its reasoning included.
+        max_tokens_field: What the request calls that; some models take ``max_completion_tokens`` only.
         extra: Further fields of the request, e.g. ``{"tool_choice": "required"}``.
         usd_per_million_prompt: Price of prompt tokens; None if unknown, and then no budget of money can be kept.
         usd_per_million_answer: Price of answered tokens, likewise.
@@ -81,6 +82,7 @@ class Endpoint:
     top_p: float | None = None
     seed: int | None = None
     max_tokens: int = 1024
+    max_tokens_field: str = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict)
     usd_per_million_prompt: float | None = None
     usd_per_million_answer: float | None = None
@@ -130,9 +132,13 @@ class ChatTeacher:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Model and sampling. Where it is served makes no difference: a local server moves its port."""
+        """Name, model and sampling. Where it is served makes no difference: a local server moves its port.
+
+        The name is part of it because two teachers can be two samples of one model.
+        """
         e = self.endpoint
         return {
+            "name": self.name,
             "model": e.model,
             "temperature": e.temperature,
             "top_p": e.top_p,
@@ -251,7 +257,7 @@ class ChatTeacher:
         body: dict[str, Any] = {
             "model": e.model,
             "messages": list(prompt.messages),
-            "max_tokens": e.max_tokens,
+            e.max_tokens_field: e.max_tokens,
             "stream": False,
         }
         if prompt.tools:

@@ -31,6 +31,7 @@ from .votes import TieBreak, Vote, vote
 
 _log = logging.getLogger(__name__)
 
+_READS = 16  # the server is the one that the rollouts step on
 _CLOSING_S = 15.0
 _LAST_POSTS_S = 5.0
 _POSTING_S = 30.0
@@ -97,7 +98,7 @@ class TeacherPool:
         tie_break: TieBreak = "skip",
         one_per_family: bool = False,
         deadline_s: float = 120.0,
-        most_waiting: int = 4096,
+        most_waiting: int = 1024,
     ) -> None:
         names = [teacher.name for teacher in teachers]
         if len(set(names)) != len(names):
@@ -129,6 +130,7 @@ class TeacherPool:
         self._batches: set[asyncio.Task[None]] = set()
         self._posts: set[asyncio.Task[None]] = set()
         self._answers: Shared[str, Answer] = Shared()
+        self._reading = asyncio.Semaphore(_READS)
 
     def submit(self, asks: Sequence[Ask]) -> Batch:
         """Have states asked about, the first ones first, and return at once. From any thread.
@@ -288,9 +290,7 @@ class TeacherPool:
             actions[teacher.name] = self._keys.keyed(action, cwd=prompt.cwd)
         except (TeacherFailed, Unusable) as error:
             failures[teacher.name] = error.reason
-            if (teacher.name, error.reason) not in self._warned:  # the others are counted
-                self._warned.add((teacher.name, error.reason))
-                _log.warning("teacher %s has no vote (%s): %s", teacher.name, error.reason, error)
+            self._warn(teacher.name, error.reason, "teacher %s has no vote: %s", teacher.name, error)
         except asyncio.CancelledError:
             failures[teacher.name] = "cancelled"
         except Exception as error:
@@ -321,7 +321,8 @@ class TeacherPool:
         """Return what is asked: of the exact payloads if they can be had, else of the transcript, else nothing."""
         if self._episodes is not None and ask.eid is not None and ask.t is not None:
             try:
-                states = await histories.get(ask.eid, lambda: self._history(str(ask.eid)))
+                async with self._reading:
+                    states = await histories.get(ask.eid, lambda: self._history(str(ask.eid)))
                 upto = [state for state in states if state.eid != ask.eid or state.t <= (ask.t or 0)]
                 return self._prompter.from_states(upto, ask.turns, ask.prompt)
             except (ErrataError, ConnectionError, TimeoutError, NotReadable) as error:
@@ -340,12 +341,16 @@ class TeacherPool:
         return await self._episodes.history(eid)
 
     def _not_read(self, error: Exception) -> None:
-        kind = type(error).__name__
         with self._lock:
             self._counts["states_not_read"] += 1
-        if ("", kind) not in self._warned:
-            self._warned.add(("", kind))
-            _log.warning("a state cannot be read from the journal (%s): transcripts are used", error)
+        why = f"reading:{type(error).__name__}"
+        self._warn("", why, "a state cannot be read from the journal (%s): transcripts are used", error)
+
+    def _warn(self, who: str, why: str, message: str, *told: Any) -> None:
+        """Log the first of its kind; all are counted."""
+        if (who, why) not in self._warned:
+            self._warned.add((who, why))
+            _log.warning(message, *told)
 
     async def _publish(self, ballots: list[Ballot]) -> None:
         """Post the votes, an episode at a time. What fails is counted, and changes no vote."""
@@ -362,7 +367,7 @@ class TeacherPool:
                     await self._episodes.post_rewards(eid, rewards)
             except (ErrataError, ConnectionError, TimeoutError) as error:
                 outcome = "not_posted"
-                _log.warning("votes on episode %s were not posted: %s", eid, error)
+                self._warn("", f"posting:{type(error).__name__}", "votes were not posted: %s", error)
             with self._lock:
                 self._counts[outcome] += len(rewards)
 
