@@ -378,3 +378,45 @@ def test_a_journal_with_gaps_never_gives_a_call_anothers_delivery(truth: Truth, 
                 assert by_t[one.t].name == one.name
                 assert by_t[one.t].arguments == one.arguments
     assert len(set(seen)) == len(seen)
+
+
+def test_a_call_that_failed_leaves_its_delivery_to_the_same_call_made_again() -> None:
+    messages = [
+        said("", call("run", command="ls")),
+        answered("run", "{'error': 'connection lost'}"),
+        said("", call("run", command="ls")),
+        answered("run", "a"),
+        said(""),
+    ]
+    for text in ("a", None):
+        assert ts(built(messages, [Delivery(1, "run", {"command": "ls"}, text)])) == [[None], [1], []]
+
+
+def test_a_command_may_print_what_looks_like_a_trainers_error() -> None:
+    text = "{'error': 'Tool run not found.'}"
+    rollout = built(
+        [said("", call("run", command="cat log")), answered("run", text), said("")],
+        [Delivery(1, "run", {"command": "cat log"}, text)],
+    )
+    assert (ts(rollout), kinds(rollout)) == ([[1], []], [[None], []])
+
+
+@pytest.mark.parametrize("own", [{"n": "1"}, {"n": 1}, {"n": 1.0}, {"n": 1, "path": "", "more": None}])
+def test_arguments_are_the_same_when_the_environment_would_take_them_as_the_same(own: dict[str, Any]) -> None:
+    messages = [said("", call("run", **own)), answered("run", "a"), said("")]
+    assert ts(built(messages, [Delivery(1, "run", {"n": 1, "tags": []}, "a")])) == [[1], []]
+    assert ts(built(messages, [Delivery(1, "run", {"n": 2}, "a")])) == [[None], []]
+
+
+def test_a_long_episode_with_calls_that_reached_nothing_is_matched_call_by_call() -> None:
+    messages: list[dict[str, Any]] = []
+    journal = []
+    for n in range(400):
+        name = "zz" if n % 7 == 3 else "run"
+        output = "{'error': 'Tool zz not found.'}" if name == "zz" else "same"
+        messages += [said("", call(name, command=str(n % 3))), answered(name, output)]
+        if name == "run":
+            journal.append(Delivery(len(journal) + 2, "run", {"command": str(n % 3)}, "same"))
+    rollout = built([*messages, said("")], [Delivery(1, "prepare"), *journal])  # the detour: one more at the beginning
+    found = [one.t for turn in rollout.turns for one in turn.calls if one.t is not None]
+    assert found == list(range(2, len(journal) + 2))

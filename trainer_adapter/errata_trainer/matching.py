@@ -11,9 +11,10 @@ the plain case, in which everything fits at once, is taken without it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .deliveries import Delivery
 
@@ -31,11 +32,27 @@ class Asked:
         texts: Name and text of the tool results that followed, an error that a trainer wrapped bare as well; None
             where results are not known.
         most: How many of the calls can have been answered.
+        errors: How many of the results are errors that a trainer made: their calls delivered nothing.
     """
 
     calls: tuple[tuple[str, Mapping[str, Any] | None], ...]
     texts: frozenset[tuple[str, str]] | None
     most: int
+    errors: int = 0
+
+
+class _Turn(NamedTuple):
+    calls: list[tuple[str, str | None]]
+    texts: frozenset[tuple[str, str]] | None
+    most: int
+    errors: int
+
+
+class _Sent(NamedTuple):
+    name: str
+    key: str | None
+    text: str | None
+    delivered: bool
 
 
 def match(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[int | None]]:
@@ -45,77 +62,82 @@ def match(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[i
         turns: In order.
         deliveries: In order of their making.
     """
-    plain = _plain(turns, deliveries)
-    return plain if plain is not None else _aligned(turns, deliveries)
+    asked = [
+        _Turn([(name, arguments_key(a)) for name, a in one.calls], one.texts, one.most, one.errors) for one in turns
+    ]
+    sent = [_Sent(one.name, arguments_key(one.arguments), one.text, one.t is not None) for one in deliveries]
+    plain = _plain(asked, sent)
+    return plain if plain is not None else _aligned(asked, sent)
 
 
-def evidence(call: tuple[str, Mapping[str, Any] | None], delivery: Delivery, asked: Asked) -> int:
-    """Return how much speaks for a delivery as the answer to a call; 0 forbids it."""
-    name, arguments = call
-    if delivery.name and name != delivery.name:
-        return 0
-    answered = delivery.text is not None and asked.texts is not None and (name, delivery.text) in asked.texts
-    if delivery.arguments is not None:
-        # Texts alone prove nothing: many commands say nothing, and all alike.
-        same = arguments is not None and same_arguments(arguments, delivery.arguments)
-        return _ARGUMENTS + _TEXT * answered if same else 0
-    if delivery.text is not None:
-        return _TEXT * answered
-    return _NAME  # nothing more is known of it
-
-
-def same_arguments(called: Mapping[str, Any], delivered: Mapping[str, Any]) -> bool:
-    """Whether a request carries a call's arguments.
+def arguments_key(arguments: Mapping[str, Any] | None) -> str | None:
+    """Return a text that is the same for a call's arguments and for those of the request that was made of it.
 
     An action's fields that are not set do not count, and ``"1"`` is 1: trainers do not check types, environments
     convert them.
     """
-    called, delivered = _given(called), _given(delivered)
-    return called.keys() == delivered.keys() and all(_alike(called[name], delivered[name]) for name in called)
+    if arguments is None:
+        return None
+    given = {str(name): _plain_value(value) for name, value in arguments.items() if value not in (None, "", [], {})}
+    return json.dumps(given, sort_keys=True)
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value not in (None, "", [], {})}
+def _plain_value(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, default=str) if isinstance(value, Mapping | list | tuple) else str(value)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if one == other:
-        return True
-    return isinstance(one, str) != isinstance(other, str) and str(one) == str(other)
+def _evidence(call: tuple[str, str | None], sent: _Sent, texts: frozenset[tuple[str, str]] | None) -> int:
+    """Return how much speaks for a delivery as the answer to a call; 0 forbids it."""
+    name, key = call
+    if sent.name and name != sent.name:
+        return 0
+    if sent.key is not None:
+        if key != sent.key:
+            return 0  # texts alone prove nothing: many commands say nothing, and all alike
+        return _ARGUMENTS + (_TEXT if _answered(name, sent, texts) else 0)
+    if sent.text is not None:
+        return _TEXT if _answered(name, sent, texts) else 0
+    return _NAME  # nothing more is known of it
 
 
-def _plain(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[int | None]] | None:
+def _answered(name: str, sent: _Sent, texts: frozenset[tuple[str, str]] | None) -> bool:
+    return sent.text is not None and texts is not None and (name, sent.text) in texts
+
+
+def _plain(turns: Sequence[_Turn], deliveries: Sequence[_Sent]) -> list[list[int | None]] | None:
     """Return the match in which every turn is answered at once by the next deliveries, if all evidence agrees."""
     at = 0
     result: list[list[int | None]] = []
-    for asked in turns:
-        found: list[int | None] = [None] * len(asked.calls)
+    for turn in turns:
+        found: list[int | None] = [None] * len(turn.calls)
         while at < len(deliveries):
-            delivery = deliveries[at]
-            best = _best(asked, delivery, found)
-            full = _ARGUMENTS if delivery.text is None or asked.texts is None else _ARGUMENTS + _TEXT
+            best = _best(turn, deliveries[at], found)
+            full = _ARGUMENTS if deliveries[at].text is None or turn.texts is None else _ARGUMENTS + _TEXT
             if best is None or best[0] < full:
                 break
             found[best[1]] = at
             at += 1
-        if found.count(None):
-            return None  # one was not delivered, or is somewhere else
+        delivered = sum(one is not None and deliveries[one].delivered for one in found)
+        if delivered != turn.most - turn.errors:
+            return None  # one is somewhere else
         result.append(found)
     return result
 
 
-def _aligned(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[int | None]]:
+def _aligned(turns: Sequence[_Turn], deliveries: Sequence[_Sent]) -> list[list[int | None]]:
     """Return the match of the greatest evidence; among equals, the earliest."""
     count = len(deliveries)
     best = [0] * (count + 1)  # evidence of the turns so far within the first p deliveries
     choices: list[list[tuple[int, tuple[int | None, ...]]]] = []
-    for asked in turns:
-        nothing: tuple[int | None, ...] = (None,) * len(asked.calls)
+    for turn in turns:
+        nothing: tuple[int | None, ...] = (None,) * len(turn.calls)
         after = list(best)
         chosen = [(p, nothing) for p in range(count + 1)]  # p: where the turn's run of deliveries begins
         for begin in range(count):
             # A run may hold deliveries that answer no call, from a tool that acts twice, but not many.
-            for end, score, found in _runs(asked, deliveries, begin, 2 * asked.most + 1):
+            for end, score, found in _runs(turn, deliveries, begin, 2 * turn.most + 1):
                 if best[begin] + score > after[end]:
                     after[end] = best[begin] + score
                     chosen[end] = (begin, found)
@@ -135,14 +157,15 @@ def _aligned(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[lis
 
 
 def _runs(
-    asked: Asked, deliveries: Sequence[Delivery], begin: int, longest: int
+    turn: _Turn, deliveries: Sequence[_Sent], begin: int, longest: int
 ) -> list[tuple[int, int, tuple[int | None, ...]]]:
     """Return end, evidence and match of each run from ``begin`` on that ends with a match."""
-    found: list[int | None] = [None] * len(asked.calls)
-    score = matched = 0
+    found: list[int | None] = [None] * len(turn.calls)
+    score = matched = delivered = 0
     runs = []
     for index in range(begin, min(begin + longest, len(deliveries))):
-        best = _best(asked, deliveries[index], found)
+        sent = deliveries[index]
+        best = _best(turn, sent, found) if not sent.delivered or delivered < turn.most - turn.errors else None
         if best is None:
             if index == begin:
                 return []  # the same run without it begins one later
@@ -150,18 +173,19 @@ def _runs(
         found[best[1]] = index
         score += best[0]
         matched += 1
+        delivered += sent.delivered
         runs.append((index + 1, score, tuple(found)))
-        if matched == asked.most:
+        if matched == turn.most:
             break
     return runs
 
 
-def _best(asked: Asked, delivery: Delivery, found: Sequence[int | None]) -> tuple[int, int] | None:
+def _best(turn: _Turn, sent: _Sent, found: Sequence[int | None]) -> tuple[int, int] | None:
     """Return evidence and index of the call that a delivery answers best; the first among equals."""
     best: tuple[int, int] | None = None
-    for index, call in enumerate(asked.calls):
+    for index, call in enumerate(turn.calls):
         if found[index] is None:
-            score = evidence(call, delivery, asked)
+            score = _evidence(call, sent, turn.texts)
             if score and (best is None or score > best[0]):
                 best = (score, index)
     return best

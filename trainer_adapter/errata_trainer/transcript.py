@@ -165,12 +165,14 @@ def _calls(
 ) -> list[tuple[Call, ...]]:
     asked_of = [[_asked(call) for call in message.get("tool_calls") or ()] for message, _ in said]
     results_known = any(results for _, results in said)
+    printed = {(one.name, one.text) for one in deliveries if one.t is not None}
     turns = []
     for index, (_, results) in enumerate(said):
         executed = bool(results) or (not results_known and index < len(said) - 1)
         calls_made = tuple(asked_of[index]) if executed else ()
         most = min(len(calls_made), len(results)) if results_known else len(calls_made)
-        turns.append(Asked(calls_made, _texts(results) if results_known else None, most))
+        errors = sum(_is_error(result, printed) for result in results)
+        turns.append(Asked(calls_made, _texts(results) if results_known else None, most, min(errors, most)))
     matches = match(turns, deliveries)
     built = []
     for (message, results), asked, turn, found in zip(said, asked_of, turns, matches, strict=True):
@@ -186,6 +188,12 @@ def _calls(
             calls.append(Call(name, dict(arguments or {}), None if delivery is None else delivery.t, marker))
         built.append(tuple(calls))
     return built
+
+
+def _is_error(result: Mapping[str, Any], printed: Collection[tuple[str, str | None]]) -> bool:
+    """Whether the trainer made this result itself; a command may print the same."""
+    text = _text(result.get("content"))
+    return trainer_error(text) is not None and (str(result.get("name", "")), text) not in printed
 
 
 def _texts(results: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
