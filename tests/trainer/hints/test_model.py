@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from failing import failing, marker_for
 
 from errata_protocol.errors import Overloaded, StepTimeout
-from errata_trainer.hints import Completion, FailedTurn, Hinter, HintPack, ModelHinter, TemplateHinter, write_hints
+from errata_trainer.hints import (
+    Completion,
+    FailedTurn,
+    Hinter,
+    HintPack,
+    ModelHinter,
+    TeacherModel,
+    TemplateHinter,
+    write_hints,
+)
+from errata_trainer.teachers import AnswerCache, Budget
+from errata_trainer.teachers.endpoint import ChatTeacher, Endpoint
 
 PACK = HintPack.load(installed=False)
 MISSING = marker_for("path_not_found", file="a.txt", message="cat: a.txt: No such file or directory")
@@ -73,8 +89,8 @@ def test_a_turn_that_was_asked_about_costs_nothing_again() -> None:
         ("  \n", "empty"),
         ("Write the WHOLE  secret of it.", "leak"),
         ("look " * 400, "too_long"),
-        (Overloaded("busy"), "OVERLOADED"),
-        (StepTimeout("late"), "TIMEOUT"),
+        (Overloaded("busy"), "Overloaded"),
+        (StepTimeout("late"), "StepTimeout"),
         (ConnectionResetError(), "ConnectionResetError"),
     ],
 )
@@ -131,3 +147,60 @@ def test_a_call_that_failed_counts_as_if_it_had_cost_all_it_could() -> None:
     assert failed.spent_tokens > 500
     assert failed.hint(turn()) is not None
     assert failed.counts["fallback:budget"] == 1
+
+
+def test_an_answer_that_was_cut_off_is_not_used() -> None:
+    def cut(messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Completion:
+        return Completion("Look at the", 10, finished=False)
+
+    asked = hinter(cut)
+    hint = asked.hint(turn())
+    assert hint is not None and hint.source == "template"
+    assert asked.counts["fallback:cut_off"] == 1
+
+
+def test_a_teacher_writes_hints_with_its_own_budget_and_cache(tmp_path: Path) -> None:
+    asks: list[Mapping[str, Any]] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        asks.append(json.loads(request.content))
+        choice = {"message": {"role": "assistant", "content": "Look first."}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 40, "completion_tokens": 4, "total_tokens": 44}
+        body = json.dumps({"model": "m", "choices": [choice], "usage": usage}).encode()
+        return httpx.Response(200, stream=httpx.ByteStream(body))
+
+    def model(**options: Any) -> TeacherModel:
+        endpoint = Endpoint("m", base_url="http://localhost:1/v1", key_env=None, max_tokens=100)
+        teacher = ChatTeacher(endpoint, transport=httpx.MockTransport(serve))
+        return TeacherModel(teacher, cache=AnswerCache(tmp_path), **options)
+
+    with model() as first:
+        hint = hinter(first).hint(turn())
+        assert hint is not None and hint.text.endswith("Look first.")
+        assert first.budget.spent.tokens == 44
+    with model(budget=Budget(tokens=0)) as again:
+        assert hinter(again).hint(turn()) == hint
+        other = hinter(again)
+        assert (told := other.hint(turn(task={"instruction": "another"}))) is not None and told.source == "template"
+        assert other.counts["fallback:BudgetSpent"] == 1
+    assert len(asks) == 1 and "tools" not in asks[0]
+    with pytest.raises(RuntimeError, match="closed"):
+        again([], max_tokens=1)
+
+
+def test_closing_ends_completions_on_their_way() -> None:
+    begun = threading.Event()
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    endpoint = Endpoint("m", base_url="http://localhost:1/v1", key_env=None)
+    model = TeacherModel(ChatTeacher(endpoint, transport=httpx.MockTransport(hang)))
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(model, [{"role": "user", "content": "a"}], max_tokens=9)
+        assert begun.wait(20)
+        model.close()
+        with pytest.raises(CancelledError):
+            asked.result(20)

@@ -1,5 +1,6 @@
 """What a teacher reads before a failing turn."""
 
+from .asking import TeacherModel
 from .feedback import Attempt, FeedbackHinter
 from .hint import FailedTurn, Hint, Hinter, write_hints
 from .leaks import leaks, secrets_of
@@ -22,6 +23,7 @@ __all__ = [
     "HintRenderer",
     "Hinter",
     "ModelHinter",
+    "TeacherModel",
     "TemplateHinter",
     "approximate_tokens",
     "key_of",

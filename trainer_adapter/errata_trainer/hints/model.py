@@ -56,10 +56,12 @@ class Completion:
     Attributes:
         text: Its answer.
         tokens: Tokens of prompt and answer, as the provider counts them; None if it does not say.
+        finished: It came to its end; False for one that was cut off at its longest length.
     """
 
     text: str
     tokens: int | None = None
+    finished: bool = True
 
 
 class Complete(Protocol):
@@ -96,7 +98,8 @@ class ModelHinter:
 
     Attributes:
         counts: ``asked``, ``cached``, ``written``, and by reason the hints that came from the fallback:
-            ``fallback:budget``, ``fallback:empty``, ``fallback:leak``, ``fallback:too_long``, ``fallback:CODE``.
+            ``fallback:budget``, ``fallback:empty``, ``fallback:leak``, ``fallback:too_long``, ``fallback:cut_off``, and
+            ``fallback:`` with the name of an error.
         spent_tokens: Tokens so far.
     """
 
@@ -162,9 +165,12 @@ class ModelHinter:
         try:
             completion = self.complete(messages, max_tokens=self.max_tokens)
             used = most if completion.tokens is None else completion.tokens
-            return completion.text
+            if completion.finished:
+                return completion.text
+            self._counted("fallback:cut_off")
+            return None
         except (ErrataError, OSError, TimeoutError) as error:
-            self._counted(f"fallback:{error.code if isinstance(error, ErrataError) else type(error).__name__}")
+            self._counted(f"fallback:{type(error).__name__}")
             return None
         finally:
             with self._lock:
