@@ -1,6 +1,7 @@
 """One rank of a training run on two, or all of it alone: `python ddp_main.py URL OUT` under torchrun or not.
 
-All error sites are on the first rank and all pairs on the second, which is where an uneven number of forward passes hangs.
+All error sites are on the first rank and all pairs on the second, which is where an uneven number of forward passes
+hangs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import conftest  # noqa: E402, F401 # offline, one thread
+import conftest  # noqa: F401 # offline, one thread
+import torch
+from datasets import Dataset
+from scripted import Scripted, call, config
 
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from scripted import Scripted, call, config  # noqa: E402
-
-from errata_trainer import DpoPair  # noqa: E402
-from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory  # noqa: E402
-from errata_trainer.tiny import tiny_model, tiny_tokenizer  # noqa: E402
-from errata_trainer.tools import of_spec  # noqa: E402
-from tests.environments.shelf import SPEC  # noqa: E402
+from errata_trainer import DpoPair
+from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.tiny import tiny_model, tiny_tokenizer
+from errata_trainer.tools import of_spec
+from tests.environments.shelf import SPEC
 
 ROWS = [
     [call("read", path="green"), call("submit", word="owl"), "done"],
