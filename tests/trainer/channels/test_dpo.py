@@ -95,5 +95,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         dpo_loss(pi, pi, ref, ref, beta_dpo=0.0)
     with pytest.raises(ValueError, match="lengths"):
         dpo_loss(pi, pi, ref, ref, loss_type="sigmoid_norm")
+    with pytest.raises(ValueError, match="without tokens"):
+        dpo_loss(pi, pi, ref, ref, loss_type="sigmoid_norm", lengths=(torch.tensor([1, 0]), torch.tensor([1, 1])))
     with pytest.raises(ValueError, match="'sigmoid'"):
         dpo_loss(pi, pi, ref, ref, loss_type="hinge")

@@ -173,6 +173,8 @@ def _margins(
     if loss_type == "sigmoid_norm":
         if lengths is None or lengths[0].shape != chosen.shape or lengths[1].shape != chosen.shape:
             raise ValueError("sigmoid_norm needs lengths: ([P], [P]) tokens of the chosen and the rejected actions")
+        if bool((torch.stack(lengths) < 1).any()):
+            raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
         chosen, rejected = chosen / lengths[0], rejected / lengths[1]
     elif loss_type != "sigmoid":
         raise ValueError(f"loss_type is {loss_type!r}: 'sigmoid' or 'sigmoid_norm'")
