@@ -15,11 +15,11 @@ import importlib.util
 import json
 import multiprocessing
 import platform
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 if importlib.util.find_spec("trl") is None:
@@ -60,20 +60,25 @@ def losses(tokens: int) -> dict[str, Callable[[], torch.Tensor]]:
     }
 
 
+def memory_kib(field: str) -> int:
+    """Return a row of what the kernel says of this process: VmRSS now, VmHWM at most since `clear_refs`."""
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith(field))
+
+
 def peak_mib(name: str, tokens: int, results: Any) -> None:
     """Put into the queue how much more memory a loss and its gradient took than there was before."""
-    torch.set_num_threads(1)
     loss = losses(tokens)[name]
-    warm = losses(2)[name]  # what libraries allocate once
-    warm().backward()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    losses(2)[name]().backward()  # what libraries allocate once
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory_kib("VmRSS")
     loss().backward()
-    results.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    results.put((memory_kib("VmHWM") - before) / 1024)
 
 
 def in_a_process(name: str, tokens: int) -> float:
-    """Return what `peak_mib` measured."""
-    context = multiprocessing.get_context("spawn")
+    """Return what `peak_mib` measured, in a fork: what this process freed and kept would hide it."""
+    context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     process = context.Process(target=peak_mib, args=(name, tokens, results))
     process.start()
@@ -159,10 +164,11 @@ def main() -> None:
         "machine": platform.platform(), "torch": torch.__version__, "rounds": ROUNDS,
         "hidden": HIDDEN, "vocabulary": VOCABULARY, "loss": [], "teacher": {},
     }  # fmt: skip
+    peaks = {tokens: {name: round(in_a_process(name, tokens)) for name in losses(2)} for tokens in TOKENS}
     for tokens in TOKENS:
         runs = {name: lambda loss=loss: loss().backward() for name, loss in losses(tokens).items()}
         row: dict[str, Any] = {"tokens": tokens, "time_to_plain": ratios(alternating(runs), "plain")}
-        row["peak_mib"] = {name: round(in_a_process(name, tokens)) for name in runs}
+        row["peak_mib"] = peaks[tokens]
         report["loss"].append(row)
     times = alternating(teachers())
     report["teacher"] = {
