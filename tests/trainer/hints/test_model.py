@@ -74,6 +74,21 @@ def test_a_models_answer_is_a_hint_in_the_frame() -> None:
     assert "secret" not in user
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"instruction": "Count them."},
+        {"problem_statement": "Count them.", "patch": "x"},
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Count them."}]},
+        {"instruction": "", "prompt": "Count them."},
+    ],
+)
+def test_what_the_task_asks_for_is_told_however_it_is_given(task: dict[str, Any]) -> None:
+    model = Scripted(["Look."])
+    hinter(model).hint(failing(MISSING, task=task))
+    assert "(beginning):\nCount them.\n" in model.prompts[0][1]["content"]
+
+
 def test_a_turn_that_was_asked_about_costs_nothing_again() -> None:
     cache: dict[str, str] = {}
     first = hinter(Scripted(["Look."]), cache=cache)

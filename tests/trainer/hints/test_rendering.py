@@ -76,6 +76,29 @@ def test_a_spliced_hint_is_what_the_template_renders(published: Any, after: Any)
     assert spliced[-tail:] == rendered[-tail:]
 
 
+REFUSED = {
+    "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3", "gemma4",
+    "gemma4_v3", "gemma4_v4", "gemma4_v5", "idefics3", "llava_next", "phi3", "phi3_5", "smolvlm",
+}  # fmt: skip
+
+
+def test_each_template_that_trl_ships_takes_a_hint_or_is_refused_with_the_reason() -> None:
+    taken = set()
+    for file in sorted(TEMPLATES.glob("*.jinja")):
+        if file.stem.endswith("_training"):
+            continue
+        made = tokenizer(file.read_text())
+        try:
+            renderer = HintRenderer(made)
+        except ValueError as error:
+            assert "this chat template" in str(error)
+            continue
+        assert "Look." in made.decode(renderer.hint_ids("Look."))
+        taken.add(file.stem)
+    assert len(taken) >= 20
+    assert not taken & REFUSED  # roles must alternate, no tool results, or a generation prompt of another kind
+
+
 def test_the_header_is_the_generation_prompt_with_the_trainers_arguments() -> None:
     made = tokenizer((TEMPLATES / "qwen3.jinja").read_text())
     assert made.decode(HintRenderer(made).header_ids) == "<|im_start|>assistant\n"

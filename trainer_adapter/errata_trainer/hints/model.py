@@ -17,6 +17,7 @@ from .hint import FailedTurn, Hint, Hinter
 from .leaks import leaks, secrets_of
 from .neutral import Count, approximate_tokens, neutral
 from .pack import framed, key_of
+from .slots import goal_of
 
 PROMPT_VERSION = "1"
 """Changes whenever the prompt would: it is part of the cache's key and of a hint's version."""
@@ -186,7 +187,7 @@ class ModelHinter:
             answer = site.message or ""
         tools = ", ".join(str(tool.get("function", tool).get("name")) for tool in failed.tools)
         user = _USER.format(
-            goal=_clipped(str(failed.rollout.task.get("instruction") or "(not given)"), _GOAL),
+            goal=_clipped(goal_of(failed.rollout.task) or "(not given)", _GOAL),
             tools=tools or "(not given)",
             action=_clipped(f"{call.name} {json.dumps(call.arguments, ensure_ascii=False, default=str)}", _ACTION),
             kind=kind,

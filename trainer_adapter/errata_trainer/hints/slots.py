@@ -1,6 +1,6 @@
 """What templates may say of a failing turn: a closed list of slots, each read from where the agent could read it too.
 
-Nothing that only a grader knows has a slot: no reward, no verifier output, no field of the task but its instruction.
+Nothing that only a grader knows has a slot: no reward, no verifier output, no field of the task but what it asks for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SLOTS: dict[str, int] = {
 ``tool`` the tool that was called; ``tools`` names of those there are; ``parameters`` what the tool takes, only for a
 call whose arguments did not fit; ``command`` the command, path or other text that the call is about; ``span`` the part
 of it that is the error site; ``file``, ``line``, ``column``, ``test_id``, ``message`` of the site; ``cwd``,
-``exit_code``, ``time_limit_s``, ``limit`` (which one was hit) of the observation; ``goal`` the beginning of the task's
-instruction.
+``exit_code``, ``time_limit_s``, ``limit`` (which one was hit) of the observation; ``goal`` the beginning of what the
+task asks for.
 """
 
 _MAIN_ARGUMENTS = ("command", "code", "path", "patch", "query", "input")
@@ -53,7 +53,7 @@ def slots_of(failed: FailedTurn) -> dict[str, str]:
         "exit_code": observation.get("exit_code"),
         "time_limit_s": _seconds(observation.get("time_limit_s")),
         "limit": observation.get("limit_hit"),
-        "goal": failed.rollout.task.get("instruction"),
+        "goal": goal_of(failed.rollout.task),
     }
     if call.t is None and call.name in tools:
         values["parameters"] = _parameters(tools[call.name])
@@ -71,6 +71,18 @@ def slots_of(failed: FailedTurn) -> dict[str, str]:
             if shown:
                 filled[name] = shown
     return filled
+
+
+def goal_of(task: Mapping[str, Any]) -> str | None:
+    """Return what a task asks for: its instruction, its problem statement, or the last user message of its prompt."""
+    for name in ("instruction", "problem_statement", "prompt"):
+        value = task.get(name)
+        if isinstance(value, list):
+            said = [one.get("content") for one in value if isinstance(one, Mapping) and one.get("role") == "user"]
+            value = said[-1] if said else None
+        if isinstance(value, str) and value.strip():
+            return value
+    return None
 
 
 def _described(tool: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
