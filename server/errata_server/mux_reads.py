@@ -20,6 +20,7 @@ from .journal.base import SessionRow
 from .mcp import McpDoor, invalid_call, parse_rpc
 from .mux_requests import object_of, recorded_of
 from .mux_shell import PREFIX, Door, MuxShell, journal_sid
+from .ownership import owned_episode
 from .replay import Replay
 from .rewards import push_data
 from .session import Session
@@ -104,9 +105,10 @@ class Reads:
                 raise EnvironmentOutputInvalid(f"the environment's state has no JSON form: {error}") from error
         if read.kind == "rewards":
             eid = fields.get("eid") or session.eid
+            if eid is not None and eid != session.eid:
+                await owned_episode(self._shell.runtime, eid, principal)
             rows = [] if eid is None else await self._shell.runtime.read(self._shell.runtime.journal.rewards, eid)
-            mine = [push_data(row) for row in rows if row.sid == session.sid]
-            return Reply("rewards", b"[" + b",".join(mine) + b"]")
+            return Reply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
         rpc = parse_rpc(object_of(read.data))
         if not isinstance(rpc, JsonRpcRequest):
             return Reply("mcp", to_json(rpc))

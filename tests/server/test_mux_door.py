@@ -427,6 +427,13 @@ async def test_late_rewards_are_pushed_once_in_order_and_again_after_a_cut() -> 
         assert [p["reward_id"] for p in trainer.pushed] == ["a0", "a1", "a2", "b"]
         listed = json.loads((await trainer.read("rewards", session)).payload)
         assert [r["reward_id"] for r in listed] == ["a0", "a1", "a2", "b"]
+        other = await trainer.open()
+        listed = json.loads((await trainer.read("rewards", other, {"eid": reset.eid})).payload)
+        assert [r["reward_id"] for r in listed] == ["a0", "a1", "a2", "b"], (
+            "as on the HTTP door: whose episode it is decides"
+        )
+        with pytest.raises(UnknownEpisode):
+            await trainer.read("rewards", other, {"eid": "ep_nobody"})
 
 
 async def test_a_server_that_stops_answers_what_runs_and_sends_its_clients_to_the_next(tmp_path: Path) -> None:
