@@ -42,7 +42,7 @@ HERE = len(ROWS) // WORLD
 class OfTheSecondHalf:
     """Pairs of the rollouts that play in the second half of the rows."""
 
-    def use(self, tokenizer: Any, end_ids: Sequence[int], **template: Any) -> None:
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
         pass
 
     def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:

@@ -64,7 +64,7 @@ class Pairs:
     def __init__(self) -> None:
         self.rollouts: list[Any] = []
 
-    def use(self, tokenizer: Any, end_ids: Any, **template: Any) -> None:
+    def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         pass
 
     def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:

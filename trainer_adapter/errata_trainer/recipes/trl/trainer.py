@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +46,8 @@ LOST_BATCHES = 3
 class PairSource(Protocol):
     """Where channel 3 has its pairs from."""
 
-    def use(self, tokenizer: Any, end_ids: Sequence[int], **template: Any) -> None:
-        """Be told how the student speaks: its tokenizer, what ends a turn, arguments of its chat template."""
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Be told how the student speaks (tokenizer, ends of turns, chat template) and who the reference is."""
         ...
 
     def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
@@ -118,7 +120,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             if pairs is not None:
-                pairs.use(self._tokenizer, self.eos_token_ids, **template)
+                pairs.use(self._tokenizer, self.eos_token_ids, self._reference(), **template)
             renderer = HintRenderer(self._tokenizer, tool_name=self.tools[0].__name__, **template)
             length = self.settings.max_teacher_length or self.model.config.max_position_embeddings
             self._sites = Sites(
@@ -182,12 +184,21 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with log-probabilities of the reference model, the base below an adapter, or the policy now."""
         model = self.accelerator.unwrap_model(self.model)
-        name = getattr(self.model.config, "_name_or_path", "") or "policy"
+        adapter = self.ref_model is None and hasattr(model, "disable_adapter")
+        frozen = self.ref_model if self.ref_model is not None else model
+        return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
+
+    def _reference(self) -> str:
+        """Return which weights and tokenizer make log-probabilities of pairs: those of others are refused."""
         if self.ref_model is not None:
-            return self._preferences.referred(self.ref_model, pairs, f"reference of {name}", adapter=False)
-        if hasattr(model, "disable_adapter"):
-            return self._preferences.referred(model, pairs, f"base of {name}", adapter=True)
-        return self._preferences.referred(model, pairs, f"{name} when asked", adapter=False)
+            whose = "reference model"
+        elif hasattr(self.accelerator.unwrap_model(self.model), "disable_adapter"):
+            whose = "base below the adapter"
+        else:
+            whose = "policy when asked"
+        name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()
+        return f"{whose} of {name}, tokenizer {hashlib.sha256(vocabulary).hexdigest()[:12]}"
 
     def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls]:
         """Have the student take one turn behind each context; all ranks take part if one has to."""

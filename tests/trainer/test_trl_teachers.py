@@ -1,0 +1,171 @@
+"""Teachers' votes become pairs in the student's own tokens, and pairs become a loss."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from scripted import Scripted, call, config
+from trl import GRPOTrainer
+
+from errata_client import Episodes
+from errata_server.process import ServerProcess
+from errata_trainer.action_tokens import action_ids
+from errata_trainer.channels.pairs import StaleReference
+from errata_trainer.recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.teachers import Answer, FakeTeacher, Prompt, Prompter, RawCall, TeacherPool
+from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
+from errata_trainer.tools import of_spec
+from tests.environments.shelf import SPEC
+
+SHELF = of_spec(SPEC)
+RED = RawCall("read", '{"path": "red"}')
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer([call("read", path="green"), "the word is owl no file"])
+
+
+class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = GRPOTrainer.compute_loss(self, model, inputs).detach()
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.seen.append({"inputs": inputs, "plain": plain, "loss": loss.detach()})
+        return loss
+
+
+def pool(url: str, *teachers: FakeTeacher) -> TeacherPool:
+    prompter = Prompter(tools=SPEC.tools, agent_text=SPEC.agent_text)
+    return TeacherPool(teachers, prompter, episodes=Episodes(url), deadline_s=30.0)
+
+
+def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: Any, **changes: Any) -> Trainer:
+    rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
+    trainer = Trainer(
+        model=tiny_model(tokenizer),
+        processing_class=tokenizer,
+        args=config(path, **changes),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=environment_factory(url, SHELF),
+        alpha_sdpo=0.0,
+        beta_replay=1.0,
+        pairs=pairs,
+    )
+    trainer.script = script
+    trainer.train()
+    return trainer
+
+
+SCRIPTS = [
+    [call("read", path="red"), call("read", path="green"), call("submit", word="owl"), "done"],
+    [call("submit", word="owl"), "done"],
+    [call("read", path="blue") + call("submit", word="elk"), "done"],
+    [call("submit", word="elk"), "done"],
+]
+
+
+def script(row: int, turn: int) -> str:
+    return SCRIPTS[row % 4][turn]
+
+
+def test_what_teachers_agree_on_is_chosen_at_the_students_own_state(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    teachers = [FakeTeacher(Answer(calls=(RED,)), name=name) for name in ("a", "b")]
+    teachers.append(FakeTeacher(Answer(text="I give up"), name="c"))
+    with pool(server.url, *teachers) as asked:
+        pairs = TeacherPairs(asked, tmp_path / "pairs.jsonl", wait_s=60.0)
+        trainer = trained(tokenizer, server.url, tmp_path, pairs, script)
+    (seen,) = trainer.seen
+    found = [pair for row in seen["inputs"]["dpo_pairs"] for pair in row]
+    said = sorted((tokenizer.decode(p.rejected_ids), tokenizer.decode(p.chosen_ids)) for p in found)
+    assert said == [
+        (SCRIPTS[2][0] + END, call("read", path="red") + END),
+        (SCRIPTS[0][1] + END, call("read", path="red") + END),
+    ]
+    for pair in found:
+        context = tokenizer.decode(pair.context_ids)
+        assert context.endswith("<|im_start|>assistant\n") and set(pair.votes) == {"a", "b", "c"}
+        assert ("the word is owl" in context) is (pair.t == 1), "the state is the one before the failing call"
+    assert float(seen["loss"] - seen["plain"]) == pytest.approx(0.6931, abs=1e-3)
+    log = trainer.state.log_history[0]
+    assert log["dpo/votes/consensus"] == 2.0 and log["dpo/pairs"] == 2.0 and log["dpo/buffer"] == 2.0
+
+
+def test_teachers_read_what_the_student_read_and_their_votes_are_late_rewards(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    teachers = [FakeTeacher(Answer(calls=(RED,)), name=name) for name in ("a", "b")]
+    with pool(server.url, *teachers) as asked:
+        pairs = TeacherPairs(asked, tmp_path / "pairs.jsonl", wait_s=60.0)
+        trainer = trained(tokenizer, server.url, tmp_path, pairs, script)
+    eid = trainer.environments[0]._seat.eid
+    prompts = [prompt for prompt in teachers[0].asked if "the word is owl" in json.dumps(prompt.messages)]
+    assert len(prompts) == 1 and prompts[0].source == "agent_text"
+    assert "no file" not in json.dumps(prompts[0].messages), "the error itself comes after the state"
+    rewards = environment_factory(server.url, SHELF)._connect()
+    try:
+        posted = [reward for reward in rewards.rewards(eid) if reward.source == "teachers"]
+        assert [(reward.t, reward.value) for reward in posted] == [(1, -1.0)]
+    finally:
+        rewards.close()
+
+
+def test_votes_that_are_late_train_a_later_batch_and_nobody_waits(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    def slow(prompt: Prompt) -> Answer:
+        return Answer(calls=(RED,))
+
+    teachers = [FakeTeacher(slow, name=name) for name in ("a", "b")]
+    with pool(server.url, *teachers) as asked:
+        pairs = TeacherPairs(asked, tmp_path / "pairs.jsonl", wait_s=0.0)
+        first = trained(tokenizer, server.url, tmp_path, pairs, script)
+        end = time.monotonic() + 30
+        while not all(batch.done for batch, _ in pairs._waiting) and time.monotonic() < end:
+            time.sleep(0.05)
+        again = trained(tokenizer, server.url, tmp_path, pairs, script)
+        pairs.close()
+    assert len(first.seen[0]["inputs"]["dpo_pairs"]) == 4
+    assert sum(map(len, again.seen[0]["inputs"]["dpo_pairs"])) >= 2
+    kept = TeacherPairs(asked, tmp_path / "pairs.jsonl")
+    kept.use(tokenizer, [tokenizer.eos_token_id], first._reference())
+    drawn = kept.sample(8, lambda new: list(new))
+    kept.close()
+    assert drawn and all(pair.ref_chosen is not None for pair in drawn), "pairs outlive the trainer that made them"
+    with pytest.raises(StaleReference):
+        kept.use(tokenizer, [tokenizer.eos_token_id], "another model")
+
+
+@pytest.mark.parametrize("template", [None, "qwen2_5_training.jinja", "qwen3_instruct_2507_training.jinja"])
+def test_an_action_has_the_tokens_that_the_student_would_say(tokenizer: Any, template: str | None) -> None:
+    import trl
+
+    given = {}
+    if template is not None:
+        given["chat_template"] = (Path(trl.__file__).parent / "chat_templates" / template).read_text()
+    functions = [{"type": "function", "function": {"name": "read", "arguments": {"path": 'a "b" ü'}}}]
+    message = {"role": "assistant", "content": "", "tool_calls": functions}
+    ids = action_ids(tokenizer, message, end_id=tokenizer.eos_token_id, **given)
+    before = [{"role": "user", "content": "hello"}]
+    context = tokenizer.apply_chat_template(
+        before, add_generation_prompt=True, tokenize=True, return_dict=False, **given
+    )
+    whole = tokenizer.apply_chat_template([*before, message], tokenize=True, return_dict=False, **given)
+    assert list(whole[: len(context) + len(ids)]) == [*context, *ids] and ids[-1] == tokenizer.eos_token_id

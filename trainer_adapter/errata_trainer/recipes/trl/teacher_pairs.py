@@ -1,0 +1,166 @@
+"""Channel 3's source of pairs: teachers are asked about a batch's states while training goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...action_tokens import action_ids
+from ...channels.pairs import PairBuffer, trainable_pairs
+from ...playing import Seat
+from ...rollout import DpoPair, Rollout
+from ...teachers import Ballot, Batch, TeacherPool, ask_of, choose, message_of, preferences
+from ...teachers.states import Policy
+from .parallel_tools import Transcripts
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the pool does not know of a state: the student's exact tokens."""
+
+    context_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+
+
+class TeacherPairs:
+    """Asks a pool of teachers about each batch, and trains on what they agreed on, a batch or more later.
+
+    Args:
+        pool: The teachers; whoever made it closes it.
+        buffer: File of the replay buffer, one for each process; pairs outlive a killed trainer.
+        policy: Which states are asked about.
+        most_states: Of one batch.
+        capacity: Pairs kept.
+        max_length: Tokens of context and action at most; None for no bound.
+        wait_s: How long a batch's own votes are waited for before it is trained on; 0 waits for nobody.
+        seed: Of the draws from the buffer.
+
+    Attributes:
+        counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
+            ``not_rendered``, ``no_tokens``).
+    """
+
+    def __init__(
+        self,
+        pool: TeacherPool,
+        buffer: Path | str,
+        *,
+        policy: Policy = "error_sites",
+        most_states: int = 16,
+        capacity: int = 4096,
+        max_length: int | None = None,
+        wait_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.pool = pool
+        self.policy, self.most_states = policy, most_states
+        self.max_length, self.wait_s = max_length, wait_s
+        self.counts: Counter[str] = Counter()
+        self._path, self._capacity = Path(buffer), capacity
+        self._buffer: PairBuffer | None = None
+        self._waiting: list[tuple[Batch, list[_Asked]]] = []
+        self._seed = seed
+        self._draws = 0
+        self._render: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
+        self._end_ids: frozenset[int] = frozenset()
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Be told how the student speaks, by the trainer, and open the buffer.
+
+        Args:
+            tokenizer: The student's.
+            end_ids: Tokens that end a turn.
+            reference: Whose log-probabilities pairs have.
+            **template: Arguments of ``apply_chat_template``.
+
+        Raises:
+            StaleReference: The buffer holds pairs of another reference.
+        """
+        self.close()
+        self._buffer = PairBuffer(self._path, capacity=self._capacity, reference=reference)
+        self._end_ids = frozenset(end_ids)
+        self._render = lambda message: action_ids(tokenizer, message, end_id=tokenizer.eos_token_id, **template)
+
+    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Have the states of a batch asked about."""
+        asks, known = [], []
+        for site in choose(rollouts, self.policy, most=self.most_states):
+            rollout, row = rollouts[site.rollout], site.rollout
+            messages = transcripts.messages[row]
+            said = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+            if site.turn.index >= len(said):
+                self.counts["no_tokens"] += 1
+                continue
+            before = messages[: said[site.turn.index]]
+            prompt = transcripts.prompts[row]
+            text = messages[said[site.turn.index]].get("content") or ""
+            asks.append(ask_of(site, rollout, text=str(text), prompt=prompt, transcript=[*prompt, *before]))
+            known.append(
+                _Asked(
+                    rollout.prompt_ids + rollout.completion_ids[: site.turn.start],
+                    rollout.completion_ids[site.turn.start : site.turn.stop],
+                )
+            )
+        if asks:
+            self._waiting.append((self.pool.submit(asks), known))
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        """Take in the votes that have come, and draw pairs from the buffer."""
+        if self.wait_s > 0 and self._waiting:
+            try:
+                self._waiting[-1][0].result(self.wait_s)
+            except TimeoutError:
+                self.counts["not_waited_for"] += 1
+        done = [entry for entry in self._waiting if entry[0].done]
+        self._waiting = [entry for entry in self._waiting if not entry[0].done]
+        found: list[DpoPair] = []
+        for batch, known in done:
+            for ballot, asked in zip(batch.result(0.0), known, strict=True):
+                self.counts[ballot.vote.reason] += 1
+                found += self._pairs(ballot, asked)
+        kept, skipped = trainable_pairs(found, max_length=self.max_length)
+        self.counts.update({str(reason): number for reason, number in skipped.items()})
+        assert self._buffer is not None, "the trainer says how the student speaks before it asks"
+        self._buffer.add(referred(kept))
+        self._draws += 1
+        return self._buffer.sample(min(count, len(self._buffer)), seed=self._seed + self._draws)
+
+    def _pairs(self, ballot: Ballot, asked: _Asked) -> list[DpoPair]:
+        assert self._render is not None
+        made = []
+        for preference in preferences(ballot):
+            try:
+                chosen = self._render(message_of(preference.chosen))
+            except ValueError:
+                self.counts["not_rendered"] += 1
+                continue
+            rejected = asked.rejected_ids
+            if not rejected or rejected[-1] not in self._end_ids:  # it was cut off: neither side has its end
+                chosen = chosen[:-1] if chosen and chosen[-1] in self._end_ids else chosen
+            made.append(
+                DpoPair(
+                    asked.context_ids,
+                    chosen,
+                    rejected,
+                    weight=preference.weight,
+                    eid=preference.eid,
+                    t=preference.t,
+                    votes=dict(preference.votes),
+                )
+            )
+        return made
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the beginning, what the pool says, and how many pairs the buffer holds."""
+        told = {f"votes/{reason}": float(number) for reason, number in sorted(self.counts.items())}
+        told |= {f"pool/{name}": value for name, value in self.pool.metrics().items()}
+        return {**told, "buffer": float(len(self._buffer)) if self._buffer is not None else 0.0}
+
+    def close(self) -> None:
+        """Close the buffer; the pool is its maker's. Idempotent."""
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
