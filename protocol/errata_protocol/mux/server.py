@@ -81,6 +81,7 @@ from .server_session import (
     ServerConfig,
     ServerConnection,
     ServerSession,
+    Told,
     optional,
 )
 from .state import Action, Event, Role, State, transition
@@ -321,8 +322,12 @@ class ServerProtocol:
     def completed(self, effect: Run | Record, reply: Reply, now: float) -> list[Effect]:
         """Take that a request and its reply are committed; the reply leaves, and the next request starts."""
         self._requests.completed(effect, reply, now)
-        if reply.type == "closed" and effect.session.state is not State.ABSENT:
-            self._attachments.bury(effect.session, "closed", told=False, now=now)
+        session = effect.session
+        if reply.type == "closed" and session.state is not State.ABSENT:
+            connection, unsent = session.connection, session.sent + 1
+            self._attachments.bury(session, "closed", told=False, now=now)
+            if connection is not None and unsent <= effect.id:  # replies before it were still being recalled
+                self._out.effects.append(Recall(session, unsent, effect.id, Told(connection)))
         return self._out.take()
 
     def rejected(self, effect: Run, error: ErrataError) -> list[Effect]:
