@@ -58,16 +58,17 @@ async def plan(
         now: Seconds since the epoch, by default the clock's.
         progress: Called with the number of episodes looked at.
     """
-    open_sids = {row.sid for row in await runtime.read(runtime.journal.open_sessions)}
     held: dict[str, HeldEpisode] = {}
-    current: dict[str, str] = {}
+    newest: dict[str, str] = {}
     async for one in all_held(runtime):
         held[one.row.eid] = one
-        if one.row.sid in open_sids:
-            current[one.row.sid] = one.row.eid  # the newest of its session
+        newest[one.row.sid] = one.row.eid
         progress(len(held))
+    # Read last: one that was opened while the episodes were read would be taken for none, and lose the one it is in.
+    open_sids = [row.sid for row in await runtime.read(runtime.journal.open_sessions)]
+    current = frozenset(newest[sid] for sid in open_sids if sid in newest)
     oldest = (runtime.clock.time() if now is None else now) - keep_days * DAY_S if keep_days is not None else None
-    return _choose(held, frozenset(current.values()), oldest, max_bytes)
+    return _choose(held, current, oldest, max_bytes)
 
 
 def _choose(held: dict[str, HeldEpisode], current: frozenset[str], oldest: float | None, max_bytes: int | None) -> Plan:
