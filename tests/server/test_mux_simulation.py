@@ -37,6 +37,13 @@ FOUND_WIDENED = {
 """Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""
 
 
+FOUND_INDEXED = {
+    6015: "retention took a session that was opened while it planned for none, and deleted the episode it was in",
+    6206: "a close was answered by nothing where replies before it were still being recalled",
+}
+"""Likewise, with deletions and retention on the durable journal."""
+
+
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "errata")  # injected faults are no news
@@ -66,6 +73,12 @@ def test_what_was_found_once_stays_mended(seed: int) -> None:
 def test_what_was_found_in_widened_schedules_stays_mended(seed: int) -> None:
     error = failure(seed)[1]
     assert error is None, f"{FOUND_WIDENED[seed]}: {error}"
+
+
+@pytest.mark.parametrize("seed", FOUND_INDEXED)
+def test_what_was_found_on_the_durable_journal_stays_mended(seed: int) -> None:
+    error = failure(seed, families=frozenset(["index", "retention", "deletion"]))[1]
+    assert error is None, f"{FOUND_INDEXED[seed]}: {error}"
 
 
 class Hasty(Server):

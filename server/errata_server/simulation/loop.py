@@ -52,6 +52,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         crash_at: Step before which `Crashed` is raised; None never crashes. May be set while the loop runs.
         errors: What callbacks raised and nobody awaited.
         fail_fast: Raise the first of them at once, rather than all at the end.
+        work_time_s: Draws how long a function handed to an executor waits for its thread, and its result for the loop.
     """
 
     # CPython's BaseEventLoop keeps its queues under these names from 3.4 on; mypy's stubs leave them out.
@@ -77,6 +78,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.crash_at: int | None = None
         self.errors: list[BaseException] = []
         self.fail_fast = False
+        self.work_time_s: Callable[[], float] | None = None
         self.set_exception_handler(_keep_error)
         self.set_debug(False)
 
@@ -135,8 +137,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[T]:
         """Run ``func`` on this thread, after what is ready now."""
         future: asyncio.Future[T] = self.create_future()
-        self.call_soon(_run_inline, future, func, args)
+        if self.work_time_s is None:
+            self.call_soon(_run_inline, future, func, args)
+        else:
+            done: asyncio.Future[T] = self.create_future()
+            done.add_done_callback(functools.partial(self._return_late, future, self.work_time_s()))
+            self.call_later(self.work_time_s(), _run_inline, done, func, args)
         return future
+
+    def _return_late(self, future: asyncio.Future[T], after_s: float, done: asyncio.Future[T]) -> None:
+        self.call_later(after_s, _pass_on, done, future)
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector here."""
@@ -246,6 +256,16 @@ def _run_inline(future: asyncio.Future[T], func: Callable[..., T], args: tuple[A
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def _pass_on(done: asyncio.Future[T], future: asyncio.Future[T]) -> None:
+    error = done.exception()
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 def _is_wake_up(handle: asyncio.Handle) -> bool:

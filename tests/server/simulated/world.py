@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from errata_server.journal import LogJournal
 from errata_server.mux_shell import journal_sid
 from errata_server.recovery_class import recovery_of
-from errata_server.simulation import DiskFaults, SimulatedMachine, SimulatedSocket
+from errata_server.simulation import DiskFaults, SimulatedLoop, SimulatedMachine, SimulatedSocket
 
 from .environments import JUDGED, KINDS, factory
 from .ledger import Ledger
@@ -121,9 +122,11 @@ class World:
     def _index(self) -> dict[str, Any]:
         """Return what a machine is given for a journal with an index, and nothing for one without."""
         self._directory = tempfile.TemporaryDirectory(prefix="errata-simulated-") if "index" in self.families else None
+        self._read_s = 0.0
         if self._directory is None:
             return {}
         chance = random.Random(f"{self.seed}/index")
+        self._read_s = chance.choice([0.0, 0.002, 0.1])
         return {
             "index": Path(self._directory.name),
             "batch_rows": chance.choice([1, 5, 50]),
@@ -174,6 +177,12 @@ class World:
         self._sockets.clear()
         self.visitors.forget()
         _, deterministic = KINDS[self.kind]
+        if self._read_s:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimulatedLoop)
+            loop.work_time_s = functools.partial(
+                self.machine.chance(f"reads {self.machine.boots}").uniform, 0.0, self._read_s
+            )
         server = await self._server_class.start(
             self.machine,
             factory(self._env, self.ledger.executed, tools="tools" in self.families),
