@@ -25,9 +25,10 @@ _OPERATORS = (
 _REDIRECTIONS = frozenset({"&>>", "<<-", "<<<", "&>", ">>", "<<", "<&", ">&", "<>", ">|", "<", ">"})
 _SPECIAL = frozenset("|&;()<>")
 _RESERVED = frozenset(
-    "if then else elif fi for while until do done case esac in select function time coproc { } ! [[ ]]".split()  # noqa: SIM905
+    "if then else elif fi for while until do done case esac select function time coproc { } ! [[ ]]".split()  # noqa: SIM905
 )
 _ENDS_COMMAND = frozenset({"fi", "done", "esac", "}", "[["})
+_ALONE = frozenset({"!", "time", "coproc"})
 _BLANK = frozenset(" \t")
 _SAFE = re.compile(r"[A-Za-z0-9_./:+@%^,\-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -164,6 +165,8 @@ class _Lexer:
             if char in _BLANK:
                 self._at += 1
             elif text.startswith("\\\n", self._at):
+                if text[self._at - 1 : self._at] in _SPECIAL and text[self._at + 2 : self._at + 3] in _SPECIAL:
+                    raise Unreadable("a line is continued within an operator")
                 self._at += 2
             elif char == "\n":
                 self._newline()
@@ -182,6 +185,8 @@ class _Lexer:
         self._at += 1
         if self._tokens and _redirects(self._tokens[-1]):
             raise Unreadable("a redirection has no target")
+        if self._tokens and str(self._tokens[-1]) in _ALONE:
+            raise Unreadable("a line ends in a word that means something else in front of a command")
         end = _END_OF_DOCUMENT if self._documents else _Operator(";")
         for delimiter, tabs_cut in self._documents:
             self._tokens.append(self._here_document(delimiter, tabs_cut))
@@ -236,6 +241,10 @@ class _Lexer:
             char = text[self._at]
             if char in _BLANK or char == "\n" or (char in _SPECIAL and not self._substitutes_process()):
                 break
+            if text.startswith("\\\n", self._at):
+                if text[self._at + 2 : self._at + 3] not in ("", " ", "\t", "\n"):
+                    raise Unreadable("a line is continued within a word")
+                break
             if not verbatim and (
                 (char in "[{" and self._is_pattern(start)) or (char == "~" and _ASSIGNMENT.match(text, start, self._at))
             ):
@@ -278,7 +287,7 @@ class _Lexer:
             if at + 1 >= len(text):
                 raise Unreadable("the text ends in a backslash")
             self._at += 2
-            return [] if text[at + 1] == "\n" else [_Part("literal", text[at + 1])]
+            return [_Part("literal", text[at + 1])]
         if char == "'":
             end = text.find("'", at + 1)
             if end < 0:
@@ -313,7 +322,9 @@ class _Lexer:
                 self._at = at + 1
                 return parts
             if char == "\\" and at + 1 < len(text) and text[at + 1] in _EXPANSION_IN_DOUBLE:
-                parts += [] if text[at + 1] == "\n" else [_Part("literal", text[at + 1])]
+                if text[at + 1] == "\n":
+                    raise Unreadable("a line is continued within a word")
+                parts.append(_Part("literal", text[at + 1]))
                 at += 2
             elif (end := _expansion_end(text, at, in_double=True)) > at:
                 parts.append(_Part("quoted", text[at:end]))
@@ -331,7 +342,7 @@ def _redirects(token: _Token) -> bool:
 def _joined(parts: list[_Part]) -> tuple[_Part, ...]:
     """Join neighbouring literal parts, and put an assignment's name in front of its ``=`` only once.
 
-    Empty quotes are kept beside an expansion only: ``$x''`` is a word even where ``$x`` is none.
+    Empty quotes are kept beside a bare expansion only: ``$x''`` is a word even where ``$x`` is none.
     """
     for number, part in enumerate(parts):
         if part.mode == "active" and _ASSIGNMENT.fullmatch(part.text):
@@ -342,9 +353,14 @@ def _joined(parts: list[_Part]) -> tuple[_Part, ...]:
     for mode, neighbours in groupby(parts, key=lambda part: part.mode):
         if mode != "literal":
             joined += neighbours
-        elif (text := "".join(part.text for part in neighbours)) or has_active:
-            joined.append(_Part("literal", text))
-    return tuple(joined)
+        else:
+            joined.append(_Part("literal", "".join(part.text for part in neighbours)))
+    around = [None, *(part.mode for part in joined), None]
+    return tuple(
+        part
+        for part, left, right in zip(joined, around, around[2:], strict=False)
+        if part.text or (has_active and "quoted" not in (left, right))
+    )
 
 
 _CLOSES = {"(": ")", "{": "}"}
