@@ -230,6 +230,16 @@ def test_channel_2_makes_no_second_pass_of_the_student(server: ServerProcess, to
     assert seen["passes"] == 1 + sites
 
 
+def test_a_tool_call_that_cannot_be_read_is_an_error_site_too(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    torn = ['<tool_call>{"name": "read", "arguments": {"path": ']
+    trainer = made(tokenizer, server.url, tmp_path, scripts(torn, NO_SITE))
+    trainer.train()
+    keys = [item.hint_template_key for row in trainer.seen[0]["inputs"]["sdpo_items"] for item in row]
+    assert keys == ["tool.malformed"] * 2
+
+
 def test_hints_are_tried_in_forks_and_dropped_where_they_do_not_help(
     server: ServerProcess, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_teachers_agree_on_is_chosen_at_the_students_own_state(
         assert ("the word is owl" in context) is (pair.t == 1), "the state is the one before the failing call"
     assert float(seen["loss"] - seen["plain"]) == pytest.approx(0.6931, abs=1e-3)
     log = trainer.state.log_history[0]
+    assert log["dpo/reused"] == 1.0, "GRPO's own pass has the states of what the students said"
     assert log["dpo/votes/consensus"] == 2.0 and log["dpo/pairs"] == 2.0 and log["dpo/buffer"] == 2.0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ...channels.distil import action_logprobs
 from ...channels.dpo import LossType, dpo_losses, dpo_metrics, segment_sums
-from ...channels.forward import frozen_states, trained_states
+from ...channels.forward import Captured, capture_hidden, frozen_states, trained_states
 from ...channels.heads import output_head
 from ...rollout import DpoPair
+
+Action = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens of a context, and of what was done there."""
 
 PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
 """Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""
@@ -32,29 +35,44 @@ class Preferences:
         self.beta_dpo = beta_dpo
         self.loss_type = loss_type
 
-    def loss(self, model: Any, pairs: Sequence[DpoPair], *, pad_id: int) -> tuple[Tensor, dict[str, Tensor]]:
+    @contextmanager
+    def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Own]:
+        """Take states of rejected actions that are in the micro-batch from the pass that TRL makes in the block."""
+        own = own_actions(inputs)
+        rows = [row for row, columns in own.places.values() for _ in columns]
+        columns = [column for _, columns in own.places.values() for column in columns]
+        if not rows:
+            yield own
+            return
+        with capture_hidden(model, torch.tensor(rows), torch.tensor(columns)) as captured:
+            yield replace(own, captured=captured)
+
+    def loss(self, model: Any, own: Own, *, pad_id: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted sum over pairs, 0-d and attached, and the sums of `dpo_metrics`.
 
         Args:
             model: As the trainer calls it.
-            pairs: At least one, each with the reference's log-probabilities.
+            own: The micro-batch's pairs, at least one, each with the reference's log-probabilities.
             pad_id: Of the tokenizer.
         """
-        rows, positions, lengths = _rows(pairs)
-        states = trained_states(model, rows, positions, pad_id=pad_id)
-        chosen, rejected = self._summed(model, states, pairs, lengths)
-        device = chosen.device
-        ref_chosen = torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype, device=device)
-        ref_rejected = torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype, device=device)
-        each = {
-            "beta_dpo": self.beta_dpo,
-            "loss_type": self.loss_type,
-            "lengths": tuple(t.to(chosen.dtype) for t in lengths.to(device).view(2, -1)),
-        }
-        losses = dpo_losses(chosen, rejected, ref_chosen, ref_rejected, **each)  # type: ignore[arg-type]
-        weights = torch.tensor([pair.weight for pair in pairs], dtype=losses.dtype, device=device)
-        metrics = dpo_metrics(chosen, rejected, ref_chosen, ref_rejected, **each)  # type: ignore[arg-type]
-        return (losses * weights).sum(), metrics
+        pairs = own.pairs
+        others = [n for n in range(len(pairs)) if n not in own.places]
+        asked = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
+        asked += [(pairs[n].context_ids, pairs[n].rejected_ids) for n in others]
+        summed = self._summed(model, trained_states(model, *_rows(asked), pad_id=pad_id), asked)
+        chosen, rest = summed[: len(pairs)], summed[len(pairs) :]
+        rejected = dict(zip(others, rest, strict=True))
+        if own.captured is not None:
+            mine = [(pairs[n].context_ids, pairs[n].rejected_ids) for n in own.places]
+            rejected |= dict(zip(own.places, self._summed(model, own.captured.hidden(), mine), strict=True))
+        refs = torch.tensor([(p.ref_chosen, p.ref_rejected) for p in pairs], dtype=chosen.dtype, device=chosen.device)
+        lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs]).to(refs)
+        sides = (chosen, torch.stack([rejected[n] for n in range(len(pairs))]), refs[:, 0], refs[:, 1])
+        length_pair = (lengths[:, 0], lengths[:, 1])
+        losses = dpo_losses(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        metrics = dpo_metrics(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        metrics["reused"] = torch.tensor(float(len(own.places)))
+        return (losses * torch.tensor([pair.weight for pair in pairs]).to(losses)).sum(), metrics
 
     def referred(self, model: Any, pairs: Sequence[DpoPair], reference: str, *, adapter: bool) -> list[DpoPair]:
         """Return pairs with the log-probabilities of a frozen reference.
@@ -68,31 +86,57 @@ class Preferences:
         if not pairs:
             return []
         with model.disable_adapter() if adapter else nullcontext(), torch.no_grad():
-            rows, positions, lengths = _rows(pairs)
-            states = frozen_states(model, rows, positions)
-            chosen, rejected = self._summed(model, states, pairs, lengths)
+            asked = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
+            asked += [(pair.context_ids, pair.rejected_ids) for pair in pairs]
+            chosen, rejected = self._summed(model, frozen_states(model, *_rows(asked)), asked).view(2, -1)
         return [
             replace(pair, ref_chosen=float(c), ref_rejected=float(r), reference=reference)
             for pair, c, r in zip(pairs, chosen, rejected, strict=True)
         ]
 
     @staticmethod
-    def _summed(model: Any, states: Tensor, pairs: Sequence[DpoPair], lengths: Tensor) -> tuple[Tensor, Tensor]:
-        ids = [*(pair.chosen_ids for pair in pairs), *(pair.rejected_ids for pair in pairs)]
-        targets = torch.tensor([id for action in ids for id in action], device=states.device)
+    def _summed(model: Any, states: Tensor, asked: Sequence[Action]) -> Tensor:
+        """Return the summed log-probability of each action, from the states that predict their tokens."""
+        targets = torch.tensor([id for _, action in asked for id in action], device=states.device)
+        lengths = torch.tensor([len(action) for _, action in asked], device=states.device)
         head = output_head(model)
-        logprobs = action_logprobs(states, targets, head.weight, head.bias, transform=head.transform)
-        chosen, rejected = segment_sums(logprobs, lengths.to(states.device)).view(2, -1)
-        return chosen, rejected
+        return segment_sums(action_logprobs(states, targets, head.weight, head.bias, transform=head.transform), lengths)
 
 
-def _rows(pairs: Sequence[DpoPair]) -> tuple[list[tuple[int, ...]], list[list[int]], Tensor]:
-    """Return rows of all chosen, then all rejected actions, where their tokens are predicted, and their lengths."""
-    rows, positions, lengths = [], [], []
-    for side in ("chosen_ids", "rejected_ids"):
-        for pair in pairs:
-            action: tuple[int, ...] = getattr(pair, side)
-            rows.append(pair.context_ids + action)
-            positions.append(list(range(len(pair.context_ids) - 1, len(pair.context_ids) + len(action) - 1)))
-            lengths.append(len(action))
-    return rows, positions, torch.tensor(lengths)
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Pairs of a micro-batch, and which rejected actions are the micro-batch's own turns.
+
+    Attributes:
+        pairs: All, in the order of rows.
+        places: By pair, the row and the columns of the padded batch whose states predict the rejected action.
+        captured: Their states; None where there are none.
+    """
+
+    pairs: Sequence[DpoPair]
+    places: Mapping[int, tuple[int, Sequence[int]]]
+    captured: Captured | None = None
+
+
+def own_actions(inputs: dict[str, Any]) -> Own:
+    """Return the pairs of a micro-batch; one of this very batch stands in the row whose turn was rejected."""
+    pairs: list[DpoPair] = []
+    places: dict[int, tuple[int, Sequence[int]]] = {}
+    for row, found in enumerate(inputs[PAIRS]):
+        if not found:
+            continue
+        width = inputs["prompt_ids"].size(1)
+        prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()].tolist()
+        ids = tuple(prompt + inputs["completion_ids"][row][inputs["completion_mask"][row].bool()].tolist())
+        for pair in found:
+            begin, end = len(pair.context_ids), len(pair.context_ids) + len(pair.rejected_ids)
+            if ids[:end] == pair.context_ids + pair.rejected_ids:
+                places[len(pairs)] = (row, range(width - len(prompt) + begin - 1, width - len(prompt) + end - 1))
+            pairs.append(pair)
+    return Own(pairs, places)
+
+
+def _rows(asked: Sequence[Action]) -> tuple[list[tuple[int, ...]], list[list[int]]]:
+    """Return the row of each action behind its context, and the positions that predict the action's tokens."""
+    rows = [context + action for context, action in asked]
+    return rows, [list(range(len(context) - 1, len(context) + len(action) - 1)) for context, action in asked]

@@ -31,7 +31,7 @@ from ...transcript import build_rollout
 from .distillation import ITEMS, TOKENS, Distillation
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools, Transcripts
-from .preferences import PAIR_COUNT, PAIRS, Preferences
+from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
 from .settings import ChannelSettings
 
 Weight = float | Callable[[int], float]
@@ -176,7 +176,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         assert self._pairs is not None and self.transcripts is not None
         self._pairs.observe(rollouts, seats, self.transcripts)
         chosen = self._pairs.sample(self.settings.pairs_per_batch, self._referred)
-        batch[PAIRS] = [tuple(chosen[row :: len(rollouts)]) for row in range(len(rollouts))]
+        batch[PAIRS] = placed(chosen, rollouts)
         batch[PAIR_COUNT] = self._everywhere(len(chosen))
         for name, value in self._pairs.metrics().items():
             self._count(f"dpo/{name}", value)
@@ -227,14 +227,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             loss: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return loss
         student = self.accelerator.unwrap_model(model)
-        with self._distillation.capturing(student, inputs if alpha else {**inputs, ITEMS: ()}) as captured:
+        with (
+            self._distillation.capturing(student, inputs if alpha else {**inputs, ITEMS: ()}) as captured,
+            self._preferences.capturing(student, inputs if beta else {**inputs, PAIRS: ()}) as own,
+        ):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         sdpo = None
         if alpha and captured is not None:
             summed, told = self._distillation.loss(student, inputs, captured)
             sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(told), "tokens")
-        dpo = self._preference_term(model, inputs) if beta else None
+        dpo = self._preference_term(model, inputs, own) if beta else None
         total, parts = compose(
             loss,
             sdpo=sdpo,
@@ -254,13 +257,12 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self._count(f"gradient_norm/{name}", float(norm))
         return total
 
-    def _preference_term(self, model: Any, inputs: dict[str, Any]) -> Term | None:
-        pairs = [pair for row in inputs[PAIRS] for pair in row]
+    def _preference_term(self, model: Any, inputs: dict[str, Any], own: Own) -> Term | None:
         count = self._of_a_step(inputs[PAIR_COUNT])
-        if not pairs:  # another rank's pass through the wrapper waits for one here
+        if not own.pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
             return Term(idle_loss(model, token_id=self._tokenizer.pad_token_id), count) if together else None
-        summed, told = self._preferences.loss(model, pairs, pad_id=self._tokenizer.pad_token_id)
+        summed, told = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
         self._count_sums("dpo", told, "pairs")
         return Term(summed, count)
 
@@ -327,6 +329,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         transcripts = self.transcripts
         assert transcripts is not None
         logprobs = transcripts.logprobs
+        tools = [get_json_schema(tool) for tool in self.tools]
+        opening = tool_call_opening(self._tokenizer)
         rollouts = []
         for row, seat in enumerate(seats):
             rollouts.append(
@@ -336,6 +340,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                     transcripts.masks[row],
                     transcripts.messages[row],
                     deliveries(seat) if seat is not None else (),
+                    tools=tools,
+                    opening=opening,
                     eid=seat.eid if seat is not None else None,
                     environment=seat.environment.name if seat is not None else None,
                     reward=seat.finish() if seat is not None else None,
@@ -361,3 +367,24 @@ def calls_of(message: Mapping[str, Any]) -> Calls:
         for function in functions
         if isinstance(function.get("arguments"), Mapping)
     ]
+
+
+def tool_call_opening(tokenizer: Any) -> str | None:
+    """Return the text with which a tool call begins, where the tokenizer says so: without a call it is malformed."""
+    template = getattr(tokenizer, "response_template", None)
+    fields = template.get("fields") if isinstance(template, Mapping) else None
+    calls = fields.get("tool_calls") if isinstance(fields, Mapping) else None
+    opening = calls.get("open") if isinstance(calls, Mapping) else None
+    return opening if isinstance(opening, str) else None
+
+
+def placed(pairs: Sequence[DpoPair], rollouts: Sequence[Rollout]) -> list[tuple[DpoPair, ...]]:
+    """Return pairs by row: each in the row whose own turn it rejects, so that GRPO's pass serves it too, or in any."""
+    rows: list[tuple[DpoPair, ...]] = [()] * len(rollouts)
+    ids = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
+    for number, pair in enumerate(pairs):
+        said = pair.context_ids + pair.rejected_ids
+        own = [row for row, one in enumerate(ids) if one[: len(said)] == said]
+        row = min(own or range(len(rows)), key=lambda row: (len(rows[row]), (row - number) % len(rows)))
+        rows[row] = (*rows[row], pair)
+    return rows
