@@ -24,8 +24,9 @@ base: setup ## build the tree that sandboxes run on, if it is missing (needs roo
 trainer: setup ## add what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
 
-demo: base ## a scripted agent makes fourteen kinds of mistakes; state(t) and a fork repair it
+demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; then a tiny policy trains
 	@.cache/venv/bin/errata demo
+	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores
 	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser"

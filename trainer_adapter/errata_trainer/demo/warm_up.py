@@ -1,0 +1,195 @@
+"""Teaches a tiny policy to speak: supervised, on scripted episodes that were played on the server, mistakes included.
+
+A policy of random weights calls no tool, so that there would be nothing to see. After this it makes the script's
+turns, good and bad, and it has learned what a hint is for: behind one, the better turn was shown.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.utils import get_json_schema
+
+from errata_client import ErrataClient
+from errata_protocol.errors import ServiceError
+
+from ..hints import HintRenderer, TemplateHinter
+from ..playing import Seat, Session
+from ..recipes.trl import environment_factory
+from ..recipes.trl.trainer import deliveries
+from ..rollout import Rollout
+from ..sites import Sites
+from ..tiny import END, tiny_model, tiny_tokenizer
+from ..tools import PlayedEnvironment, published
+from ..transcript import build_rollout
+from . import script
+
+BATCH, RATE = 3, 1e-2
+"""Few samples a step and a high rate: the fewest tokens until the script is learned by heart, in a search over both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sequence to learn from.
+
+    Attributes:
+        ids: Tokens.
+        learned: Which of them are the policy's own.
+    """
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A scripted episode as it went: messages in a trainer's form, and where it was played."""
+
+    messages: list[dict[str, Any]]
+    seat: Seat
+
+
+def taught_policy(url: str, *, steps: int = 150, seed: int = 0, say: Callable[[str], None]) -> tuple[Any, Any]:
+    """Return a tokenizer and a policy that can play `script.TASK`, well or badly.
+
+    Args:
+        url: Of a server of the terminal environment, on which the script is played.
+        steps: Supervised ones.
+        seed: Of weights and order.
+        say: Takes a line of progress.
+    """
+    environment = published("terminal")
+    told = environment_factory(url, environment, tools=script.TOOLS)
+    tools = [get_json_schema(getattr(told, name)) for name in script.TOOLS]
+    conversations = []
+    for turns in script.EPISODES:
+        session = ErrataClient[Any, Any, Any](url).sync()
+        session.connect()
+        conversations.append(play(session, environment, turns))
+    texts = [str(message["content"]) for one in conversations for message in one.messages]
+    tokenizer = tiny_tokenizer([*texts, *(script.said(turn) for turns in script.EPISODES for turn in turns)])
+    model = tiny_model(tokenizer, seed=seed)
+    samples = shown(tokenizer, conversations, tools)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(f"a policy of {parameters:,} parameters learns to speak from {len(samples)} samples")
+
+    def tell(step: int, loss: float) -> None:
+        say(f"warm-up step {step}: {loss:.3f} nats a token")
+
+    learn(model, samples, steps=steps, pad_id=tokenizer.pad_token_id, seed=seed, tell=tell)
+    return tokenizer, model
+
+
+def play(session: Session, environment: PlayedEnvironment, turns: Sequence[script.Turn]) -> Conversation:
+    """Play an episode, close the session, and return what a student would have read and said."""
+    seat = Seat(environment, lambda: session)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": script.PROMPT + seat.reset({"task_id": script.TASK})}]
+    for name, arguments in turns:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "name": name, "content": seat.call(name, arguments)})
+    messages.append({"role": "assistant", "content": script.LAST_WORDS})
+    seat.close()
+    if seat.lost is not None:
+        raise ServiceError(f"a scripted episode was lost: {seat.lost}")
+    return Conversation(messages, seat)
+
+
+def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence[Any]) -> list[Shown]:
+    """Return what is learned from: each episode, and each failing turn's better one behind the hint.
+
+    Args:
+        tokenizer: The policy's.
+        conversations: Scripted episodes; their sessions may be closed.
+        tools: Descriptions as the trainer gives them to the chat template.
+    """
+    rollouts = [_rollout(tokenizer, one, tools) for one in conversations]
+    found = [
+        Shown(rollout.prompt_ids + rollout.completion_ids, (False,) * len(rollout.prompt_ids) + _booleans(rollout.mask))
+        for rollout in rollouts
+    ]
+    renderer = HintRenderer(tokenizer)
+    sites = Sites(TemplateHinter(count=renderer.count), renderer)
+    for site in sites.found(rollouts, [one.seat for one in conversations], tools):
+        context = site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)]
+        better = script.said(script.BETTER[site.failed.call.arguments["command"]]) + END
+        turn = tuple(tokenizer.encode(better, add_special_tokens=False))
+        found.append(Shown(context + turn, (False,) * len(context) + (True,) * len(turn)))
+    return found
+
+
+def learn(
+    model: Any, samples: Sequence[Shown], *, steps: int, pad_id: int, seed: int, tell: Callable[[int, float], None]
+) -> None:
+    """Train on samples, a few at a time.
+
+    Args:
+        model: A causal language model; it is in evaluation mode afterwards.
+        samples: Each comes as often as any other, give or take one.
+        steps: Of AdamW, with a learning rate that falls to nothing.
+        pad_id: Token to pad with.
+        seed: Of the order.
+        tell: Is told the step and its loss, in nats a token, now and then.
+    """
+    chance = random.Random(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    waiting: list[Shown] = []
+    model.train()
+    for step in range(1, steps + 1):
+        if len(waiting) < BATCH:
+            waiting += chance.sample(samples, len(samples))
+        batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        ids, labels = _padded(batch, pad_id)
+        loss = model(input_ids=ids, attention_mask=(ids != pad_id).long(), labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        rate.step()
+        if step % 50 == 0:
+            tell(step, float(loss.detach()))
+    model.eval()
+
+
+def _rollout(tokenizer: Any, conversation: Conversation, tools: Sequence[Any]) -> Rollout:
+    first, rest = conversation.messages[:1], conversation.messages[1:]
+    given: dict[str, Any] = {"tokenize": False, "tools": list(tools)}
+    prompt = tokenizer.encode(tokenizer.apply_chat_template(first, add_generation_prompt=True, **given))
+    whole = tokenizer.encode(tokenizer.apply_chat_template(conversation.messages, **given).rstrip("\n"))
+    header = tokenizer.encode("<|im_start|>assistant\n")
+    mask, speaks = [], True
+    for place in range(len(prompt), len(whole)):
+        speaks = speaks or whole[place - len(header) : place] == header
+        mask.append(int(speaks))
+        speaks = speaks and whole[place] != tokenizer.eos_token_id
+    return build_rollout(
+        prompt,
+        whole[len(prompt) :],
+        mask,
+        rest,
+        deliveries(conversation.seat),
+        eid=conversation.seat.eid,
+        environment=conversation.seat.environment.name,
+        task=conversation.seat.task,
+    )
+
+
+def _booleans(mask: Sequence[int]) -> tuple[bool, ...]:
+    return tuple(map(bool, mask))
+
+
+def _padded(samples: Sequence[Shown], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and labels ``[B, T]``, padded on the right; -100 where nothing is learned."""
+    length = max(len(one.ids) for one in samples)
+    ids = torch.full((len(samples), length), pad_id)
+    labels = torch.full((len(samples), length), -100)
+    for row, one in enumerate(samples):
+        own = torch.tensor(one.ids)
+        ids[row, : len(own)] = own
+        labels[row, : len(own)] = torch.where(torch.tensor(one.learned), own, -100)
+    return ids, labels
