@@ -94,7 +94,7 @@ class EpisodeRow(Struct, frozen=True, gc=False):
         return Origin(eid=self.origin_eid, t=self.origin_t)
 
 
-class DeliveryRow(Struct, frozen=True, gc=False):
+class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
     """One mutating request and its outcome; the unit of exactly-once.
 
     A row without ``t`` is a recorded reply that delivered nothing: an error, or the answer to a fork or close.

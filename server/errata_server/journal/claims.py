@@ -26,6 +26,11 @@ class Keys(Protocol):
     def has_seq(self, sid: str, seq: int) -> bool: ...
 
 
+def of_step(d: DeliveryRow) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return what a delivery with an id claims."""
+    return ("delivery", d.eid, d.t), ("id", d.sid, d.id)
+
+
 def check(records: Iterable[Record], keys: Keys, earlier: Claims) -> Claims:
     """Return what ``records`` claim, if neither a row nor ``earlier`` stands against them.
 
@@ -37,7 +42,7 @@ def check(records: Iterable[Record], keys: Keys, earlier: Claims) -> Claims:
     for record in records:
         match record:
             case DeliveryRow() as d:
-                delivered, numbered = ("delivery", d.eid, d.t), ("id", d.sid, d.id)
+                delivered, numbered = of_step(d)
                 if (
                     d.t is not None and (delivered in new or delivered in earlier or keys.has_delivery(d.eid, d.t))
                 ) or (d.id is not None and (numbered in new or numbered in earlier or keys.has_id(d.sid, d.id))):

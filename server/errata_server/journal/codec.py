@@ -61,6 +61,7 @@ _U64 = struct.Struct("<Q")
 _RECORD = struct.Struct("<IBI")
 _SESSION, _EPISODE, _DELIVERY, _CHANGE, _DELETION, _REWARD, _MOVED = range(1, 8)
 _SEEDS = {kind: zlib.crc32(bytes((kind,))) for kind in range(1, 8)}
+_MAX_INTEGER = 2**63 - 1
 _KINDS = frozenset(("reset", "step", "mcp", "fork", "close"))
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -262,15 +263,16 @@ def _frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
     return data[begin : begin + size]
 
 
-def _of_delivery(d: DeliveryRow) -> Sequence[Any]:
+def _of_delivery(d: DeliveryRow) -> Sequence[Any] | DeliveryRow:
     if d.kind not in _KINDS:
         raise ValueError(f"{d.kind!r} is no kind of delivery")
-    if ((d.t or 0) | (d.id or 0)) >> 63:
+    t, id = d.t or 0, d.id or 0
+    if t < 0 or id < 0 or t > _MAX_INTEGER or id > _MAX_INTEGER:
         raise OverflowError(f"t {d.t} or id {d.id} is no integer from 0 to 2^63 - 1")
-    return columns.of_delivery(d)
+    return columns.of_delivery(d) if d.refs else d  # it is written as the array of its fields, which are the columns
 
 
-_WRITTEN: dict[type[LogRecord], tuple[int, int, Callable[[Any], Sequence[Any]]]] = {
+_WRITTEN: dict[type[LogRecord], tuple[int, int, Callable[[Any], Any]]] = {
     record: (kind, _SEEDS[kind], of)
     for record, kind, of in (
         (SessionRow, _SESSION, columns.of_session),

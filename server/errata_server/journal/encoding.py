@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 
-from .base import Record
-from .claims import Claims, Keys, check
+from .base import DeliveryRow, Record
+from .claims import Claims, Keys, check, of_step
 from .codec import MAX_BODY_BYTES, encode_record
 
 
@@ -33,17 +33,35 @@ def encoded(groups: Sequence[Sequence[Record]], keys: Keys) -> Encoded:
     claims: Claims = set()
     for group in groups:
         try:
-            claimed = check(group, keys, claims)
+            claimed = _step_claims(group, keys, claims) or check(group, keys, claims)
             parts = [encode_record(record) for record in group]
-            more = sum(map(len, parts))
+            more = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
             if size + more > MAX_BODY_BYTES:
                 raise EnvironmentOutputInvalid("these records are too large for one commit")
         except ErrataError as error:
             found.errors.append(error)
             continue
         found.errors.append(None)
-        claims |= claimed
+        claims.update(claimed)
         size += more
         found.records += group
         found.parts += parts
     return found
+
+
+def _step_claims(
+    group: Sequence[Record], keys: Keys, claims: Claims
+) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
+    """Return what a commit of one step claims, where nothing stands against it: as `check`, for nearly all there are."""
+    if len(group) != 1 or type(d := group[0]) is not DeliveryRow or d.t is None or d.id is None:
+        return None
+    claimed = of_step(d)
+    if (
+        claimed[0] in claims
+        or claimed[1] in claims
+        or not keys.has_episode(d.eid)
+        or keys.has_delivery(d.eid, d.t)
+        or keys.has_id(d.sid, d.id)
+    ):
+        return None
+    return claimed

@@ -29,7 +29,7 @@ from .index import FAILURES, INDEX, Index, Tally, connect
 from .indexed_reads import IndexedReads
 from .live import Live
 from .readers import Readers
-from .segments import SEGMENT_BYTES, Place, Placed, Position, SegmentLog, UnknownPosition, random_salt
+from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPosition, random_salt
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
 log = logging.getLogger("errata.journal")
@@ -143,7 +143,7 @@ class IndexedJournal(IndexedReads):
             if self._live.batch.rows >= WAITING_ROWS:
                 self._catch_up()
             self._live.forget_idle()
-            self._meet(record for group in groups for record in group)
+            self._meet([record for group in groups for record in group])
             body = encoded(groups, self)
             if body.parts:
                 segment, offset = self._log.append(b"".join(body.parts))
@@ -406,10 +406,13 @@ def journal_in(data_dir: Path) -> Path:
     return data_dir / "journal"
 
 
-def _placed(records: Iterable[Record], parts: Iterable[bytes], segment: int, offset: int) -> Iterator[Placed]:
+def _placed(
+    records: Iterable[Record], parts: Iterable[bytes], segment: int, offset: int
+) -> Iterator[tuple[tuple[int, int, int], Record]]:
     for record, part in zip(records, parts, strict=True):
-        yield Place(segment, offset, len(part)), record
-        offset += len(part)
+        size = len(part)
+        yield (segment, offset, size), record
+        offset += size
 
 
 def _remove(path: Path) -> None:

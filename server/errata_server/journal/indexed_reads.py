@@ -407,7 +407,10 @@ class IndexedReads(Journal):
         live = self._live
         rewards: list[RewardRow] = []
         eids, sids = set[str](), set[str]()
+        known_episodes, known_sessions = live.episodes, live.sessions
         for record in records:
+            if type(record) is DeliveryRow and record.eid in known_episodes and record.sid in known_sessions:
+                continue
             sid, eid = getattr(record, "sid", None), getattr(record, "eid", None)
             if sid is not None and sid not in live.sessions:
                 sids.add(sid)

@@ -163,24 +163,24 @@ class Live:
         with self.lock:
             return (self.batch,) if self.leaving is None else (self.batch, self.leaving)
 
-    def take(self, records: Iterable[tuple[Place, LogRecord]], position: Position) -> None:
-        """Take in records that are durable. Their episodes and sessions are known here already, or new.
+    def take(self, records: Iterable[tuple[tuple[int, int, int], LogRecord]], position: Position) -> None:
+        """Take in records that are durable, each with its `Place`; their episodes and sessions are known here, or new.
 
         `errata_server.journal.codec.Deletion` is not for here.
         """
         with self.lock:
             batch = self.batch
-            for place, record in records:
+            current, tally = -1, [0, 0]
+            for (segment, offset, size), record in records:
+                if segment != current:
+                    current, tally = segment, batch.segments.setdefault(segment, [0, 0])
                 batch.rows += 1
-                tally = batch.segments.get(place.segment)
-                if tally is None:
-                    tally = batch.segments[place.segment] = [0, 0]
                 tally[0] += 1
-                tally[1] += place.size
+                tally[1] += size
                 if type(record) is DeliveryRow:
-                    self._take_delivery(record, place)
+                    self._take_delivery(batch, record, segment, offset, size)
                 else:
-                    self._take(record, place)
+                    self._take(record, Place(segment, offset, size))
             batch.position = position
 
     def count(self, deletion: Deletion) -> None:
@@ -258,45 +258,45 @@ class Live:
             case _:
                 pass
 
-    def _take_delivery(self, d: DeliveryRow, place: Place) -> None:
-        batch, episode = self.batch, self.episodes.get(d.eid)
+    def _take_delivery(self, batch: Batch, d: DeliveryRow, segment: int, offset: int, size: int) -> None:
+        episode = self.episodes.get(d.eid)
         if episode is None and d.eid:
             return  # a recorded reply of an episode that was deleted
-        segment, offset, size = place
-        if d.id is not None:
-            session = self._session(d.sid)
-            reply = (d.id, episode.n if episode is not None else 0, segment, offset, size)
+        id = d.id
+        if id is not None:
+            session = self.sessions.get(d.sid)
+            if session is None:
+                session = self._session(d.sid)
             replies = batch.replies.get(session.n)
             if replies is None:
-                batch.replies[session.n] = {d.id: reply}
-            else:
-                replies[d.id] = reply
-            if d.id > session.last_id:
-                session.last_id = d.id
+                replies = batch.replies[session.n] = {}
+                batch.of_sessions[session.n] = session
+            replies[id] = (id, episode.n if episode is not None else 0, segment, offset, size)
+            if id > session.last_id:
+                session.last_id = id
         if episode is None:
             return
-        n = episode.n
-        batch.of_episodes[n] = episode
+        n, t = episode.n, d.t
         episode.payload_bytes += len(d.payload)
         episode.request_bytes += len(d.request)
         if d.state is not None:
             episode.state_bytes += len(d.state)
         if d.created > episode.newest:
             episode.newest = d.created
-        if d.t is None:
-            batch.errors.setdefault(n, []).append(Replied(episode.last_t, segment, offset, size, d.id))
+        if t is None:
+            batch.of_episodes[n] = episode
+            batch.errors.setdefault(n, []).append(Replied(episode.last_t, segment, offset, size, id))
             return
-        turn = (
-            d.t, segment, offset, size, d.id, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind,
-            d.hint_template_key,
-        )  # fmt: skip
         turns = batch.turns.get(n)
         if turns is None:
-            batch.turns[n] = {d.t: turn}
-        else:
-            turns[d.t] = turn
-        if d.t > episode.last_t:
-            episode.last_t = d.t
+            turns = batch.turns[n] = {}
+            batch.of_episodes[n] = episode
+        turns[t] = (
+            t, segment, offset, size, id, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind,
+            d.hint_template_key,
+        )  # fmt: skip
+        if t > episode.last_t:
+            episode.last_t = t
         episode.deliveries += 1
         if d.reward is not None:
             episode.reward += d.reward
