@@ -115,7 +115,7 @@ def delivery_record(row: DeliveryRow) -> DeliveryRecord:
         request_sha256=row.request_sha.hex(),
         payload=row.payload.decode(),
         digest=wire_digest(row.digest),
-        semantic_digest=wire_digest(row.semantic_digest) if row.semantic_digest is not None else None,
+        semantic_digest=wire_digest(semantic) if (semantic := row.semantic()) is not None else None,
         reward=row.reward,
         done=row.done,
         error_kind=row.error_kind,

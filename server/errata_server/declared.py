@@ -40,13 +40,13 @@ class Declared:
     volatile: tuple[str, ...] = ()
     detect: FieldMap | None = None
 
-    def volatile_fields(self, observation: Observation | None = None) -> Collection[str]:
+    def volatile_fields(self, observation: Observation | None = None) -> tuple[str, ...]:
         """Return the volatile fields of an observation; of an MCP result where there is none."""
         cls = type(observation)
         known = _VOLATILE.get(cls)
         if known is None:  # Pydantic looks long for an attribute that a class has not
             known = _VOLATILE[cls] = tuple(getattr(cls, "VOLATILE_FIELDS", ()))
-        return frozenset((*self.volatile, *known)) if known else self.volatile
+        return (*self.volatile, *known) if known else self.volatile
 
 
 _VOLATILE: dict[type, tuple[str, ...]] = {}

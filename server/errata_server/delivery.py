@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from openenv.core.env_server.types import Observation
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
-from errata_protocol.payload import DIGEST_PREFIX, encode_payload, semantic_sha256
+from errata_protocol.payload import DIGEST_PREFIX, encode_payload
 
 from .journal.base import DeliveryRow, RecordKind
 
@@ -37,7 +36,7 @@ class Admitted(Struct, frozen=True, gc=False):
 
 
 def observation_row(
-    admitted: Admitted, observation: Observation, snapshot: Snapshot | None, volatile_fields: Collection[str] = ()
+    admitted: Admitted, observation: Observation, snapshot: Snapshot | None, volatile_fields: tuple[str, ...] = ()
 ) -> DeliveryRow:
     """Build the row of a delivered observation; its payload is P_t.
 
@@ -65,8 +64,8 @@ def observation_row(
     return _row(
         admitted,
         payload,
-        semantic_sha256(payload, volatile_fields),
         snapshot,
+        volatile_fields,
         reward=finite,
         done=bool(observation.done),
         error_kind=marker if isinstance(marker, str) else None,
@@ -78,7 +77,7 @@ def mcp_row(
     admitted: Admitted,
     response: dict[str, Any],
     snapshot: Snapshot | None,
-    volatile_fields: Collection[str] = (),
+    volatile_fields: tuple[str, ...] = (),
     detection: Detection = NOTHING_WRONG,
 ) -> DeliveryRow:
     """Build the row of a tools/call; its payload is the JSON-RPC response.
@@ -97,8 +96,8 @@ def mcp_row(
     return _row(
         admitted,
         payload,
-        semantic_sha256(payload, volatile_fields),
         snapshot,
+        volatile_fields,
         error_kind=detection.error_kind,
         hint_template_key=detection.hint_template_key,
     )
@@ -152,6 +151,7 @@ def forked_row(parent: DeliveryRow, admitted: Admitted) -> DeliveryRow:
         payload=parent.payload,
         digest=parent.digest,
         semantic_digest=parent.semantic_digest,
+        volatile=parent.volatile,
         state=parent.state,
         refs=parent.refs,
         created=admitted.created,
@@ -170,8 +170,8 @@ def wire_digest(raw: bytes) -> str:
 def _row(
     admitted: Admitted,
     payload: bytes,
-    semantic: bytes | None,
     snapshot: Snapshot | None,
+    volatile: tuple[str, ...],
     *,
     reward: float | None = None,
     done: bool = False,
@@ -189,7 +189,7 @@ def _row(
         status="ok",
         payload=payload,
         digest=hashlib.sha256(payload).digest(),
-        semantic_digest=semantic,
+        semantic_digest=None,
         state=snapshot.state if snapshot else None,
         refs=snapshot.refs if snapshot else (),
         created=admitted.created,
@@ -197,4 +197,5 @@ def _row(
         done=done,
         error_kind=error_kind,
         hint_template_key=hint_template_key,
+        volatile=volatile,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -29,7 +29,7 @@ class Executed(Struct, frozen=True):
     """
 
     row: DeliveryRow
-    volatile_fields: Collection[str]
+    volatile_fields: tuple[str, ...]
     rewards: Mapping[int, float] = field(default_factory=dict)
 
 

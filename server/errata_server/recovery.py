@@ -25,10 +25,10 @@ from pydantic_core import to_json
 
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
-from errata_protocol.payload import first_difference, semantic_digest, without_fields
+from errata_protocol.payload import first_difference, semantic_sha256, without_fields
 
 from .decoding import Decoder
-from .delivery import Admitted, wire_digest
+from .delivery import Admitted
 from .execution import Executed, Execution
 from .hosting import EnvHost
 from .ids import name_of
@@ -212,11 +212,11 @@ def _plain(told: dict[str, object]) -> dict[str, object]:
 
 def _payload_difference(row: DeliveryRow, now: Executed) -> tuple[str, str] | None:
     """Compare semantic digests, under today's volatile fields; payload bytes where there is no RFC 8785 form."""
-    if row.semantic_digest is not None and row.semantic_digest == now.row.semantic_digest:
+    volatile, semantic = now.volatile_fields, now.row.semantic()
+    if semantic is not None and row.semantic() == semantic:
         return None
-    volatile = now.volatile_fields
-    was = semantic_digest(row.payload, volatile)
-    if was is not None and now.row.semantic_digest is not None and was == wire_digest(now.row.semantic_digest):
+    was = semantic_sha256(row.payload, volatile)
+    if was is not None and was == semantic:
         return None  # a field was named volatile since
     if was is None and row.payload == now.row.payload:
         return None

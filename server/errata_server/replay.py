@@ -115,7 +115,7 @@ class Replay:
             UnknownEpisode: No such episode, or somebody else's.
         """
         row = await owned_episode(self._runtime, eid, principal)
-        turns = await self._runtime.read(self._runtime.journal.turns, eid)
+        turns = await self._runtime.read(self._runtime.journal.turns, eid, semantic=True)
         kinds: dict[str, int] = {}
         for turn in turns:
             if turn.error_kind is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import threading
 import tracemalloc
@@ -90,6 +91,20 @@ async def test_a_conflicting_commit_does_not_harm_its_neighbours_in_the_group(jo
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
     assert [type(o) for o in outcomes] == [type(None), Conflict, type(None)]
     assert [t.t for t in journal.turns("e1")] == [0, 1, 2]
+
+
+async def test_a_semantic_digest_is_made_when_it_is_asked_for(journal: Journal) -> None:
+    payload = b'{"observation":{"took_s":0.25},"reward":1.0}'
+    lazy, stored = (
+        delivery("e1", 0, payload=payload, volatile=("took_s",)),
+        delivery("e1", 1, semantic_digest=b"d" * 32),
+    )
+    await journal.commit(session(), episode("e1"), lazy, stored, delivery("e1", 2))
+    expected = [hashlib.sha256(b'{"observation":{},"reward":1}').digest(), b"d" * 32, None]
+    assert [t.semantic_digest for t in journal.turns("e1", semantic=True)] == expected
+    assert [t.semantic_digest for t in journal.turns("e1")] == [None] * 3
+    again = [journal.delivery("e1", t) for t in range(3)]
+    assert [row.semantic() for row in again if row is not None] == expected and again[0] == lazy
 
 
 async def test_listing_pages_newest_first_and_filters(journal: Journal) -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError
+from errata_protocol.payload import semantic_sha256
 from errata_protocol.replay import Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
@@ -112,7 +113,7 @@ class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
         status: ``ok`` or the wire code of a recorded error.
         payload: P_t, or the ``data`` of the reply that is no delivery.
         digest: sha256 of ``payload``, 32 bytes.
-        semantic_digest: 32 bytes, None where there is none.
+        semantic_digest: 32 bytes, None where there is none or ``volatile`` is given: ask `semantic` for it.
         state: `errata_protocol.environment.Snapshot.state` after the delivery, None when not recoverable.
         refs: `errata_protocol.environment.Snapshot.refs`; garbage collection reads only these.
         created: Seconds since the epoch.
@@ -120,6 +121,8 @@ class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
         done: The delivery ended the episode.
         error_kind: Marker, if any, so that listings never parse payloads.
         hint_template_key: Likewise.
+        volatile: What the semantic digest leaves out of ``payload``: it is made when somebody asks, which of most rows
+            nobody does. None where the row holds it itself.
     """
 
     eid: str
@@ -140,6 +143,11 @@ class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
     done: bool = False
     error_kind: str | None = None
     hint_template_key: str | None = None
+    volatile: tuple[str, ...] | None = None
+
+    def semantic(self) -> bytes | None:
+        """Return the digest that re-execution compares, 32 bytes; None where there is none (PROTOCOL C2)."""
+        return self.semantic_digest if self.volatile is None else semantic_sha256(self.payload, self.volatile)
 
     @property
     def wire_kind(self) -> Kind:
@@ -193,7 +201,7 @@ Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange | RewardRow
 
 
 class TurnRow(Struct, frozen=True, gc=False):
-    """A delivery without its payload, request and state: what listings need."""
+    """A delivery without its payload, request and state: what listings need; its semantic digest where asked for."""
 
     t: int
     kind: RecordKind
@@ -353,8 +361,13 @@ class Journal(ABC):
         """Return the oldest episode of a session, or None."""
 
     @abstractmethod
-    def turns(self, eid: str) -> list[TurnRow]:
-        """Return all deliveries of an episode in order of t, without payloads."""
+    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
+        """Return all deliveries of an episode in order of t, without payloads.
+
+        Args:
+            eid: Episode.
+            semantic: With their semantic digests, for which payloads have to be read.
+        """
 
     @abstractmethod
     def episodes(

@@ -22,12 +22,13 @@ EPISODE = (
 )  # fmt: skip
 DELIVERY = (
     "eid", "t", "sid", "id", "kind", "request", "request_sha", "status", "payload", "digest", "semantic_digest",
-    "state", "refs", "created", "reward", "done", "error_kind", "hint_template_key",
+    "state", "refs", "created", "reward", "done", "error_kind", "hint_template_key", "volatile",
 )  # fmt: skip
 REWARD = ("eid", "t", "value", "source", "reward_id", "sid", "seq", "created")
 CHANGE = ("sid", "status", "given_out", "lost")
 
 _REFS = DELIVERY.index("refs")
+_VOLATILE = DELIVERY.index("volatile")
 
 # One call in C for a row: this is on the path of every step.
 of_session: Callable[[SessionRow], tuple[Any, ...]] = attrgetter(*SESSION)
@@ -58,7 +59,8 @@ def episode(row: Sequence[Any]) -> EpisodeRow:
 
 def delivery(row: Sequence[Any]) -> DeliveryRow:
     """Return the delivery of its columns."""
-    return DeliveryRow(*row[:_REFS], refs_of(row[_REFS]), *row[_REFS + 1 :])  # type: ignore[call-arg]
+    volatile = tuple(row[_VOLATILE]) if len(row) > _VOLATILE and row[_VOLATILE] is not None else None
+    return DeliveryRow(*row[:_REFS], refs_of(row[_REFS]), *row[_REFS + 1 : _VOLATILE], volatile=volatile)  # type: ignore[call-arg]
 
 
 def change(row: Sequence[Any]) -> SessionChange:

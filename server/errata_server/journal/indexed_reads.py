@@ -14,7 +14,7 @@ from . import columns
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, Journal, RewardRow, SessionRow, TurnRow
 from .codec import LogRecord
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
-from .live import Episode, Flat, Live, Reply, Session, Turn
+from .live import COMPUTED, Episode, Flat, Live, Reply, Session, Turn
 from .segments import Place, Segments
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class IndexedReads(Journal):
                 return self.delivery(eid, episode.last_t)
         return None
 
-    def turns(self, eid: str) -> list[TurnRow]:
+    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
         episode = self._episode(eid)
         if episode is None:
             return []
@@ -113,7 +113,16 @@ class IndexedReads(Journal):
         }
         for turns in reversed(waiting):
             there.update(turns)
-        return [TurnRow(t, *there[t][5:]) for t in sorted(there)]
+        of = self._semantic if semantic else _no_digest
+        return [
+            TurnRow(turn.t, turn.kind, turn.digest, of(turn, eid), *turn[8:])
+            for turn in (Turn._make(there[t]) for t in sorted(there))
+        ]
+
+    def _semantic(self, turn: Turn, eid: str) -> bytes | None:
+        if turn.semantic_digest == COMPUTED:
+            return self._row(turn, eid, turn.t).semantic()
+        return turn.semantic_digest
 
     # -- a session's replies and pushes --------------------------------------------------------------------------
 
@@ -472,6 +481,10 @@ class IndexedReads(Journal):
         if any(seq in batch.pushes.get(session.n, ()) for batch in self._live.batches()):
             return True
         return bool(self._rows("SELECT 1 FROM rewards WHERE session = ? AND seq = ?", (session.n, seq)))
+
+
+def _no_digest(turn: Turn, eid: str) -> None:
+    """Return None: the digest was not asked for."""
 
 
 class _Totals(NamedTuple):

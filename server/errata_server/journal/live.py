@@ -22,6 +22,10 @@ Flat = tuple[Any, ...]
 """A `Turn` or `Reply` while it waits: a plain tuple, which costs less to make and nothing to the garbage collector."""
 
 
+COMPUTED = b""
+"""In the place of a semantic digest that is made from the row when somebody asks for it."""
+
+
 class Turn(NamedTuple):
     """A delivery in the index: where its row is, and what listings need of it."""
 
@@ -292,8 +296,8 @@ class Live:
             turns = batch.turns[n] = {}
             batch.of_episodes[n] = episode
         turns[t] = (
-            t, segment, offset, size, id, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind,
-            d.hint_template_key,
+            t, segment, offset, size, id, d.kind, d.digest, d.semantic_digest if d.volatile is None else COMPUTED,
+            d.reward, d.done, d.error_kind, d.hint_template_key,
         )  # fmt: skip
         if t > episode.last_t:
             episode.last_t = t

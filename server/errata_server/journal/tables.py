@@ -181,9 +181,18 @@ class Tables(Journal):
         return self._episodes[eids[0]][1] if eids else None
 
     @_alone
-    def turns(self, eid: str) -> list[TurnRow]:
+    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
         return [
-            TurnRow(t, d.kind, d.digest, d.semantic_digest, d.reward, d.done, d.error_kind, d.hint_template_key)
+            TurnRow(
+                t,
+                d.kind,
+                d.digest,
+                d.semantic() if semantic else None,
+                d.reward,
+                d.done,
+                d.error_kind,
+                d.hint_template_key,
+            )
             for t, d in sorted(self._deliveries.get(eid, {}).items())
         ]
 
