@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 COARSE_S = 5.0
 """Deadlines this far away and further are kept to within `TICK_S`; nearer ones have a timer of their own."""
@@ -12,8 +11,15 @@ COARSE_S = 5.0
 TICK_S = 1.0
 
 
+class Expiring(Protocol):
+    """What has a deadline; hashed by its identity."""
+
+    def expire(self) -> None:
+        """Take that the time is over."""
+
+
 class Deadlines:
-    """Calls back what was not removed in time.
+    """Tells what was not removed in time that its time is over.
 
     Args:
         loop: The event loop of all that is added.
@@ -21,58 +27,48 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._lanes: dict[float, dict[_Entry, float]] = {}  # by timeout: in each, who came first is due first
+        self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout: in each, who came first is due first
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, timeout_s: float, expire: Callable[[], None]) -> object:
-        """Call ``expire`` after ``timeout_s``, up to `TICK_S` later; return what `remove` takes."""
+    def add(self, timeout_s: float, who: Expiring, now: float) -> object:
+        """Let ``who`` expire ``timeout_s`` after ``now``, the loop's time, or up to `TICK_S` later.
+
+        Returns:
+            What `remove` takes.
+        """
         if timeout_s < COARSE_S:
-            return self.loop.call_later(max(timeout_s, 0.0), expire)
+            return self.loop.call_later(max(timeout_s, 0.0), who.expire)
         lane = self._lanes.get(timeout_s)
         if lane is None:
             lane = self._lanes[timeout_s] = {}
             if self._timer is None:
                 self._timer = self.loop.call_later(TICK_S, self._look)
-        entry = _Entry(lane, expire)
-        lane[entry] = self.loop.time() + timeout_s
-        return entry
+        lane[who] = now + timeout_s
+        return lane
 
-    def remove(self, entry: object) -> None:
-        """Forget a deadline. One that has passed may be removed too."""
-        if isinstance(entry, _Entry):
-            entry.lane.pop(entry, None)
-            entry.expire = _nothing  # or the entry and its owner hold each other until the garbage collector comes by
+    def remove(self, who: Expiring, added: Any) -> None:
+        """Forget the deadline of ``who``, which `add` returned ``added`` for. It may have passed."""
+        if type(added) is dict:
+            added.pop(who, None)
         else:
-            entry.cancel()  # type: ignore[attr-defined] # a timer
+            added.cancel()  # a timer
 
     def _look(self) -> None:
         self._timer = None
         now = self.loop.time()
-        due: list[_Entry] = []
+        due: list[tuple[dict[Expiring, float], Expiring]] = []
         for timeout_s, lane in list(self._lanes.items()):
-            for entry, deadline in lane.items():
+            for who, deadline in lane.items():
                 if deadline > now:
                     break
-                due.append(entry)
+                due.append((lane, who))
             if not lane:
                 del self._lanes[timeout_s]
-        for entry in due:
-            if entry.lane.pop(entry, None) is not None:
-                entry.expire()
+        for lane, who in due:
+            if lane.pop(who, None) is not None:
+                who.expire()
         if self._lanes:
             self._timer = self.loop.call_later(TICK_S, self._look)
-
-
-def _nothing() -> None:
-    """Expire nothing."""
-
-
-class _Entry:
-    __slots__ = ("expire", "lane")
-
-    def __init__(self, lane: dict[_Entry, float], expire: Callable[[], None]) -> None:
-        self.lane = lane
-        self.expire = expire
 
 
 async def ends_within(timeout_s: float, task: asyncio.Task[Any]) -> bool:

@@ -49,27 +49,32 @@ def observation_row(
     Raises:
         EnvironmentOutputInvalid: The observation has no JSON form.
     """
-    if isinstance(observation, ErrorMarkers):
-        observation = observation.with_site_t(admitted.t)  # type: ignore[assignment]
+    cls = type(observation)
+    marks = _MARKS.get(cls)
+    if marks is None:  # asking an abstract class costs as much as a digest
+        marks = _MARKS[cls] = issubclass(cls, ErrorMarkers)
+    if marks:
+        observation = observation.with_site_t(admitted.t)  # type: ignore[attr-defined]
     try:
         payload = encode_payload(serialize_observation(observation), finite=admitted.id is not None)
     except ValueError as error:
         raise EnvironmentOutputInvalid(str(error)) from error
-    reward = observation.reward
+    reward, metadata = observation.reward, observation.metadata
     finite = float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None
     if reward is not None and finite is None:
         log.warning("reward %r of a %s has no JSON form and is sent as null", reward, admitted.kind)
-    marker = observation.metadata.get("error_kind") if isinstance(observation.metadata, dict) else None
-    hint = observation.metadata.get("hint_template_key") if isinstance(observation.metadata, dict) else None
+    marker = hint = None
+    if metadata and isinstance(metadata, dict):
+        marker, hint = metadata.get("error_kind"), metadata.get("hint_template_key")
     return _row(
         admitted,
         payload,
         snapshot,
         volatile_fields,
-        reward=finite,
-        done=bool(observation.done),
-        error_kind=marker if isinstance(marker, str) else None,
-        hint_template_key=hint if isinstance(hint, str) else None,
+        finite,
+        bool(observation.done),
+        marker if isinstance(marker, str) else None,
+        hint if isinstance(hint, str) else None,
     )
 
 
@@ -172,30 +177,33 @@ def _row(
     payload: bytes,
     snapshot: Snapshot | None,
     volatile: tuple[str, ...],
-    *,
     reward: float | None = None,
     done: bool = False,
     error_kind: str | None = None,
     hint_template_key: str | None = None,
 ) -> DeliveryRow:
-    return DeliveryRow(
-        eid=admitted.eid,
-        t=admitted.t,
-        sid=admitted.sid,
-        id=admitted.id,
-        kind=admitted.kind,
-        request=admitted.request,
-        request_sha=admitted.request_sha or hashlib.sha256(admitted.request).digest(),
-        status="ok",
-        payload=payload,
-        digest=hashlib.sha256(payload).digest(),
-        semantic_digest=None,
-        state=snapshot.state if snapshot else None,
-        refs=snapshot.refs if snapshot else (),
-        created=admitted.created,
-        reward=reward,
-        done=done,
-        error_kind=error_kind,
-        hint_template_key=hint_template_key,
-        volatile=volatile,
+    return DeliveryRow(  # by position, in half the time: this is on the path of every step
+        admitted.eid,
+        admitted.t,
+        admitted.sid,
+        admitted.id,
+        admitted.kind,
+        admitted.request,
+        admitted.request_sha or hashlib.sha256(admitted.request).digest(),
+        "ok",
+        payload,
+        hashlib.sha256(payload).digest(),
+        None,
+        snapshot.state if snapshot is not None else None,
+        snapshot.refs if snapshot is not None else (),
+        admitted.created,
+        reward,
+        done,
+        error_kind,
+        hint_template_key,
+        volatile,
     )
+
+
+_MARKS: dict[type, bool] = {}
+"""Whether an observation class mixes `ErrorMarkers` in."""

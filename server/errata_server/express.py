@@ -94,13 +94,13 @@ class Express:
             or not session.turn.take()
         ):
             return False
+        timeout_s = self.runtime.settings.step_timeout_s
+        if request.timeout_s is not None and request.timeout_s < timeout_s:
+            timeout_s = request.timeout_s
         created = session.last_used = self.runtime.clock.time()
         admitted = Admitted(
             session.eid, session.t + 1, session.row.sid, request.id, "step", request.data, created, request.sha or b""
         )
-        timeout_s = self.runtime.settings.step_timeout_s
-        if request.timeout_s is not None and request.timeout_s < timeout_s:
-            timeout_s = request.timeout_s
         flight = _Flight(self, session, host, request, socket, admitted, settled, loop, timeout_s)
         try:
             flight.depart(request.action)
@@ -132,6 +132,7 @@ class _Flight:
         "_admitted",
         "_call",
         "_deadline",
+        "_deadlines",
         "_express",
         "_host",
         "_landed",
@@ -170,6 +171,7 @@ class _Flight:
         self._task: asyncio.Task[None] | None = None
         self._call: Call | None = None
         self._row: DeliveryRow | None = None
+        self._deadlines = express.deadlines(loop)
         self._deadline: object = None
         self._timeout_s = timeout_s
         self._landed = False  # the call has come back, or is not waited for any more
@@ -183,16 +185,17 @@ class _Flight:
             ThreadGone: The instance's thread was given up meanwhile.
         """
         if self._host.on_loop:
-            self._task = self._loop.create_task(self._fly(action), context=self._host.scope())
+            host = self._host
+            self._task = self._loop.create_task(self._fly(host, action), context=host.scope())
         else:
             self._call = _FlightCall(self._host.bound_step(action), self._loop, self)
             self._host.place.start(self._call)
-        self._deadline = self._express.deadlines(self._loop).add(self._timeout_s, self._expire)
+        self._deadline = self._deadlines.add(self._timeout_s, self, self._started)
 
-    async def _fly(self, action: Action) -> None:
+    async def _fly(self, host: EnvHost, action: Action) -> None:
         try:
-            observation = await self._host.begin_step(action)
-            snapshot = await self._host.snapshot() if self._host.recovery is Recovery.SNAPSHOT else None
+            observation = await host.env.step_async(action)
+            snapshot = await host.snapshot() if host.recovery is Recovery.SNAPSHOT else None
         except asyncio.CancelledError:
             if not self._landed:
                 self._land()
@@ -227,9 +230,9 @@ class _Flight:
 
     def _land(self) -> None:
         self._landed = True
-        self._express.deadlines(self._loop).remove(self._deadline)
+        self._deadlines.remove(self, self._deadline)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """Give the call up: its time is over."""
         if self._landed:
             return
@@ -271,7 +274,8 @@ class _Flight:
         except ErrataError as error:
             self._fail(error)
             return
-        self._express.admission.look_at_recovery(self._session, self._host)
+        if self._host.recovery is Recovery.NONE:
+            self._express.admission.look_at_recovery(self._session, self._host)
         # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
         try:
             self._express.runtime.journal.submit((row,), self._committed, self._loop)

@@ -189,11 +189,6 @@ class EnvHost:
         """Return the synchronous step, to be called at `place`."""
         return functools.partial(self._scope.copy().run, self.env.step, action)
 
-    def begin_step(self, action: Action) -> Awaitable[Any]:
-        """Return the step that runs on the event loop, in a task whose context is `scope`."""
-        begun: Awaitable[Any] = self.env.step_async(action)
-        return begun
-
     def break_off(self) -> None:
         """Say that a call was abandoned while it ran."""
         self._half_run = True

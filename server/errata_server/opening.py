@@ -60,14 +60,14 @@ class Opening(Call):
             self._place.release()
             raise
         settings = self._sessions.runtime.settings
-        self._deadline = self._sessions.deadlines(self.loop).add(settings.step_timeout_s, self._expire)
+        self._deadline = self._sessions.deadlines(self.loop).add(settings.step_timeout_s, self, self.loop.time())
 
     def resolve(self) -> None:
         """Take what the factory returned."""
         if self._over:
             return
         self._over = True
-        self._sessions.deadlines(self.loop).remove(self._deadline)
+        self._sessions.deadlines(self.loop).remove(self, self._deadline)
         self._place.ended()
         session, sessions = self._session, self._sessions
         try:
@@ -115,7 +115,8 @@ class Opening(Call):
         self._sessions.runtime.metrics.opened(self._sessions.environment)
         self._opened(self._session, None)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Take that the factory ran too long."""
         abandoned = None if self._over else self.give_up()
         if abandoned is None:
             return  # it has just ended, and its result is on the way

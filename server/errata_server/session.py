@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from openenv.core.env_server.types import Action
 
 from errata_protocol.environment import Recovery
@@ -35,6 +36,9 @@ class Address:
     group: str | None
 
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 class Request(Struct, frozen=True):
     """A mutating request as a door hands it over.
 
@@ -51,7 +55,7 @@ class Request(Struct, frozen=True):
 
     kind: RecordKind
     data: bytes
-    reset: dict[str, Any] = field(default_factory=dict)
+    reset: Mapping[str, Any] = _NOTHING
     action: Action | None = None
     call: McpCall | None = None
     id: int | None = None

@@ -13,7 +13,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
@@ -32,14 +33,13 @@ class StoreFailed(Exception):
     """The store could not write for a reason outside of the records: disk full, I/O error. Worth trying again."""
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(Struct, eq=False, gc=False):  # of what it names nothing names it
     """One waiting commit."""
 
     records: Sequence[Record]
     loop: asyncio.AbstractEventLoop
     settled: Callable[[ErrataError | None], None]
-    error: ErrataError | None = field(default=None)
+    error: ErrataError | None = None
 
 
 Write = Callable[[list[Sequence[Record]]], list[ErrataError | None]]
@@ -144,14 +144,18 @@ class ThreadWriter(GroupWriter):
 
     def __init__(self, write: Write, name: str = "errata-journal") -> None:
         super().__init__(write)
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._asleep = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _submit(self, pending: Pending) -> None:
-        with self._wake:
+        with self._lock:
             self._append(pending)
-            self._wake.notify()
+            if self._asleep:  # else it looks at the queue again before it sleeps
+                self._asleep = False
+                self._wake.notify()
 
     def close(self) -> None:
         with self._wake:
@@ -176,7 +180,9 @@ class ThreadWriter(GroupWriter):
                 with self._wake:
                     # The queue once more: a commit that came since the generator looked has notified nobody.
                     if not self._closing and (step is not None or not self._queue):
+                        self._asleep = True
                         self._wake.wait(step)
+                        self._asleep = False
 
 
 def advance(work: Work, outcome: list[ErrataError | None] | Exception | None) -> tuple[Step] | None:
