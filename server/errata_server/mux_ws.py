@@ -11,13 +11,16 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
+from .client_frames import TOGETHER
 from .multiplex import Multiplex
 from .socket_door import GONE, accepted
 
 log = logging.getLogger("errata.mux")
 
-IN_A_ROW = 16
-"""Frames of one socket that are taken before others get a turn."""
+IN_A_ROW_BYTES = 64 * 1024
+"""Size of the frames of one socket that are taken before others get a turn; each counts for `FRAME_BYTES` at least."""
+
+FRAME_BYTES = 1024
 
 WRITTEN_AT_ONCE = 1 << 20
 """Bytes that are handed to the socket before it is asked whether it keeps up."""
@@ -65,6 +68,9 @@ class MuxSocket:
 
     async def serve(self) -> None:
         """Accept, and take and send frames until the client leaves."""
+        together = self._websocket.scope.get("extensions", {}).get(TOGETHER)
+        if together is not None:
+            together()
         if not await accepted(self._websocket, PROTOCOL_NAME):
             return
         try:
@@ -84,12 +90,18 @@ class MuxSocket:
     async def _read(self, connection: ServerConnection) -> None:
         receive, taken = self._websocket.receive, 0
         while (message := await receive())["type"] != "websocket.disconnect":
-            text = message.get("text")
-            self._multiplex.receive(connection, message["bytes"] if text is None else text)
-            taken += 1
-            if taken % IN_A_ROW == 0:
-                await asyncio.sleep(0)
-            await self.room()
+            frames = message.get("messages")
+            if frames is None:
+                text = message.get("text")
+                frames = (message["bytes"] if text is None else text,)
+            for frame in frames:
+                self._multiplex.receive(connection, frame)
+                taken += max(len(frame), FRAME_BYTES)
+                if taken >= IN_A_ROW_BYTES:
+                    taken = 0
+                    await asyncio.sleep(0)
+                if not connection.accepts_input:
+                    await self.room()
 
     async def _write(self, connection: ServerConnection) -> None:
         try:
