@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import socket
 from collections.abc import AsyncIterator
 
@@ -64,11 +65,14 @@ async def test_a_second_request_that_never_comes_is_hung_up_on(address: tuple[st
     writer.close()
 
 
-async def _websocket(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _websocket(
+    address: tuple[str, int], *, mux: bool = False
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(*address, limit=1024)
     key = base64.b64encode(b"0" * 16).decode()
+    protocol = "Sec-WebSocket-Protocol: openenv.mux.v1\r\n" if mux else ""
     writer.write(
-        f"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{protocol}"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
     )
     assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
@@ -88,6 +92,54 @@ async def test_a_socket_outlives_the_time_for_its_headers(address: tuple[str, in
 async def test_who_never_reads_is_not_read_either(address: tuple[str, int], frames: bytes) -> None:
     _, writer = await _websocket(address)
     sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < ENOUGH:
+            writer.write(frames)
+            await asyncio.wait_for(writer.drain(), 2.0)
+            sent += len(frames)
+    assert sent < ENOUGH
+    writer.transport.abort()
+
+
+def _read(q: int) -> bytes:
+    message = b'{"q":%d,"type":"capabilities"}' % q
+    return bytes((0x81, 0x80 | len(message))) + bytes(4) + message
+
+
+async def _answered(reader: asyncio.StreamReader, reads: int) -> list[int]:
+    answered: list[int] = []
+    while len(answered) < reads:
+        head = await asyncio.wait_for(reader.readexactly(2), 30)
+        size = int.from_bytes(await reader.readexactly(2)) if head[1] == 126 else head[1]
+        told = await reader.readexactly(size)
+        if head[0] == 0x81:
+            found = json.loads(told)
+            answered += [one["q"] for one in (found if isinstance(found, list) else [found])]
+    return sorted(answered)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 40], ids=lambda cut: f"cut_after_{cut}")
+async def test_messages_that_come_together_are_answered_each(address: tuple[str, int], cut: int) -> None:
+    reader, writer = await _websocket(address, mux=True)
+    sent = _read(1) + PING + _read(2) + _read(3)
+    writer.write(sent[:cut])
+    await writer.drain()
+    writer.write(sent[cut:] + _read(4))
+    assert await _answered(reader, 4) == [1, 2, 3, 4]
+    writer.close()
+
+
+async def test_text_that_is_no_utf8_closes_a_multiplexed_socket_too(address: tuple[str, int]) -> None:
+    reader, writer = await _websocket(address, mux=True)
+    writer.write(_read(1) + b"\x81\x81" + bytes(4) + b"\xff")
+    told = await asyncio.wait_for(reader.read(), 30)
+    assert (1007).to_bytes(2) in told
+    writer.close()
+
+
+async def test_who_never_reads_its_replies_is_not_read_either(address: tuple[str, int]) -> None:
+    _, writer = await _websocket(address, mux=True)
+    sent, frames = 0, _read(1) * 1000
     with pytest.raises(TimeoutError):
         while sent < ENOUGH:
             writer.write(frames)
