@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -47,9 +48,27 @@ class ThreadLost(StepTimeout):
 
 
 def _accepted(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(method).parameters
+    if not given:
+        return {}
+    parameters = _parameters(method)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return {k: v for k, v in given.items() if takes_any or k in parameters}
+
+
+def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return what a bound method takes. Python looks longer for it than most resets run, so once for a function."""
+    function = getattr(method, "__func__", None)
+    if function is None:
+        return inspect.signature(method).parameters
+    known = _PARAMETERS.get(function)
+    if known is None:
+        known = _PARAMETERS[function] = inspect.signature(method).parameters
+    return known
+
+
+_PARAMETERS: weakref.WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class EnvHost:
@@ -240,7 +259,7 @@ class EnvHost:
     @property
     def reset_parameters(self) -> Mapping[str, inspect.Parameter]:
         """What the environment's reset takes."""
-        return inspect.signature(self.env.reset_async if self._async_reset else self.env.reset).parameters
+        return _parameters(self.env.reset_async if self._async_reset else self.env.reset)
 
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
