@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from errata_protocol.errors import InvalidRequest
 from errata_server.process import ServerProcess
+from errata_trainer.playing import Seat
 from errata_trainer.recipes.trl import ParallelTools, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import PlayedEnvironment, of_spec
@@ -155,3 +156,15 @@ def test_what_was_too_long_is_not_played_twice(server: ServerProcess, tokenizer:
         kept = [sum(m["role"] == "tool" for m in messages) for messages in trainer._logs["completion"]]
         assert kept[1] < len(played[-1][1]), "its result was rolled back after the call was made"
     assert played[0] == played[1]
+
+
+def test_a_row_that_is_no_task_is_told_with_what_to_do() -> None:
+    class Refusing:
+        def reset(self, **task: Any) -> Any:
+            raise InvalidRequest("reset takes seed, task_id, not answer")
+
+    made: Any = environment_factory("http://127.0.0.1:9", SHELF)
+    environment = made.__new__(made)
+    environment._seat, environment._begun = Seat(SHELF, Refusing), None
+    with pytest.raises(InvalidRequest, match=r"not answer; name the columns .*task_columns="):
+        environment.reset(prompt=PROMPT, answer="owl")

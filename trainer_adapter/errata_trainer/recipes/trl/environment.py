@@ -56,7 +56,7 @@ class SeatedEnvironment:
         begun, self._begun = self._begun, None
         if begun is not None and begun[0] == task:
             return begun[1]
-        return self._seat.reset(task)
+        return self._start(task)
 
     def get_reward(self) -> float | None:
         return self._seat.finish()
@@ -64,7 +64,16 @@ class SeatedEnvironment:
     def _begin(self, row: Mapping[str, Any]) -> None:
         """Reset ahead of TRL, which resets one environment after the other; `reset` then finds it done."""
         task = self._task(row)
-        self._begun = (task, self._seat.reset(task))
+        self._begun = (task, self._start(task))
+
+    def _start(self, task: dict[str, Any]) -> str:
+        try:
+            return self._seat.reset(task)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"{self._environment.name} does not take the task {task!r}: {error.message}; name the columns that "
+                "it takes in environment_factory(task_columns=[...])"
+            ) from error
 
     def _finish(self) -> None:
         """Have the episode graded ahead of TRL, which asks one environment after the other."""

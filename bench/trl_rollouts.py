@@ -1,0 +1,178 @@
+"""What a team waits for: a TRL training step with 64 rollouts on terminal tasks, stock OpenEnv against Errata.
+
+    python bench/trl_rollouts.py            # prints JSON; needs root (sandboxes) and make trainer
+    python bench/trl_rollouts.py --smoke    # once, 4 rollouts
+
+Both arms play the same tasks in the same sandboxes with the same scripted student, so that generation costs both
+alike and next to nothing: four commands and `submit`, graded by the task's verifier. `stock` is OpenEnv's own server
+with the terminal environment's class, a socket and blocking client for each rollout, and TRL's tool loop. `errata`
+is our server (durable journal, fsync), `environment_factory` and `ThreeChannelGRPOTrainer` with channel 2 on. Wall
+time of `trainer.train()` for one step; medians of 5 alternating rounds. The model is tiny: with a real one,
+generation and the backward pass come on top of both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+if importlib.util.find_spec("trl") is None:
+    print("left out: torch and TRL are missing (make trainer)")
+    sys.exit(0)
+if os.geteuid() != 0:
+    print("left out: sandboxes of both servers need root")
+    sys.exit(0)
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
+import conftest  # noqa: E402, F401 # offline, one thread
+import trl  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from openenv.core.generic_client import GenericEnvClient  # noqa: E402
+from scripted import Scripted, call, config  # noqa: E402
+
+from errata_server.process import ServerProcess  # noqa: E402
+from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory  # noqa: E402
+from errata_trainer.tiny import tiny_model, tiny_tokenizer  # noqa: E402
+from terminal_env import SPEC  # noqa: E402
+
+SMOKE = "--smoke" in sys.argv[1:]
+ROUNDS = 1 if SMOKE else 5
+ROLLOUTS, GENERATIONS = (4, 2) if SMOKE else (64, 8)
+TASKS = ("orders-summary", "log-redaction", "shift-hours", "python-intervals", "file-permissions", "release-links")
+COMMANDS = ("ls -la", "cat README.md missing.txt", "python3 -c 'print(sum(range(1000)))'", "grep -rn TODO . | head -5")
+
+STOCK = """
+import sys, uvicorn
+from openenv.core.env_server.http_server import create_app
+from terminal_env import TerminalAction, TerminalObservation
+from terminal_env.server.environment import TerminalEnvironment
+app = create_app(TerminalEnvironment, TerminalAction, TerminalObservation, max_concurrent_envs=256)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+
+
+class StockEnvironment:
+    """What a TRL user writes for a stock OpenEnv server today."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        self._client = GenericEnvClient(self.url).sync()
+        self._client.connect()
+        self._reward = 0.0
+
+    def reset(self, task_id: str, **_: Any) -> str:
+        self._reward = 0.0
+        return SPEC.agent_text(self._client.reset(task_id=task_id).observation)
+
+    def run(self, command: str) -> str:
+        """Run a bash command.
+
+        Args:
+            command: Bash text.
+        """
+        return SPEC.agent_text(self._client.step({"tool": "run", "command": command}).observation)
+
+    def submit(self) -> str:
+        """Say that the task is finished."""
+        result = self._client.step({"tool": "submit"})
+        self._reward = float(result.reward or 0.0)
+        return SPEC.agent_text(result.observation)
+
+    def get_reward(self) -> float:
+        return self._reward
+
+
+class StockTrainer(Scripted, trl.GRPOTrainer):  # type: ignore[misc]
+    pass
+
+
+class ErrataTrainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
+    pass
+
+
+def student(row: int, turn: int) -> str:
+    """Four commands, one of them a mistake, then the end."""
+    if turn < len(COMMANDS):
+        return call("run", command=COMMANDS[turn])
+    return call("submit") if turn == len(COMMANDS) else "done"
+
+
+def step(cls: Any, factory: Any, path: Path, **given: Any) -> float:
+    """Return the wall time of one training step."""
+    rows = [
+        {"prompt": [{"role": "user", "content": "Do it. "}], "task_id": TASKS[n % len(TASKS)]}
+        for n in range(ROLLOUTS // GENERATIONS)
+    ]
+    tokenizer = tiny_tokenizer([call("run", command=command) for command in COMMANDS])
+    trainer = cls(
+        model=tiny_model(tokenizer, hidden=32, layers=1, positions=16384),
+        processing_class=tokenizer,
+        args=config(
+            path,
+            per_device_train_batch_size=ROLLOUTS,
+            num_generations=GENERATIONS,
+            max_completion_length=12000,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=factory,
+        **given,
+    )
+    trainer.script = student
+    began = time.monotonic()
+    trainer.train()
+    took = time.monotonic() - began
+    played = trainer.state.log_history[0]["tools/call_frequency"]
+    if played != len(COMMANDS) + 1:
+        raise RuntimeError(f"{played} calls a rollout instead of {len(COMMANDS) + 1}: the arms do not play the same")
+    return took
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        port = "8397"
+        stock = subprocess.Popen(
+            [sys.executable, "-c", STOCK, port], env={**os.environ, "ERRATA_DATA_DIR": str(path / "s")}
+        )
+        try:
+            with ServerProcess("terminal", path / "data") as server:
+                StockEnvironment.url = f"http://127.0.0.1:{port}"
+                factory = environment_factory(server.url, tools=["run", "submit"], task_columns=["task_id"])
+                arms = {
+                    "stock": lambda: step(StockTrainer, StockEnvironment, path),
+                    "errata": lambda: step(ErrataTrainer, factory, path, beta_replay=0.0),
+                }
+                for arm in arms.values():
+                    arm()  # tasks are unpacked and code is imported once
+                seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+                for _ in range(ROUNDS):
+                    for arm, measure in arms.items():
+                        seconds[arm].append(measure())
+        finally:
+            stock.terminate()
+            stock.wait()
+    ratios = [a / b for a, b in zip(seconds["stock"], seconds["errata"], strict=True)]
+    found = {
+        "rollouts": ROLLOUTS,
+        "calls_a_rollout": len(COMMANDS) + 1,
+        "machine": {"cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+        "seconds": {arm: statistics.median(values) for arm, values in seconds.items()},
+        "times_faster": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+    }
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
