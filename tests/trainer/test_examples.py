@@ -1,0 +1,113 @@
+"""What `examples/` shows runs as it stands."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import call
+from trl import GRPOConfig
+
+import terminal_env
+from errata_protocol.rollouts import ErrorMarker
+from errata_server.process import ServerProcess
+from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, write_records
+from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TASKS = Path(terminal_env.__file__).parent / "tasks"
+
+
+def main_of(name: str) -> Callable[..., Any]:
+    main: Callable[..., Any] = runpy.run_path(str(EXAMPLES / name))["main"]
+    return main
+
+
+def rollout_of(tokenizer: Any, path: str, reward: float) -> Rollout:
+    """An episode of two turns, of which the first fails unless the path is red."""
+    arguments = {"path": path}
+    said = [call("read", **arguments), "done"]
+    result = {"role": "tool", "name": "read", "content": f"no file {path}" if path != "red" else "the word is owl"}
+    prompt = tokenizer.encode("<|im_start|>user\nFind it.<|im_end|>\n<|im_start|>assistant\n")
+    first, last = (tokenizer.encode(text + END) for text in said)
+    between = tokenizer.encode(f"\n<|im_start|>tool\n{result['content']}<|im_end|>\n<|im_start|>assistant\n")
+    marker = None
+    if path != "red":
+        marker = ErrorMarker(error_kind="path_not_found", hint_template_key="fs.missing", severity="error")
+    calls = [{"type": "function", "function": {"name": "read", "arguments": arguments}}]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        result,
+        {"role": "assistant", "content": "done"},
+    ]
+    return build_rollout(
+        prompt,
+        [*first, *between, *last],
+        [1] * len(first) + [0] * len(between) + [1] * len(last),
+        messages,
+        [Delivery(1, "read", arguments, result["content"], marker)],
+        reward=reward,
+    )
+
+
+def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (EXAMPLES / "own_trainer.py").read_text().splitlines()
+    assert len(lines) < 60
+    tokenizer = tiny_tokenizer(["Find it. no file green the word is owl done", call("read", path="red")])
+    tokenizer.save_pretrained(tmp_path / "model")
+    tiny_model(tokenizer).save_pretrained(tmp_path / "model")
+    good, bad = (rollout_of(tokenizer, path, reward) for path, reward in (("red", 1.0), ("green", 0.0)))
+    assert good.turns[0].failed is None and bad.turns[0].failed is not None
+    chosen, rejected = (one.completion_ids[: one.turns[0].stop] for one in (good, bad))
+    pair = DpoPair(good.prompt_ids, chosen, rejected)
+    write_records(tmp_path / "records.jsonl", [good, bad, pair])
+    main_of("own_trainer.py")(tmp_path / "model", tmp_path / "records.jsonl", steps=6)
+    told = [
+        ast.literal_eval(line.split(" ", 1)[1]) for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()
+    ]
+    assert len(told) == 6 and set(told[0]) == {"loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo"}
+    assert told[0]["loss/trace_replay_dpo"] == pytest.approx(0.69315), "the policy is its own reference at first"
+    assert told[0]["loss/sdpo_kl"] > 0.0
+    assert told[-1]["loss/trace_replay_dpo"] < 0.69 and told[-1]["loss/grpo"] < told[0]["loss/grpo"]
+
+
+@pytest.mark.sandbox
+def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -> None:
+    with ServerProcess("terminal", tmp_path / "data") as server:
+        trainer = main_of("grpo_terminal.py")(
+            ["--tiny", "--url", server.url, "--steps", "1", "--output", str(tmp_path / "out")]
+        )
+    log = trainer.state.log_history[0]
+    assert log["episodes/lost"] == 0.0 and log["reward"] > 0.0
+    assert log["sdpo/sites"] > 0.0 and log["loss/sdpo_kl"] > 0.0
+    assert "loss/trace_replay_dpo" not in log, "no teachers were named"
+
+
+def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "nobody is asked")
+    main, given = main_of("grpo_terminal.py"), {}
+
+    class Trainer:
+        def __init__(self, **arguments: Any) -> None:
+            given.update(arguments)
+
+        def train(self) -> None:
+            given["pairs"].use(object(), [0], "the base of it")
+            given["pairs"].close()
+
+    known = {field.name for field in fields(GRPOConfig)}
+    monkeypatch.setitem(main.__globals__, "GRPOConfig", dict)  # the real one refuses bfloat16 on a CPU
+    monkeypatch.setitem(main.__globals__, "ThreeChannelGRPOTrainer", Trainer)
+    main(["--vllm", "--teachers", "one", "two", "--output", str(tmp_path), "--url", "http://127.0.0.1:9"])
+    assert given["args"].keys() <= known and given["args"]["use_vllm"] is True
+    assert given["args"]["per_device_train_batch_size"] * given["args"]["gradient_accumulation_steps"] == 32
+    assert 32 % given["args"]["num_generations"] == 0
+    assert {row["task_id"] for row in given["train_dataset"]} <= {path.name for path in TASKS.iterdir()}
+    assert given["check"].mode == "sample" and given["pairs"].pool.budget.tokens == 2_000_000
