@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from scripted import Scripted, call, config
 from slow import slow_dpo, slow_sdpo
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from errata_server.process import ServerProcess
@@ -325,3 +326,45 @@ def test_evaluation_is_plain_grpos(server: ServerProcess, tokenizer: Any, tmp_pa
     trainer.evaluate(trainer.train_dataset)
     assert trainer.seen and all(float(seen["loss"]) == float(seen["plain"]) for seen in trainer.seen)
     assert not any("sdpo_items" in seen["inputs"] for seen in trainer.seen)
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_a_teacher_that_follows_is_a_moving_average_of_the_student(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, peft: bool
+) -> None:
+    def weights(model: Any, adapter: str | None) -> dict[str, torch.Tensor]:
+        if adapter is None:
+            return {name: p.detach().clone() for name, p in model.named_parameters()}
+        from peft import get_peft_model_state_dict
+
+        return {n: p.clone() for n, p in get_peft_model_state_dict(model, adapter_name=adapter).items()}
+
+    settings = ChannelSettings(teacher="ema", ema_rate=0.25)
+    script = scripts(TWO_SITES, NO_SITE)
+    trainer = made(
+        tokenizer, server.url, tmp_path, script, peft=peft, settings=settings, alpha_sdpo=1.0, learning_rate=1e-2,
+        max_steps=2,
+    )  # fmt: skip
+    trainer.compute_loss = lambda *a, **k: ThreeChannelGRPOTrainer.compute_loss(trainer, *a, **k)
+    follower = trainer._distillation.follower
+    student = trainer.accelerator.unwrap_model(trainer.model)
+    own, other = ("default", "errata_teacher") if peft else (None, None)
+    expected = weights(student, own)
+    for name, weight in weights(follower.model, other).items():
+        assert torch.equal(weight, expected[name]), "it starts as the student is"
+
+    class Average(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            for name, weight in weights(student, own).items():
+                expected[name] = 0.75 * expected[name] + 0.25 * weight
+
+    trainer.add_callback(Average())
+    trainer.train()
+    for name, weight in weights(follower.model, other).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-7)
+    assert trainer.state.log_history[1]["sdpo/divergence"] > 0.0
+    moved = [not torch.equal(weight, expected[name]) for name, weight in weights(student, own).items()]
+    assert any(moved), "and the student goes on ahead"
+    if peft:
+        assert student.active_adapter == "default"
+        assert all(p.requires_grad is ("default" in n) for n, p in student.named_parameters() if "lora_" in n)

@@ -14,6 +14,7 @@ from ...channels.forward import Captured, capture_hidden, frozen_states
 from ...channels.heads import output_head
 from ...channels.sdpo import Divergence
 from ...rollout import SdpoItem
+from .ema import FollowingAdapter, FollowingModel
 
 ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
 """Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""
@@ -24,12 +25,16 @@ class Distillation:
 
     Args:
         divergence: Between student and teacher, for each token.
-        teacher: ``live`` or ``base``; see `ChannelSettings.teacher`.
+        teacher: ``live``, ``base`` or ``ema``; see `ChannelSettings.teacher`.
+
+    Attributes:
+        follower: Keeps the teacher of ``ema``.
     """
 
     def __init__(self, divergence: Divergence, teacher: str = "live") -> None:
         self.divergence = divergence
         self.teacher = teacher
+        self.follower: FollowingModel | FollowingAdapter | None = None
 
     @contextmanager
     def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Captured | None]:
@@ -52,11 +57,11 @@ class Distillation:
         """Return the sum over the micro-batch's target tokens, 0-d and attached, and its metrics."""
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)
-        with self._teaching(model):
+        with self._teaching(model) as taught:
             teacher = frozen_states(
-                model, [item.teacher_ids for item in items], [item.teacher_positions for item in items]
+                taught, [item.teacher_ids for item in items], [item.teacher_positions for item in items]
             )
-            read = output_head(model) if self.teacher == "base" else None
+            read = None if self.teacher == "live" else output_head(taught)
         weights = torch.tensor([item.weight for item in items for _ in item.target_ids], device=teacher.device)
         return distil(
             captured.hidden(),
@@ -70,9 +75,17 @@ class Distillation:
             transform=head.transform,
         )
 
-    def _teaching(self, model: Any) -> Any:
+    @contextmanager
+    def _teaching(self, model: Any) -> Iterator[Any]:
+        """Yield the model that teaches."""
         if self.teacher == "live":
-            return nullcontext()
-        if not hasattr(model, "disable_adapter"):
-            raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live'")
-        return model.disable_adapter()
+            yield model
+        elif self.teacher == "ema":
+            assert self.follower is not None
+            with self.follower.teaching():
+                yield self.follower.model
+        else:
+            if not hasattr(model, "disable_adapter"):
+                raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
+            with model.disable_adapter():
+                yield model

@@ -16,8 +16,9 @@ class ChannelSettings:
     Attributes:
         max_sites: Error sites of one rollout that are distilled; the first ones.
         max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
-        teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``base``, the model below
-            the adapter (PEFT only).
+        teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
+            them; ``base``, the model below the adapter (PEFT only).
+        ema_rate: Share of the student in each step's move of the ``ema`` teacher, in (0, 1].
         temperature: Divides both logits in channel 2.
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
         top_k: Compare the likeliest ids only; None for the whole vocabulary.
@@ -30,7 +31,8 @@ class ChannelSettings:
 
     max_sites: int = 4
     max_teacher_length: int | None = None
-    teacher: Literal["live", "base"] = "live"
+    teacher: Literal["live", "ema", "base"] = "live"
+    ema_rate: float = 0.05
     temperature: float = 1.0
     clip_mode: ClipMode = "entry"
     top_k: int | None = None

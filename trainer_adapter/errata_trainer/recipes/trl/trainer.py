@@ -29,6 +29,7 @@ from ...rollout import DpoPair, Rollout, SdpoItem
 from ...sites import Sites
 from ...transcript import build_rollout
 from .distillation import ITEMS, TOKENS, Distillation
+from .ema import following
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools, Transcripts
 from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
@@ -116,6 +117,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             jsd_beta, self.settings.temperature, token_clip, self.settings.clip_mode, self.settings.top_k
         )
         self._distillation = Distillation(divergence, self.settings.teacher)
+        if self.settings.teacher == "ema":
+            student = self.accelerator.unwrap_model(self.model)
+            self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
+            self.add_callback(self._distillation.follower)
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss)
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
