@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from errata_client import ErrataClient
+from errata_client import Episodes, ErrataClient
 from errata_protocol.errors import NotSupported
 from errata_server.process import ServerProcess
 from errata_trainer.counterfactual import CounterfactualCheck, Question
@@ -114,3 +114,22 @@ def test_a_sample_is_drawn_by_its_seed_and_keeps_what_was_not_asked(seat: Seat) 
         assert [check.keeps(v) for v in verdicts] == [not was for was in drawn[-1]]
     assert drawn[0] == drawn[1] and 0 < sum(drawn[0]) < 12
     assert CounterfactualCheck().ask([asked(seat, WRONG)]) == [None] and CounterfactualCheck().keeps(None)
+
+
+def test_verdicts_are_late_rewards_of_the_state_they_are_about(seat: Seat, server: ServerProcess) -> None:
+    check = CounterfactualCheck("always", episodes=Episodes(server.url))
+    check.ask([asked(seat, RIGHT), asked(seat, WRONG)])
+    client: ErrataClient[Any, Any, Any] = ErrataClient(server.url)
+    with client.sync() as reader:
+        posted = [r for r in reader.rewards(seat.eid) if r.source == "counterfactual"]
+    assert [(r.t, r.value) for r in posted] == [(1, 1.0), (1, 0.0)] and check.not_posted == 0
+    assert [r.reward_id.split(":")[2:4] for r in posted] == [
+        ["fs.missing", "error_gone"],
+        ["fs.missing", "still_fails"],
+    ]
+
+
+def test_a_server_that_takes_no_verdict_changes_none(seat: Seat) -> None:
+    check = CounterfactualCheck("always", episodes=Episodes("http://127.0.0.1:9"))
+    (verdict,) = check.ask([asked(seat, RIGHT)])
+    assert verdict is not None and verdict.better and check.not_posted == 1

@@ -7,6 +7,8 @@ better. The episode itself is not touched, nor is anything a student sees: forks
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from errata_client import Episodes
+from errata_client.sync import run_blocking
 from errata_protocol.errors import ErrataError, NotSupported
+from errata_protocol.replay import RewardPost
 
 from .playing import Seat
+
+SOURCE = "counterfactual"
+"""The source of rewards that verdicts are posted as."""
+
+POSTING_S = 30.0
+
+log = logging.getLogger("errata.trainer")
 
 Mode = Literal["off", "sample", "always"]
 Criterion = Literal["error", "reward"]
@@ -77,9 +89,13 @@ class CounterfactualCheck:
         budget: Forks at most in one `ask`.
         seed: Of the sample.
         threads: Forks at work at once.
+        episodes: The server's journal, where each verdict is posted as a late reward of the state it is about: source
+            ``counterfactual``, 1 for better, its id naming key, reason and fork. A recipe that sums late rewards has to
+            leave it out. None posts nothing.
 
     Attributes:
         counts: Verdicts by key and reason, from the beginning: ``counts["fs.missing", "error_gone"]``.
+        not_posted: Verdicts that the server did not take.
     """
 
     mode: Mode = "off"
@@ -88,6 +104,8 @@ class CounterfactualCheck:
     budget: int = 64
     seed: int = 0
     threads: int = 16
+    episodes: Episodes | None = None
+    not_posted: int = 0
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _chance: random.Random = field(init=False, repr=False)
 
@@ -110,7 +128,27 @@ class CounterfactualCheck:
                 for n, verdict in zip(chosen, threads.map(self._ask, [asked[n] for n in chosen]), strict=True):
                     verdicts[n] = verdict
                     self.counts[asked[n].key, verdict.reason] += 1
+            if self.episodes is not None:
+                run_blocking(self._post(self.episodes, [(asked[n], verdicts[n]) for n in chosen]))
         return verdicts
+
+    async def _post(self, episodes: Episodes, judged: Sequence[tuple[Question, Verdict | None]]) -> None:
+        """Post verdicts, an episode at a time. What fails is counted and logged, and changes no verdict."""
+        posts: dict[str, list[RewardPost]] = {}
+        for question, verdict in judged:
+            if question.seat.eid is None or verdict is None or verdict.eid is None:
+                continue
+            t = question.t - 1
+            name = f"{SOURCE}:{t}:{question.key}:{verdict.reason}:{verdict.eid}"
+            post = RewardPost(t=t, value=float(verdict.better), source=SOURCE, reward_id=name)
+            posts.setdefault(question.seat.eid, []).append(post)
+        for eid, rewards in posts.items():
+            try:
+                async with asyncio.timeout(POSTING_S):
+                    await episodes.post_rewards(eid, rewards)
+            except (ErrataError, OSError, TimeoutError) as error:
+                self.not_posted += len(rewards)
+                log.warning("verdicts on episode %s were not posted: %s", eid, error)
 
     def keeps(self, verdict: Verdict | None) -> bool:
         """Say whether what was asked about is kept."""
