@@ -32,6 +32,8 @@ PACKAGES = (
     "errata_trainer.counterfactual",
     "errata_trainer.hints",
     "errata_trainer.playing",
+    "errata_trainer.recipes.trl",
+    "errata_trainer.tiny",
     "errata_trainer.tools",
     "errata_trainer.channels.compose",
     "errata_trainer.channels.distil",
@@ -49,6 +51,8 @@ PACKAGES = (
 NEEDS_TORCH = (
     "errata_trainer.collator",
     *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
+    "errata_trainer.recipes.trl",
+    "errata_trainer.tiny",
     "errata_trainer.teachers.endpoint",  # stamina, which comes with it
 )
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"

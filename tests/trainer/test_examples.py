@@ -6,20 +6,23 @@ import ast
 import runpy
 from collections.abc import Callable
 from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import call
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 import terminal_env
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
 from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, write_records
+from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAINING = (EXAMPLES.parent / "docs" / "training.md").read_text()
 TASKS = Path(terminal_env.__file__).parent / "tasks"
 
 
@@ -88,6 +91,35 @@ def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -
     assert log["episodes/lost"] == 0.0 and log["reward"] > 0.0
     assert log["sdpo/sites"] > 0.0 and log["loss/sdpo_kl"] > 0.0
     assert "loss/trace_replay_dpo" not in log, "no teachers were named"
+    ours = [name for name in log if name.startswith(("loss/", "sdpo/", "dpo/", "counterfactual/", "episodes/"))]
+    assert len(ours) > 6 and all(f"`{name}`" in TRAINING for name in ours)
+
+
+def test_the_page_on_training_tells_of_every_keyword() -> None:
+    keywords = [field.name for field in fields(ChannelSettings)]
+    keywords += list(signature(environment_factory).parameters)
+    keywords += [
+        name
+        for name, parameter in signature(ThreeChannelGRPOTrainer.__init__).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    ]
+    assert len(keywords) > 20
+    assert not [name for name in keywords if f"\n| `{name}` |" not in TRAINING]
+
+
+def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "nobody is asked")
+    monkeypatch.chdir(tmp_path)
+    first, teachers = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
+    made: dict[str, Any] = {}
+    exec(compile(teachers, "docs/training.md", "exec"), made)
+    made["pool"].close()
+    compile(first, "docs/training.md", "exec")  # it needs a model from the Hub; examples/ run the same lines
+    (call,) = [
+        node for node in ast.walk(ast.parse(first)) if getattr(node, "keywords", None) and len(node.keywords) == 4
+    ]
+    known = signature(GRPOTrainer.__init__).parameters.keys()
+    assert {keyword.arg for keyword in call.keywords} <= known
 
 
 def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

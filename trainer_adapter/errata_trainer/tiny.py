@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+__all__ = ["CHAT_TEMPLATE", "END", "PAD", "RESPONSE_TEMPLATE", "START", "tiny_model", "tiny_tokenizer"]
+
 END, START, PAD = "<|im_end|>", "<|im_start|>", "<|pad|>"
 
 CHAT_TEMPLATE = """\

@@ -29,7 +29,7 @@ from ..transcript import build_rollout
 from . import script
 
 BATCH, RATE = 3, 1e-2
-"""Few samples a step and a high rate: the fewest tokens until the script is learned by heart, in a search over both."""
+"""Few samples a step and a high rate: of seven settings tried, the one that learned the script best for its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

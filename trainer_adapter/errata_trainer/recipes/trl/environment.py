@@ -52,6 +52,7 @@ class SeatedEnvironment:
             cls._probed = True
 
     def reset(self, **row: Any) -> str:
+        """Begin an episode of the row's task and return what the student reads."""
         task = self._task(row)
         begun, self._begun = self._begun, None
         if begun is not None and begun[0] == task:
@@ -59,6 +60,7 @@ class SeatedEnvironment:
         return self._start(task)
 
     def get_reward(self) -> float | None:
+        """End the episode and return its reward; None for one that the machine lost."""
         return self._seat.finish()
 
     def _begin(self, row: Mapping[str, Any]) -> None:

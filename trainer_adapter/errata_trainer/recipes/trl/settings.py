@@ -23,8 +23,6 @@ class ChannelSettings:
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
         top_k: Compare the likeliest ids only; None for the whole vocabulary.
         pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
-        max_pair_length: Tokens of context and action at most; longer pairs are skipped and counted. None is as long as
-            the model takes.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
         gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
     """
@@ -37,6 +35,5 @@ class ChannelSettings:
     clip_mode: ClipMode = "entry"
     top_k: int | None = None
     pairs_per_batch: int = 4
-    max_pair_length: int | None = None
     dpo_loss: LossType = "sigmoid"
     gradient_norms: bool = False
