@@ -5,7 +5,7 @@ It may import ``errata_protocol`` and ``errata_client`` only; no recipe imports 
 
 from .deliveries import Delivery, call_of, deliveries_of
 from .record_files import read_records, write_records
-from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn
+from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn, state_of_turns
 from .transcript import build_rollout
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "call_of",
     "deliveries_of",
     "read_records",
+    "state_of_turns",
     "write_records",
 ]

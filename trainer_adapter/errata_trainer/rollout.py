@@ -146,3 +146,18 @@ class DpoPair:
     eid: str | None = None
     t: int | None = None
     votes: dict[str, str | None] = field(default_factory=dict)
+
+
+def state_of_turns(rollout: Rollout) -> dict[int, int | None]:
+    """Return for each turn, by index, the delivery whose payload it answered; None without a journal.
+
+    It is the one before the turn's first own delivery, and for a turn that delivered nothing the last one before it.
+    """
+    states: dict[int, int | None] = {}
+    last = 0
+    for turn in rollout.turns:
+        delivered = [call.t for call in turn.calls if call.t is not None]
+        before = delivered[0] - 1 if delivered else last
+        states[turn.index] = before if rollout.eid is not None else None
+        last = delivered[-1] if delivered else last
+    return states

@@ -11,7 +11,7 @@ from .channels.splicing import DoesNotFit, splice
 from .counterfactual import Calls, CounterfactualCheck, Question
 from .hints import FailedTurn, Hint, Hinter, HintRenderer
 from .playing import Seat
-from .rollout import Rollout, SdpoItem
+from .rollout import Rollout, SdpoItem, state_of_turns
 
 Sample = Callable[[Sequence[Sequence[int]]], list[Calls]]
 """Has the student take one turn behind each context, and returns the calls it made."""
@@ -125,24 +125,14 @@ class Sites:
             seat = seats[site.row]
             assert seat is not None
             own = tuple((call.name, call.arguments) for call in site.failed.turn.calls)
-            questions.append(Question(seat, place(site), calls, own, site.hint.key))
+            state = state_of_turns(site.failed.rollout)[site.failed.turn.index]
+            assert state is not None, "it was played in a session"
+            questions.append(Question(seat, state + 1, calls, own, site.hint.key))
         verdicts = dict(zip(map(id, chosen), self.check.ask(questions), strict=True))
         kept = [site for site in sites if self.check.keeps(verdicts.get(id(site)))]
         self.counts["kept"] += len(kept)
         self.counts["not_better"] += len(sites) - len(kept)
         return kept
-
-
-def place(site: Site) -> int:
-    """Return the delivery that the turn's first call is or would have been: the one before it is the state it saw."""
-    seen = 0
-    for turn in site.failed.rollout.turns:
-        for call in turn.calls:
-            if turn.index == site.failed.turn.index:
-                return call.t if call.t is not None else seen + 1
-            if call.t is not None:
-                seen = call.t
-    return seen + 1
 
 
 def observation_of(seat: Seat | None, t: int | None) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errata_protocol.rollouts import ErrorMarker
-from errata_trainer import Call, Rollout, Turn
-from errata_trainer.teachers import Action, ask_of, choose, state_of_turns, surprisal
+from errata_trainer import Call, Rollout, Turn, state_of_turns
+from errata_trainer.teachers import Action, ask_of, choose, surprisal
 from errata_trainer.transcript import MALFORMED
 
 ERROR = ErrorMarker(error_kind="path_not_found", severity="error")

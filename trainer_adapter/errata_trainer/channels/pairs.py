@@ -95,6 +95,23 @@ class PairRows:
     lengths: list[int]
 
 
+def action_rows(actions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> PairRows:
+    """Return what to forward for actions behind contexts.
+
+    Args:
+        actions: Tokens of a context, not empty, and of what was done there.
+
+    Returns:
+        For `errata_trainer.channels.forward` and `errata_trainer.channels.dpo.segment_sums`.
+    """
+    return PairRows(
+        rows=[context + action for context, action in actions],
+        positions=[tuple(range(len(context) - 1, len(context) + len(action) - 1)) for context, action in actions],
+        target_ids=[token for _, action in actions for token in action],
+        lengths=[len(action) for _, action in actions],
+    )
+
+
 def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
     """Return what to forward for pairs.
 
@@ -102,20 +119,10 @@ def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
         pairs: P pairs that can train (`skip_reason`).
 
     Returns:
-        For `errata_trainer.channels.forward` and `errata_trainer.channels.dpo.segment_sums`, of whose ``[2P]`` the
-        first half are the chosen actions'.
+        As `action_rows`; the first half are the chosen actions'.
     """
-    contexts = [pair.context_ids for pair in pairs] * 2
-    actions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
-    return PairRows(
-        rows=[context + action for context, action in zip(contexts, actions, strict=True)],
-        positions=[
-            tuple(range(len(context) - 1, len(context) + len(action) - 1))
-            for context, action in zip(contexts, actions, strict=True)
-        ],
-        target_ids=[token for action in actions for token in action],
-        lengths=[len(action) for action in actions],
-    )
+    chosen = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
+    return action_rows(chosen + [(pair.context_ids, pair.rejected_ids) for pair in pairs])
 
 
 class PairBuffer:

@@ -11,7 +11,7 @@ from .fake import FakeTeacher, says
 from .pool import Batch, TeacherPool
 from .prompts import NotReadable, Prompter
 from .shell import canonical_shell
-from .states import Site, ask_of, choose, state_of_turns, surprisal
+from .states import Site, ask_of, choose, surprisal
 from .teacher import (
     Answer,
     AnswerInvalid,
@@ -74,7 +74,6 @@ __all__ = [
     "preferences",
     "reward_post",
     "says",
-    "state_of_turns",
     "surprisal",
     "vote",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..rollout import Rollout, Turn
+from ..rollout import Rollout, Turn, state_of_turns
 from ..transcript import MALFORMED
 from .actions import Action
 from .ballot import Ask
@@ -89,21 +89,6 @@ def surprisal(rollout: Rollout, turn: Turn) -> float | None:
     if rollout.logprobs is None or turn.stop <= turn.start:
         return None
     return -sum(rollout.logprobs[turn.start : turn.stop]) / (turn.stop - turn.start)
-
-
-def state_of_turns(rollout: Rollout) -> dict[int, int | None]:
-    """Return for each turn, by index, the delivery whose payload it answered; None without a journal.
-
-    It is the one before the turn's first own delivery, and for a turn that delivered nothing the last one before it.
-    """
-    states: dict[int, int | None] = {}
-    last = 0
-    for turn in rollout.turns:
-        delivered = [call.t for call in turn.calls if call.t is not None]
-        before = delivered[0] - 1 if delivered else last
-        states[turn.index] = before if rollout.eid is not None else None
-        last = delivered[-1] if delivered else last
-    return states
 
 
 def ask_of(

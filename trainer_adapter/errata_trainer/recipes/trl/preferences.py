@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ from ...channels.distil import action_logprobs
 from ...channels.dpo import LossType, dpo_losses, dpo_metrics, segment_sums
 from ...channels.forward import Captured, capture_hidden, frozen_states, trained_states
 from ...channels.heads import output_head
+from ...channels.pairs import PairRows, action_rows
 from ...rollout import DpoPair
 
 Action = tuple[tuple[int, ...], tuple[int, ...]]
@@ -59,12 +60,14 @@ class Preferences:
         others = [n for n in range(len(pairs)) if n not in own.places]
         asked = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
         asked += [(pairs[n].context_ids, pairs[n].rejected_ids) for n in others]
-        summed = self._summed(model, trained_states(model, *_rows(asked), pad_id=pad_id), asked)
+        summed = self._summed(
+            model, lambda rows: trained_states(model, rows.rows, rows.positions, pad_id=pad_id), asked
+        )
         chosen, rest = summed[: len(pairs)], summed[len(pairs) :]
         rejected = dict(zip(others, rest, strict=True))
-        if own.captured is not None:
+        if (captured := own.captured) is not None:
             mine = [(pairs[n].context_ids, pairs[n].rejected_ids) for n in own.places]
-            rejected |= dict(zip(own.places, self._summed(model, own.captured.hidden(), mine), strict=True))
+            rejected |= dict(zip(own.places, self._summed(model, lambda _: captured.hidden(), mine), strict=True))
         refs = torch.tensor([(p.ref_chosen, p.ref_rejected) for p in pairs], dtype=chosen.dtype, device=chosen.device)
         lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs]).to(refs)
         sides = (chosen, torch.stack([rejected[n] for n in range(len(pairs))]), refs[:, 0], refs[:, 1])
@@ -88,19 +91,21 @@ class Preferences:
         with model.disable_adapter() if adapter else nullcontext(), torch.no_grad():
             asked = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
             asked += [(pair.context_ids, pair.rejected_ids) for pair in pairs]
-            chosen, rejected = self._summed(model, frozen_states(model, *_rows(asked)), asked).view(2, -1)
+            summed = self._summed(model, lambda rows: frozen_states(model, rows.rows, rows.positions), asked)
+            chosen, rejected = summed.view(2, -1)
         return [
             replace(pair, ref_chosen=float(c), ref_rejected=float(r), reference=reference)
             for pair, c, r in zip(pairs, chosen, rejected, strict=True)
         ]
 
     @staticmethod
-    def _summed(model: Any, states: Tensor, asked: Sequence[Action]) -> Tensor:
+    def _summed(model: Any, states_of: Callable[[PairRows], Tensor], asked: Sequence[Action]) -> Tensor:
         """Return the summed log-probability of each action, from the states that predict their tokens."""
-        targets = torch.tensor([id for _, action in asked for id in action], device=states.device)
-        lengths = torch.tensor([len(action) for _, action in asked], device=states.device)
-        head = output_head(model)
-        return segment_sums(action_logprobs(states, targets, head.weight, head.bias, transform=head.transform), lengths)
+        rows = action_rows(asked)
+        states, head = states_of(rows), output_head(model)
+        targets = torch.tensor(rows.target_ids, device=states.device)
+        logprobs = action_logprobs(states, targets, head.weight, head.bias, transform=head.transform)
+        return segment_sums(logprobs, torch.tensor(rows.lengths, device=states.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,3 @@ def own_actions(inputs: dict[str, Any]) -> Own:
                 places[len(pairs)] = (row, range(width - len(prompt) + begin - 1, width - len(prompt) + end - 1))
             pairs.append(pair)
     return Own(pairs, places)
-
-
-def _rows(asked: Sequence[Action]) -> tuple[list[tuple[int, ...]], list[list[int]]]:
-    """Return the row of each action behind its context, and the positions that predict the action's tokens."""
-    rows = [context + action for context, action in asked]
-    return rows, [list(range(len(context) - 1, len(context) + len(action) - 1)) for context, action in asked]
