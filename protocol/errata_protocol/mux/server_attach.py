@@ -31,6 +31,9 @@ _ENDS: dict[EndReason, tuple[type[ErrataError], str]] = {
     "lost": (SessionLost, "the session is lost; what was committed stays readable: open another"),
 }
 
+LOOK_AGAIN_S = 0.05
+"""Least time until a detached session is looked at again that has a request running."""
+
 
 class Attachments:
     """The sessions in memory, those that are looked for, and the sockets they are attached to.
@@ -247,7 +250,9 @@ class Attachments:
             session.timed = False
             if session.state is not State.DETACHED:
                 continue
-            due = max(self._due(session), now + self.config.limits.detach_ttl_s if session.queue else 0.0)
+            due = self._due(session)
+            if session.queue:  # what runs is not the journal's yet, however short the time is that sessions are kept
+                due = max(due, now + max(self.config.limits.detach_ttl_s, LOOK_AGAIN_S))
             if due > now:
                 session.timed = True
                 heapq.heappush(self._timers, (due, next(self._order), session))

@@ -521,6 +521,19 @@ def test_d12_hibernation_counts_from_the_last_reply_and_waits_for_what_is_admitt
     assert [type(effect) for effect in effects] == [Forget, Run] and codes(server.told()) == ["resumed"]
 
 
+def test_d12_what_runs_is_waited_for_where_sessions_are_kept_for_no_time_at_all() -> None:
+    server = Server(limits=ServerLimits(in_flight_session=4, in_flight_socket=8, detach_ttl_s=0.0))
+    server.opened()
+    (run,) = server.say(step(1))
+    server.take(server.protocol.disconnect(server.socket, 1.0))
+    for now in (1.0, 1.2, 5.0):
+        assert server.take(server.protocol.tick(now)) == [], "it still runs"
+    server.now = 5.0
+    server.run(run)
+    (hibernate,) = server.take(server.protocol.tick(5.1))
+    assert isinstance(hibernate, Hibernate)
+
+
 def test_e2_a_session_without_recovery_is_never_hibernated() -> None:
     server = Server()
     server.opened(stored=Stored(recovery="none"))
