@@ -82,6 +82,7 @@ def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
 
 
 @pytest.mark.sandbox
+@pytest.mark.timeout(300)
 def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -> None:
     with ServerProcess("terminal", tmp_path / "data") as server:
         trainer = main_of("grpo_terminal.py")(

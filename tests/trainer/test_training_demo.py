@@ -13,6 +13,7 @@ from errata_trainer import demo
 
 
 @pytest.mark.sandbox
+@pytest.mark.timeout(300)
 def test_the_demo_trains_by_every_channel_and_its_votes_are_in_the_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,7 +31,7 @@ def test_the_demo_trains_by_every_channel_and_its_votes_are_in_the_journal(
     (shown,) = told["pairs"][:1]
     assert sorted(shown["votes"]) == ["careful", "hasty", "patient"]
     rewards = CliRunner().invoke(cli.cli, ["episodes", "rewards", shown["eid"], "--data-dir", told["data_dir"]])
-    assert rewards.exit_code == 0 and "teachers" in rewards.output
+    assert rewards.exit_code == 0 and "teachers" in rewards.output and "counterfactual" in rewards.output
 
 
 def test_without_what_trains_the_demo_says_what_to_install(

@@ -202,11 +202,11 @@ def train(data_dir: Path, *, steps: int, rollouts: int, warm_up_steps: int, seed
     with ServerProcess("terminal", data_dir) as server:
         say(f"serving at {server.url}: {len(script.EPISODES)} scripted episodes are played for the warm-up")
         tokenizer, model = warm_up.taught_policy(server.url, steps=warm_up_steps, seed=seed, say=say)
-        hinter, check = Remembering(TemplateHinter()), CounterfactualCheck("always")
+        hinter, check = Remembering(TemplateHinter()), CounterfactualCheck("always", episodes=Episodes(server.url))
         with _pool(server.url, environment) as pool:
             buffer = data_dir / f"pairs-{seed}.jsonl"
             buffer.unlink(missing_ok=True)  # an earlier demo's, of other weights
-            pairs = Drawn(pool, buffer, wait_s=5.0)
+            pairs = Drawn(pool, buffer, wait_s=30.0)
             say(f"training: {steps} steps of {rollouts} rollouts on {script.TASK}, three teachers in this process")
             trainer = ThreeChannelGRPOTrainer(
                 model=model,
@@ -222,8 +222,8 @@ def train(data_dir: Path, *, steps: int, rollouts: int, warm_up_steps: int, seed
             trainer.remove_callback(PrinterCallback)
             trainer.train()
             pairs.close()
-            result.teachers = pool.metrics()
             result.lost = max((log.get("episodes/lost", 0.0) for log in trainer.state.log_history), default=0.0)
+        result.teachers = pool.metrics()
         result.marked = sorted(hinter.marked.values(), key=lambda one: -one.count)
         for one in result.marked:
             tried = {why: n for (key, why), n in check.counts.items() if key == one.hint_template_key}
