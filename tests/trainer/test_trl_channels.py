@@ -368,3 +368,19 @@ def test_a_teacher_that_follows_is_a_moving_average_of_the_student(
     if peft:
         assert student.active_adapter == "default"
         assert all(p.requires_grad is ("default" in n) for n, p in student.named_parameters() if "lora_" in n)
+
+
+@pytest.mark.parametrize("reference", ["when_asked", "initial"])
+def test_pairs_are_anchored_to_the_policy_as_it_was(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, reference: Any
+) -> None:
+    settings = ChannelSettings(dpo_reference=reference)
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE), pairs=Pairs(), alpha_sdpo=0.0, beta_replay=1.0,
+        settings=settings, learning_rate=1e-2, max_steps=2,
+    )  # fmt: skip
+    trainer.compute_loss = lambda *a, **k: ThreeChannelGRPOTrainer.compute_loss(trainer, *a, **k)
+    trainer.train()
+    first, second = [log["dpo/margin"] for log in trainer.state.log_history if "dpo/margin" in log]
+    assert first == pytest.approx(0.0, abs=1e-4), "before the first step the policy is its own reference"
+    assert (abs(second) > 1e-3) is (reference == "initial")

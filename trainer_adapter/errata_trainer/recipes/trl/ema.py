@@ -23,9 +23,7 @@ class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
     """
 
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
-        teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        vars(teacher).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the student's still
-        super().__init__(ref_model=teacher, accelerator=accelerator)
+        super().__init__(ref_model=frozen_copy(model), accelerator=accelerator)
         self.rate = rate
 
     @property
@@ -77,3 +75,10 @@ def following(model: Any, rate: float, accelerator: Any) -> FollowingModel | Fol
     """Return the callback that keeps a teacher of an unwrapped student."""
     adapted = hasattr(model, "disable_adapter")
     return FollowingAdapter(model, rate, accelerator) if adapted else FollowingModel(model, rate, accelerator)
+
+
+def frozen_copy(model: Any) -> Any:
+    """Return a copy of an unwrapped model that is not trained."""
+    made = copy.deepcopy(model).eval().requires_grad_(False)
+    vars(made).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the original's still
+    return made

@@ -23,6 +23,10 @@ class ChannelSettings:
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
         top_k: Compare the likeliest ids only; None for the whole vocabulary.
         pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
+        dpo_reference: The frozen reference where there is neither TRL's reference model (``beta`` of `GRPOConfig`
+            not 0) nor an adapter to switch off: ``when_asked``, the policy at the moment a pair is new, which costs
+            no memory and anchors a pair only once it is drawn again later (its loss is ln 2 before); ``initial``, a
+            copy of the policy as training began.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
         gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
     """
@@ -35,5 +39,6 @@ class ChannelSettings:
     clip_mode: ClipMode = "entry"
     top_k: int | None = None
     pairs_per_batch: int = 4
+    dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"
     gradient_norms: bool = False

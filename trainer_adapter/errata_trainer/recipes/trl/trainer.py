@@ -29,7 +29,7 @@ from ...rollout import DpoPair, Rollout, SdpoItem
 from ...sites import Sites
 from ...transcript import build_rollout
 from .distillation import ITEMS, TOKENS, Distillation
-from .ema import following
+from .ema import following, frozen_copy
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools, Transcripts
 from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
@@ -122,6 +122,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
             self.add_callback(self._distillation.follower)
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss)
+        self._initial: Any = None
+        student = self.accelerator.unwrap_model(self.model)
+        anchored = self.ref_model is not None or hasattr(student, "disable_adapter")
+        if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
+            self._initial = frozen_copy(student)
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             if pairs is not None:
@@ -190,7 +195,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         """Return pairs with log-probabilities of the reference model, the base below an adapter, or the policy now."""
         model = self.accelerator.unwrap_model(self.model)
         adapter = self.ref_model is None and hasattr(model, "disable_adapter")
-        frozen = self.ref_model if self.ref_model is not None else model
+        frozen = next((one for one in (self.ref_model, self._initial) if one is not None), model)
         return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
 
     def _reference(self) -> str:
@@ -199,6 +204,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             whose = "reference model"
         elif hasattr(self.accelerator.unwrap_model(self.model), "disable_adapter"):
             whose = "base below the adapter"
+        elif self._initial is not None:
+            whose = "initial policy"
         else:
             whose = "policy when asked"
         name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
