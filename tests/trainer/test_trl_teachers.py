@@ -119,6 +119,7 @@ def test_teachers_read_what_the_student_read_and_their_votes_are_late_rewards(
     eid = trainer.environments[0]._seat.eid
     prompts = [prompt for prompt in teachers[0].asked if "the word is owl" in json.dumps(prompt.messages)]
     assert len(prompts) == 1 and prompts[0].source == "agent_text"
+    assert json.dumps(prompts[0].messages).count("One of red, green, blue") == 1, "the task is told once"
     assert "no file" not in json.dumps(prompts[0].messages), "the error itself comes after the state"
     rewards = environment_factory(server.url, SHELF)._connect()
     try:

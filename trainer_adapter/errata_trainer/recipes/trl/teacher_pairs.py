@@ -97,7 +97,8 @@ class TeacherPairs:
             before = messages[: said[site.turn.index]]
             prompt = transcripts.prompts[row]
             text = messages[said[site.turn.index]].get("content") or ""
-            asks.append(ask_of(site, rollout, text=str(text), prompt=prompt, transcript=[*prompt, *before]))
+            told = before_the_episode(prompt, seats[row])
+            asks.append(ask_of(site, rollout, text=str(text), prompt=told, transcript=[*prompt, *before]))
             known.append(
                 _Asked(
                     rollout.prompt_ids + rollout.completion_ids[: site.turn.start],
@@ -164,3 +165,14 @@ class TeacherPairs:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
+
+
+def before_the_episode(prompt: Sequence[Mapping[str, Any]], seat: Seat | None) -> list[Mapping[str, Any]]:
+    """Return a prompt without the reset's text, which TRL appends to its last message and the journal has as t=0."""
+    messages = list(prompt)
+    opening = seat.environment.agent_text(seat.opening) if seat is not None and seat.opening else ""
+    content = messages[-1].get("content") if messages else None
+    if opening and isinstance(content, str) and content.endswith(opening):
+        rest = content.removesuffix(opening)
+        messages[-1:] = [{**messages[-1], "content": rest}] if rest.strip() else []
+    return messages
