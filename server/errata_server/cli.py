@@ -195,10 +195,23 @@ def bench(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata bench --help.")] = None,
 ) -> None:
     """Measure stock OpenEnv and Errata in alternating rounds on this machine."""
-    programs = list(entry_points(group="errata.programs", name="bench"))
+    raise typer.Exit(_program("bench")(arguments or []))
+
+
+@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def ablate(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata ablate --help.")] = None,
+) -> None:
+    """Train with and without the channels of hints and teachers, and compare."""
+    raise typer.Exit(_program("ablate")(arguments or []))
+
+
+def _program(name: str) -> Callable[[list[str]], int]:
+    programs = list(entry_points(group="errata.programs", name=name))
     if not programs:
-        raise typer.BadParameter("the benchmark is not installed: install openenv-errata again, or run make setup")
-    raise typer.Exit(programs[0].load()(arguments or []))
+        raise typer.BadParameter(f"{name} is not installed: install openenv-errata again, or run make setup")
+    program: Callable[[list[str]], int] = programs[0].load()
+    return program
 
 
 def _base(entry: str) -> tuple[str, Path]:

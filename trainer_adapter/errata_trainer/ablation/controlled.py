@@ -1,0 +1,143 @@
+"""The controlled family as the subject of an ablation: a policy, a terminal, and teachers of limited trust."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import Qwen3ForCausalLM
+
+from ..action_tokens import action_ids
+from ..playing import Seat
+from ..recipes.trl import environment_factory
+from ..recipes.trl.parallel_tools import Transcripts
+from ..rollout import DpoPair, Rollout
+from ..teachers import vote
+from .boxes import KEYS, Boxes
+from .serving import served
+from .warmup import tokenizer_of
+
+TASKS_VARIABLE = "ERRATA_TERMINAL_TASKS"
+TEACHERS = 3
+TEACHERS_RIGHT = 0.8
+PAIRS_KEPT = 64
+COPIES = 16
+"""Of each task in the data set: TRL draws no row twice for one batch."""
+
+
+class BoxesSubject:
+    """What `train` needs of the family.
+
+    Args:
+        family: The tasks.
+        policy: Where the taught one is kept.
+        url: Of a terminal that has the tasks.
+    """
+
+    def __init__(self, family: Boxes, policy: Path, url: str) -> None:
+        self.family, self.policy, self.url = family, policy, url
+        self.tokenizer = tokenizer_of(family)
+
+    def trained(self, seed: int) -> dict[str, Any]:
+        """Return the policy as it was taught, its tasks and its environment; the seed is the trainer's."""
+        del seed
+        return {
+            "model": self.model(),
+            "processing_class": self.tokenizer,
+            "train_dataset": Dataset.from_list(self.family.rows() * COPIES),
+            "environment_factory": environment_factory(self.url, tools=["run"], task_columns=["task_id"]),
+        }
+
+    def model(self) -> Any:
+        """Return the policy as it was taught, in float32."""
+        return Qwen3ForCausalLM.from_pretrained(self.policy)
+
+    def pairs(self, seed: int) -> BoxTeachers:
+        """Return teachers who were drawn anew."""
+        return BoxTeachers(self.family, seed)
+
+
+class BoxTeachers:
+    """Teachers who know a box's key with a chance of 0.8 each, always say the same of it, and vote.
+
+    They stand in for models with access to what the student lacks. Asked are the states of failing turns; an answer is
+    kept, so each teacher is asked once for each box.
+
+    Args:
+        family: The tasks.
+        seed: Of what the teachers know.
+    """
+
+    def __init__(self, family: Boxes, seed: int) -> None:
+        self._family = family
+        self._chance = random.Random(seed)
+        self._answers: dict[str, list[str]] = {}
+        self._pairs: deque[DpoPair] = deque(maxlen=PAIRS_KEPT)
+        self._speak: Callable[[str], tuple[int, ...]] | None = None
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Learn how the student would say a teacher's action."""
+        del reference  # no pair is kept for another run
+
+        def speak(key: str) -> tuple[int, ...]:
+            call = {"type": "function", "function": {"name": "run", "arguments": {"command": Boxes.command(key)}}}
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return action_ids(tokenizer, message, end_id=end_ids[0], **template)
+
+        self._speak = speak
+
+    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Ask about first turns that failed."""
+        del transcripts
+        for rollout, seat in zip(rollouts, seats, strict=True):
+            first = rollout.turns[0] if rollout.turns and rollout.lost is None else None
+            if seat is None or first is None or first.failed is None:
+                continue
+            box = str(seat.task["task_id"]).removeprefix("box-")
+            command = first.failed.arguments.get("command")
+            found = vote([Boxes.command(key) for key in self._asked(box)], command)
+            assert self._speak is not None
+            for pair in found.pairs:
+                self._pairs.append(
+                    DpoPair(
+                        rollout.prompt_ids + rollout.completion_ids[: first.start],
+                        self._speak(pair.chosen.removeprefix("./open ")),
+                        rollout.completion_ids[first.start : first.stop],
+                        weight=pair.weight,
+                    )
+                )
+
+    def _asked(self, box: str) -> list[str]:
+        if box not in self._answers:
+            keys, right = KEYS[: self._family.keys], self._family.answers[box]
+            self._answers[box] = [
+                right if self._chance.random() < TEACHERS_RIGHT else self._chance.choice(keys) for _ in range(TEACHERS)
+            ]
+        return self._answers[box]
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        """Return the newest pairs, each once."""
+        return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
+
+    def metrics(self) -> dict[str, float]:
+        """Return how often a teacher was asked, and how many pairs wait."""
+        return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}
+
+
+@contextmanager
+def terminal_of(family: Boxes, directory: Path) -> Iterator[str]:
+    """Serve a terminal that has the family's tasks, and give its URL.
+
+    Args:
+        family: The tasks.
+        directory: Where tasks and the server's data are kept.
+    """
+    tasks = directory / "tasks"
+    family.write(tasks)
+    with served("terminal", directory / "data", environment={TASKS_VARIABLE: str(tasks.resolve())}) as url:
+        yield url

@@ -1,0 +1,204 @@
+"""All runs of a plan, one after the other, and the report that is there from the first run on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import InvalidRequest
+
+from . import plot, records
+from .boxes import Boxes
+from .configured import configured
+from .controlled import BoxesSubject, terminal_of
+from .plan import TRL_SDPO, Arm, Plan
+from .precondition import Precondition, precondition
+from .records import Run
+from .report import ArmReport, data_of, reports, text
+from .training import Subject, Told, train
+from .trl_sdpo import train_trl_sdpo
+from .warmup import taught
+
+FAMILY: Mapping[str, Any] = {"family": "boxes", "boxes": 4, "keys": 8, "belief": 0.5, "warmup_steps": 300}
+FAMILY_GRPO: Mapping[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 16,
+    "num_generations": 4,
+    "max_completion_length": 96,
+    "max_tool_calling_iterations": 1,
+    "max_steps": 24,
+}
+PACKAGES = ("openenv-errata", "trl", "transformers", "torch", "openenv")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an ablation came to.
+
+    Attributes:
+        arms: That have finished runs.
+        precondition: Of the controlled family; None for a subject of one's own.
+        wanted: How many runs the plan has.
+        finished: How many of them are there.
+        data: All of it, as ``ablation.json`` has it.
+    """
+
+    arms: tuple[ArmReport, ...]
+    precondition: Precondition | None
+    wanted: int
+    finished: int
+    data: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The tables."""
+        told = ""
+        if self.precondition is not None:
+            had = self.precondition
+            told = (
+                f"before training, the same weights: reward {had.plain:.3f} without a hint, {had.hinted:.3f} with one; "
+                f"difference {had.difference:.3f} +- {had.half:.3f} (95 % over {had.tasks} tasks, "
+                f"{had.samples} episodes of each)\n\n"
+            )
+        return f"{told}{text(self.arms)}{self.finished} of {self.wanted} runs\n"
+
+
+def controlled_plan(arms: tuple[Arm, ...], seeds: tuple[int, ...], **changes: Any) -> Plan:
+    """Return the plan of the controlled family.
+
+    Args:
+        arms: To compare.
+        seeds: Of each.
+        **changes: Fields of `GRPOConfig` that differ from `FAMILY_GRPO`.
+    """
+    return Plan(arms, seeds, FAMILY, {**FAMILY_GRPO, **changes})
+
+
+@contextmanager
+def subject_of(plan: Plan, directory: Path, say: Told) -> Iterator[Subject]:
+    """Make ready what is trained: teach the policy, start the server."""
+    if plan.subject.get("family") != "boxes":
+        with configured(plan.subject, directory) as own:
+            yield own
+        return
+    family = Boxes(plan.subject["boxes"], plan.subject["keys"], plan.subject["belief"])
+    policy = taught(family, directory / "policies", steps=plan.subject["warmup_steps"], say=say)
+    with terminal_of(family, directory) as url:
+        yield BoxesSubject(family, policy, url)
+
+
+def run(
+    plan: Plan,
+    directory: Path,
+    say: Told,
+    *,
+    command: str,
+    resume: bool = True,
+    shown: Callable[[Result], None] = lambda result: None,
+) -> Result:
+    """Make all runs that are not there yet, seed by seed, and write the report after each.
+
+    Args:
+        plan: What to run.
+        directory: Where runs and reports are kept.
+        say: Is told of progress.
+        command: How it was asked for, for the report.
+        resume: Take finished runs as they are; without, all are made again.
+        shown: Is given each report.
+
+    Raises:
+        InvalidRequest: The directory has runs of another plan, or the plan does not fit a trainer.
+        ServiceError: The server did not start, or all episodes were lost.
+    """
+    if TRL_SDPO in plan.arms and plan.subject.get("family") != "boxes":
+        raise InvalidRequest("the arm trl-sdpo is for the controlled family: TRL's SDPOTrainer has no environments")
+    digest = plan.digest()
+    wanted = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
+    done = {(arm.name, seed): records.read(directory, arm.name, seed, digest) for arm, seed in wanted if resume}
+    finished = [one for one in done.values() if one is not None]
+    missing = [(arm, seed) for arm, seed in wanted if done.get((arm.name, seed)) is None]
+    say(f"{len(finished)} of {len(wanted)} runs are there already" if finished else f"{len(wanted)} runs")
+    had = _kept_precondition(directory, digest)
+    if not missing:
+        return _report(plan, directory, finished, had, command, len(wanted))
+    directory.mkdir(parents=True, exist_ok=True)
+    with subject_of(plan, directory, say) as subject:
+        if had is None and isinstance(subject, BoxesSubject):
+            say("precondition: the taught policy with and without hints")
+            had = precondition(subject)
+            _write(directory / "precondition.json", json.dumps({"plan": digest, **asdict(had)}))
+        for number, (arm, seed) in enumerate(missing, len(finished) + 1):
+            began, place = time.monotonic(), f"run {number}/{len(wanted)}, {arm.name} seed {seed}"
+
+            def told(line: str, place: str = place) -> None:
+                say(f"{place}: {line}")
+
+            if arm == TRL_SDPO:
+                assert isinstance(subject, BoxesSubject)
+                made = train_trl_sdpo(plan, subject, arm, seed, told)
+            else:
+                made = train(plan, subject, arm, seed, told)
+            records.write(made, directory)
+            finished.append(made)
+            told(f"finished in {time.monotonic() - began:.0f} s")
+            result = _report(plan, directory, finished, had, command, len(wanted))
+            shown(result)
+    return result
+
+
+def _kept_precondition(directory: Path, digest: str) -> Precondition | None:
+    path = directory / "precondition.json"
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    return Precondition(**kept) if kept.pop("plan") == digest else None
+
+
+def _report(
+    plan: Plan, directory: Path, runs: list[Run], had: Precondition | None, command: str, wanted: int
+) -> Result:
+    arms = tuple(reports(plan, runs))
+    data = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "machine": {"processors": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "versions": {name: _version(name) for name in PACKAGES},
+        "plan": {"digest": plan.digest(), **asdict(plan)},
+        "precondition": None if had is None else asdict(had),
+        "runs": {"wanted": wanted, "finished": len(runs)},
+        "arms": data_of(arms),
+    }
+    result = Result(arms, had, wanted, len(runs), data)
+    _write(directory / "ablation.json", json.dumps(data, indent=1, default=str) + "\n")
+    _write(directory / "ablation.txt", result.text)
+    if runs:
+        made = f"{command}\nplan {plan.digest()}, {len(runs)} of {wanted} runs, 95 % intervals over seeds (t)"
+        plot.draw(plan, runs, directory / "ablation.png", made)
+    return result
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(content)
+    part.replace(path)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,125 @@
+"""What an ablation runs: arms, seeds and everything that all of them share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import InvalidRequest
+
+BASELINE = "grpo"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One setting of the weights.
+
+    Attributes:
+        name: In tables and file names.
+        alpha_sdpo: Weight of channel 2.
+        beta_replay: Weight of channel 3.
+    """
+
+    name: str
+    alpha_sdpo: float
+    beta_replay: float
+
+
+ARMS = (
+    Arm(BASELINE, 0.0, 0.0),
+    Arm("grpo+sdpo", 0.1, 0.0),
+    Arm("grpo+dpo", 0.0, 0.05),
+    Arm("all", 0.1, 0.05),
+)
+"""The four of alpha_sdpo in {0, 0.1} and beta_replay in {0, 0.05}."""
+
+TRL_SDPO = Arm("trl-sdpo", 0.0, 0.0)
+"""TRL's own `SDPOTrainer`, where it can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that makes the runs of an ablation what they are; two plans of one `digest` have the same runs.
+
+    Attributes:
+        arms: In the order of the tables; the first is what the others are compared with.
+        seeds: Each arm runs once with each. A seed decides sampling and the order of tasks.
+        subject: What is trained: ``{"family": "boxes", ...}`` for the controlled family, else the tables
+            ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file.
+        grpo: Fields of TRL's `GRPOConfig`; the same in all arms, so all have the same budget of rollouts.
+        channels: Keywords of `ThreeChannelGRPOTrainer` (``jsd_beta``, ``beta_dpo``, ``token_clip``) and fields of
+            `ChannelSettings`.
+        check: Fields of `CounterfactualCheck`.
+    """
+
+    arms: tuple[Arm, ...] = ARMS
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    grpo: Mapping[str, Any] = field(default_factory=dict)
+    channels: Mapping[str, Any] = field(default_factory=dict)
+    check: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that runs can be told apart.
+
+        Raises:
+            InvalidRequest: No arm or seed, or one twice.
+        """
+        names = [arm.name for arm in self.arms]
+        if not names or not self.seeds or len({*names}) < len(names) or len({*self.seeds}) < len(self.seeds):
+            raise InvalidRequest("an ablation needs at least one arm and one seed, and each only once")
+
+    def digest(self) -> str:
+        """Return a hash of what all runs share; arms and seeds can be added to a directory later."""
+        shared = {name: value for name, value in asdict(self).items() if name not in ("arms", "seeds")}
+        return hashlib.sha256(json.dumps(shared, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def arms_of(names: list[str]) -> tuple[Arm, ...]:
+    """Return arms by name.
+
+    Raises:
+        InvalidRequest: There is no such arm.
+    """
+    known = {arm.name: arm for arm in (*ARMS, TRL_SDPO)}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"no arm {name!r}: there are {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+_TABLES = ("policy", "environment", "tasks", "pairs")
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan from TOML; docs/ablation.md has an example.
+
+    Raises:
+        InvalidRequest: The file is not of that form; the message says where.
+    """
+    try:
+        read = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path}: {error}") from error
+    known = {*_TABLES, "experiment", "grpo", "channels", "check", "arms"}
+    for name in read:
+        if name not in known:
+            raise InvalidRequest(f"{path}: no table {name!r}: there are {', '.join(sorted(known))}")
+    for name in ("policy", "environment", "tasks"):
+        if not isinstance(read.get(name), dict):
+            raise InvalidRequest(f"{path}: the table [{name}] is missing")
+    experiment = read.get("experiment", {})
+    seeds = experiment.get("seeds", 5)
+    try:
+        arms = tuple(Arm(**arm) for arm in read["arms"]) if "arms" in read else ARMS
+        given = {name: read.get(name, {}) for name in ("grpo", "channels", "check")}
+        subject = {name: read[name] for name in _TABLES if name in read}
+        subject["directory"] = str(path.resolve().parent)
+        return Plan(arms, tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds), subject, **given)
+    except TypeError as error:
+        raise InvalidRequest(f"{path}: {error}; an arm has {', '.join(f.name for f in fields(Arm))}") from error

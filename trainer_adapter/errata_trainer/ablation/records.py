@@ -1,0 +1,125 @@
+"""What is kept of a run, as a JSON file that is there only when the run was finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from errata_protocol.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch of rollouts came to.
+
+    Attributes:
+        rewards: Of each rollout; None for one that the machine lost.
+        acted: For each turn, how many rollouts called a tool in it.
+        failed: For each turn, in how many it had an error.
+        sampled_tokens: That the policy said.
+    """
+
+    rewards: tuple[float | None, ...]
+    acted: tuple[int, ...]
+    failed: tuple[int, ...]
+    sampled_tokens: int
+
+    def told(self) -> str:
+        """Return it in a few words."""
+        counted = [reward for reward in self.rewards if reward is not None]
+        reward = f"{sum(counted) / len(counted):.2f}" if counted else "none"
+        errors = f"{sum(self.failed) / sum(self.acted):.2f}" if sum(self.acted) else "none"
+        return f"reward {reward}, errors {errors}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One arm and one seed.
+
+    Attributes:
+        arm: Its name.
+        alpha_sdpo: Its weight of channel 2.
+        beta_replay: Of channel 3.
+        seed: Of the run.
+        plan: Digest of what all runs share.
+        batches: In order.
+        losses: Of each step, by name.
+        costs: ``wall_s``, ``teacher_calls``, and forward passes and positions of sampling and of the losses.
+    """
+
+    arm: str
+    alpha_sdpo: float
+    beta_replay: float
+    seed: int
+    plan: str
+    batches: tuple[Batch, ...]
+    losses: tuple[Mapping[str, float], ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rollouts(self) -> int:
+        """How many were played."""
+        return sum(len(batch.rewards) for batch in self.batches)
+
+    def curve(self, name: str, turn: int = 0) -> list[float | None]:
+        """Return a figure batch by batch: ``reward``, or ``errors`` of a turn; None where there is none."""
+        found: list[float | None] = []
+        for batch in self.batches:
+            if name == "reward":
+                counted = [reward for reward in batch.rewards if reward is not None]
+                found.append(sum(counted) / len(counted) if counted else None)
+            else:
+                acted = batch.acted[turn] if turn < len(batch.acted) else 0
+                found.append(batch.failed[turn] / acted if acted else None)
+        return found
+
+    def mean(self, name: str, turn: int = 0, *, last: float = 1.0) -> float | None:
+        """Return the mean of a curve over its last share of batches; None where it has no value there."""
+        curve = self.curve(name, turn)
+        values = [value for value in curve[len(curve) - max(1, round(last * len(curve))) :] if value is not None]
+        return sum(values) / len(values) if values else None
+
+    def loss(self, name: str) -> float | None:
+        """Return the mean of a logged loss over the steps that have it."""
+        values = [row[name] for row in self.losses if name in row]
+        return sum(values) / len(values) if values else None
+
+
+def path_of(directory: Path, arm: str, seed: int) -> Path:
+    """Return where a run's record is kept."""
+    return directory / "runs" / f"{arm}-seed{seed}.json"
+
+
+def write(run: Run, directory: Path) -> None:
+    """Keep a finished run; a process that dies meanwhile leaves none."""
+    path = path_of(directory, run.arm, run.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(run), indent=1) + "\n")
+    part.replace(path)
+
+
+def read(directory: Path, arm: str, seed: int, plan: str) -> Run | None:
+    """Return a finished run; None where there is none.
+
+    Raises:
+        InvalidRequest: It is one of another plan.
+    """
+    path = path_of(directory, arm, seed)
+    if not path.exists():
+        return None
+    kept: dict[str, Any] = json.loads(path.read_text())
+    if kept["plan"] != plan:
+        raise InvalidRequest(
+            f"{path} is a run of another plan ({kept['plan']}, now {plan}): name another --out, or run it again "
+            "with --no-resume"
+        )
+    batches = tuple(Batch(**{name: _tuple(value) for name, value in one.items()}) for one in kept.pop("batches"))
+    return Run(batches=batches, losses=tuple(kept.pop("losses")), **kept)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

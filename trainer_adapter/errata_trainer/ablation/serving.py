@@ -1,0 +1,75 @@
+"""``errata serve`` in a process of its own: a trainer is a client and imports no server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from errata_protocol.errors import ServiceError
+
+_ANNOUNCED = re.compile(r"serving .* at (http://\S+)")
+START_S = 120.0
+STOP_S = 60.0
+
+
+@contextmanager
+def served(
+    target: str, data_dir: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Serve on a free port of this machine, give the URL, and stop the server in the end.
+
+    Args:
+        target: As on the command line.
+        data_dir: The server's.
+        options: Further ones of the command line.
+        environment: Variables beside this process's own.
+
+    Raises:
+        ServiceError: It did not start; the message has its last lines.
+    """
+    command = [sys.executable, "-m", "errata_server.cli", "serve", target, "--port", "0", "--data-dir", str(data_dir)]
+    process = subprocess.Popen(
+        [*command, "--no-log-json", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,  # ^C is for the trainer, which then stops its server
+    )
+    said: deque[str] = deque(maxlen=50)
+    urls: SimpleQueue[str | None] = SimpleQueue()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said.append(line)
+            if found := _ANNOUNCED.search(line):
+                urls.put(found[1])
+        urls.put(None)
+
+    threading.Thread(target=read, name="errata-server-log", daemon=True).start()
+    try:
+        try:
+            url = urls.get(timeout=START_S)
+        except Empty:
+            url = None
+        if url is None:
+            raise ServiceError(f"`errata serve {target}` did not open its port: {''.join(said).strip() or 'no word'}")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

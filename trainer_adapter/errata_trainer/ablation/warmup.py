@@ -1,0 +1,114 @@
+"""A tiny policy that was taught how to speak, and nothing else; kept by a hash of all that made it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..tiny import END, START, tiny_model, tiny_tokenizer
+from .boxes import BOXES, CLOSING, KEYS, Boxes, Lesson, lessons
+
+VOCABULARY = 640
+BATCH = 48
+LEARNING_RATE = 3e-3
+_HEADER = f"{START}assistant\n"
+_IGNORED = -100
+
+
+def spoken(lesson: Lesson) -> tuple[str, list[str]]:
+    """Return a lesson's context, and by turns what follows: the student's words and, between them, others'."""
+    context = f"{START}system\nrun {END}\n"
+    for message in lesson.messages:
+        context += f"{START}{message['role']}\n{message['content']}{END}\n"
+    call = json.dumps({"name": "run", "arguments": {"command": lesson.command}})
+    return context + _HEADER, [
+        f"<tool_call>{call}</tool_call>{END}",
+        f"\n{START}tool\n{lesson.result}{END}\n{_HEADER}",
+        f"{CLOSING}{END}",
+    ]
+
+
+def tokenizer_of(family: Boxes) -> Any:
+    """Return the family's tokenizer."""
+    texts = []
+    for lesson in islice(lessons(family, 0), 400):
+        context, parts = spoken(lesson)
+        texts.append(context + "".join(parts))
+    words = [f" {word}" for word in (*KEYS, *BOXES)]
+    return tiny_tokenizer([*texts, *(f"{word} " * 40 for word in words)], vocab_size=VOCABULARY)
+
+
+def taught(
+    family: Boxes, directory: Path, *, steps: int, seed: int = 0, say: Callable[[str], None] = lambda line: None
+) -> Path:
+    """Return a directory with a policy that calls tools, follows hints, and knows no box's key.
+
+    Args:
+        family: What it will read.
+        directory: Where policies are kept; one that is there already is not taught again.
+        steps: Of the warm-up, each of `BATCH` lessons.
+        seed: Of weights and lessons.
+        say: Is told of progress.
+    """
+    tokenizer = tokenizer_of(family)
+    texts = ["".join((context, *parts)) for context, parts in map(spoken, islice(lessons(family, seed), 200))]
+    made_of = [
+        *texts, json.dumps(tokenizer.get_vocab(), sort_keys=True), inspect.getsource(tiny_model),
+        torch.__version__, repr((steps, seed, BATCH, LEARNING_RATE)),
+    ]  # fmt: skip
+    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
+    kept = directory / f"policy-{name}"
+    if (kept / "config.json").exists():
+        say(f"warm-up: kept from before, {kept}")
+        return kept
+    model = tiny_model(tokenizer, seed=seed, positions=1024).train()
+    with torch.no_grad():  # from Qwen3's own small beginning, two layers take thousands of steps to learn to copy
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                weight.mul_(3.0 if "embed" in name else 5.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    stream = lessons(family, seed)
+    for step in range(steps):
+        ids, labels, mask = _batch(tokenizer, list(islice(stream, BATCH)))
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 99:
+            say(f"warm-up: step {step + 1}/{steps}, loss {float(loss.detach()):.3f}")
+    part = directory / f"{kept.name}.part"
+    model.eval().save_pretrained(part)
+    part.rename(kept)
+    return kept
+
+
+def _batch(tokenizer: Any, chosen: list[Lesson]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ids, labels and mask, each ``[B, T]`` int64, padded on the right."""
+    rows, labels = [], []
+    for lesson in chosen:
+        context, parts = spoken(lesson)
+        row = tokenizer.encode(context, add_special_tokens=False)
+        label = [_IGNORED] * len(row)
+        for index, part in enumerate(parts):
+            ids = tokenizer.encode(part, add_special_tokens=False)
+            row += ids
+            label += ids if index % 2 == 0 else [_IGNORED] * len(ids)
+        rows.append(row)
+        labels.append(label)
+    width = max(map(len, rows))
+    padded = [row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    return (
+        torch.tensor(padded),
+        torch.tensor([label + [_IGNORED] * (width - len(label)) for label in labels]),
+        torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]),
+    )
