@@ -82,5 +82,6 @@ def _band(axis: Any, curves: Sequence[Sequence[float | None]], label: str, color
             lows.append(found.mean - half)
             highs.append(found.mean + half)
     if steps:
+        axis.ticklabel_format(useOffset=False)
         axis.plot(steps, means, label=label, color=color, linewidth=1.2)
         axis.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
