@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -207,7 +207,10 @@ def _places(owner: ModuleType, *, above: bool = True) -> set[Path]:
         owner: The module.
         above: With the directories above these, in which the module itself lies.
     """
-    paths = [Path(place).resolve() for place in getattr(owner, "__path__", None) or ()]
+    places = getattr(owner, "__path__", None)
+    if not isinstance(places, Iterable):
+        places = ()  # some modules answer every name with something, as `torch.classes` does
+    paths = [Path(place).resolve() for place in places]
     file = getattr(owner, "__file__", None)
     if file is not None:
         paths.append(Path(file).resolve().parent)

@@ -214,19 +214,24 @@ class Sessions(Idling):
         return session
 
     async def _find_dormant(self, sid: str, principal: str | None) -> Session:
-        row, last = await self._stored(sid)
-        mine = row is not None and row.environment == self.environment and row.principal == principal
-        if row is None or not mine or row.status in ("closed", "expired") or not row.given_out or row.key_hash:
+        def mine(row: SessionRow) -> bool:
+            return row.environment == self.environment and row.principal == principal
+
+        row, last = await self._stored(sid, mine)
+        if row is None or not mine(row) or row.status in ("closed", "expired") or not row.given_out or row.key_hash:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         return self.dormant(row, last)
 
-    async def _stored(self, sid: str) -> tuple[SessionRow | None, DeliveryRow | None]:
-        """Return the row and the last delivery of a session as they are now."""
+    async def _stored(
+        self, sid: str, wanted: Callable[[SessionRow], bool]
+    ) -> tuple[SessionRow | None, DeliveryRow | None]:
+        """Return the row of a session as it is now, and its last delivery if it is wanted: no other costs that read."""
         journal = self.runtime.journal
         while True:
             with self.search({sid}) as outdated:
                 row = await self.runtime.read(journal.session, sid)
-                last = await self.runtime.read(journal.last_delivery, sid) if row is not None else None
+                looked = row is not None and wanted(row)
+                last = await self.runtime.read(journal.last_delivery, sid) if looked else None
             if not outdated:
                 return row, last
 
@@ -262,7 +267,7 @@ class Sessions(Idling):
     async def _end(self, sid: str) -> bool:
         session = self._live.get(sid)
         if session is None:
-            row, last = await self._stored(sid)
+            row, last = await self._stored(sid, lambda row: row.environment == self.environment)
             if row is None or row.environment != self.environment:
                 return False
             if row.status != "open":

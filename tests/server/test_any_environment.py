@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -343,3 +344,13 @@ def test_the_command_says_what_is_wrong_with_a_target_and_nothing_else(tmp_path:
         ServerProcess(f"{HERE}.broken:app", tmp_path / "data")
     assert "a_package_nobody_has" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_a_module_that_answers_every_name_has_no_directories(tmp_path: Path) -> None:
+    class Everything(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            return object()
+
+    found = Everything("everything")
+    found.__file__ = str(tmp_path / "everything.py")
+    assert importing._places(found, above=False) == {tmp_path.resolve()}
