@@ -49,7 +49,7 @@ SMOKE = "--smoke" in sys.argv[1:]
 ROUNDS = 1 if SMOKE else 5
 ROLLOUTS, GENERATIONS = (4, 2) if SMOKE else (64, 8)
 TASKS = ("orders-summary", "log-redaction", "shift-hours", "python-intervals", "file-permissions", "release-links")
-COMMANDS = ("ls -la", "cat README.md missing.txt", "python3 -c 'print(sum(range(1000)))'", "grep -rn TODO . | head -5")
+COMMANDS = ("ls -la", "cat README.md missing.txt", "python3 -c 'print(sum(range(1000)))'", "grep -rn total . | head -5")
 
 STOCK = """
 import sys, uvicorn

@@ -353,6 +353,11 @@ def test_a_teacher_that_follows_is_a_moving_average_of_the_student(
     for name, weight in weights(follower.model, other).items():
         assert torch.equal(weight, expected[name]), "it starts as the student is"
 
+    with torch.no_grad():  # as a checkpoint that is loaded before training begins
+        for weight in (p for p in student.parameters() if p.requires_grad):
+            weight.mul_(1.01)
+    expected = weights(student, own)
+
     class Average(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             for name, weight in weights(student, own).items():
@@ -384,3 +389,8 @@ def test_pairs_are_anchored_to_the_policy_as_it_was(
     first, second = [log["dpo/margin"] for log in trainer.state.log_history if "dpo/margin" in log]
     assert first == pytest.approx(0.0, abs=1e-4), "before the first step the policy is its own reference"
     assert (abs(second) > 1e-3) is (reference == "initial")
+
+
+def test_a_base_that_is_not_there_cannot_teach(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is none"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), settings=ChannelSettings(teacher="base"))

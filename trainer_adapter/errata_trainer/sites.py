@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from .counterfactual import Calls, CounterfactualCheck, Question
 from .hints import FailedTurn, Hint, Hinter, HintRenderer
 from .playing import Seat
 from .rollout import Rollout, SdpoItem, state_of_turns
+
+log = logging.getLogger("errata.trainer")
 
 Sample = Callable[[Sequence[Sequence[int]]], list[Calls]]
 """Has the student take one turn behind each context, and returns the calls it made."""
@@ -91,7 +94,9 @@ class Sites:
     def _item(self, failed: FailedTurn, hint: Hint) -> SdpoItem | None:
         try:
             ids = self.renderer.hint_ids(hint.text, after="user" if failed.turn.start == 0 else "tool")
-        except ValueError:  # it spells a special token
+        except ValueError as error:  # it spells a special token, or the template takes no message there
+            if not self.counts["not_rendered"]:
+                log.warning("a hint has no tokens in the student's chat template, and is left out: %s", error)
             self.counts["not_rendered"] += 1
             return None
         try:

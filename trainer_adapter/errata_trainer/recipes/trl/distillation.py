@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,8 +47,7 @@ class Distillation:
                 rows += [row] * len(item.student_positions)
                 columns += [width - prompts[row] + position for position in item.student_positions]
         if not rows:
-            with nullcontext():
-                yield None
+            yield None
             return
         with capture_hidden(model, torch.tensor(rows), torch.tensor(columns)) as captured:
             yield captured
@@ -85,7 +84,5 @@ class Distillation:
             with self.follower.teaching():
                 yield self.follower.model
         else:
-            if not hasattr(model, "disable_adapter"):
-                raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
             with model.disable_adapter():
                 yield model

@@ -35,6 +35,10 @@ class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
         """Let `model` be the teacher for a block."""
         return nullcontext()
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin where the student is: a checkpoint may have been loaded into it since."""
+        self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, 1.0)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move."""
         self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, self.rate)
@@ -60,9 +64,16 @@ class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
         if self._initialized:
             return
         super()._initialize_teacher_adapter()
-        self.shadow_weights = {name: weight.clone() for name, weight in self._get_student_state_dict().items()}
+        self._begin()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin where the student is: a checkpoint may have been loaded into it since."""
+        self._begin()
+
+    def _begin(self) -> None:
         from peft import set_peft_model_state_dict
 
+        self.shadow_weights = {name: weight.clone() for name, weight in self._get_student_state_dict().items()}
         set_peft_model_state_dict(self.model, self.shadow_weights, adapter_name=ADAPTER)
 
     def teaching(self) -> AbstractContextManager[None]:
@@ -73,8 +84,12 @@ class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
 
 def following(model: Any, rate: float, accelerator: Any) -> FollowingModel | FollowingAdapter:
     """Return the callback that keeps a teacher of an unwrapped student."""
-    adapted = hasattr(model, "disable_adapter")
-    return FollowingAdapter(model, rate, accelerator) if adapted else FollowingModel(model, rate, accelerator)
+    return (FollowingAdapter if has_adapter(model) else FollowingModel)(model, rate, accelerator)
+
+
+def has_adapter(model: Any) -> bool:
+    """Say whether an unwrapped model has an adapter (PEFT) on a base that stays as it is."""
+    return hasattr(model, "disable_adapter")
 
 
 def frozen_copy(model: Any) -> Any:

@@ -29,7 +29,7 @@ from ...rollout import DpoPair, Rollout, SdpoItem
 from ...sites import Sites
 from ...transcript import build_rollout
 from .distillation import ITEMS, TOKENS, Distillation
-from .ema import following, frozen_copy
+from .ema import following, frozen_copy, has_adapter
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools, Transcripts
 from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
@@ -117,16 +117,18 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             jsd_beta, self.settings.temperature, token_clip, self.settings.clip_mode, self.settings.top_k
         )
         self._distillation = Distillation(divergence, self.settings.teacher)
+        student = self.accelerator.unwrap_model(self.model)
         if self.settings.teacher == "ema":
-            student = self.accelerator.unwrap_model(self.model)
             self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
             self.add_callback(self._distillation.follower)
+        elif self.settings.teacher == "base" and not has_adapter(student):
+            raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss)
         self._initial: Any = None
-        student = self.accelerator.unwrap_model(self.model)
-        anchored = self.ref_model is not None or hasattr(student, "disable_adapter")
+        anchored = self.ref_model is not None or has_adapter(student)
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
             self._initial = frozen_copy(student)
+        self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             if pairs is not None:
@@ -163,10 +165,16 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self._add_pairs(batch, rollouts, seats)
         return batch
 
+    def _seats(self) -> list[Seat | None] | None:
+        """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
+        if not self.environments:
+            return None
+        return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
+
     def _add_sites(self, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]) -> None:
         assert self._sites is not None
         before = Counter(self._sites.counts)
-        found = self._sites.found(rollouts, seats, [get_json_schema(tool) for tool in self.tools])
+        found = self._sites.found(rollouts, seats, self._tool_schemas)
         # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
         seen = batch["completion_mask"].any(1).tolist()
         found = self._sites.kept([site for site in found if seen[site.row]], seats, self._sample)
@@ -191,23 +199,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         for name, value in self._pairs.metrics().items():
             self._count(f"dpo/{name}", value)
 
+    def _frozen(self) -> tuple[str, Any, bool]:
+        """Return the reference of pairs: its name, the model, and whether its adapter is switched off for it."""
+        if self.ref_model is not None:
+            return "reference model", self.ref_model, False
+        student = self.accelerator.unwrap_model(self.model)
+        if has_adapter(student):
+            return "base below the adapter", student, True
+        if self._initial is not None:
+            return "initial policy", self._initial, False
+        return "policy when asked", student, False
+
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
-        """Return pairs with log-probabilities of the reference model, the base below an adapter, or the policy now."""
-        model = self.accelerator.unwrap_model(self.model)
-        adapter = self.ref_model is None and hasattr(model, "disable_adapter")
-        frozen = next((one for one in (self.ref_model, self._initial) if one is not None), model)
+        """Return pairs with the log-probabilities of their reference."""
+        _, frozen, adapter = self._frozen()
         return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
 
     def _reference(self) -> str:
         """Return which weights and tokenizer make log-probabilities of pairs: those of others are refused."""
-        if self.ref_model is not None:
-            whose = "reference model"
-        elif hasattr(self.accelerator.unwrap_model(self.model), "disable_adapter"):
-            whose = "base below the adapter"
-        elif self._initial is not None:
-            whose = "initial policy"
-        else:
-            whose = "policy when asked"
+        whose, _, _ = self._frozen()
         name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()
         return f"{whose} of {name}, tokenizer {hashlib.sha256(vocabulary).hexdigest()[:12]}"
@@ -298,12 +308,6 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         for name, value in sums.items():
             self._count(f"{channel}/{name}", float(value) if name == over else float(value) / max(1.0, number))
 
-    def _seats(self) -> list[Seat | None] | None:
-        """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
-        if not self.environments:
-            return None
-        return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
-
     # What the machine did wrong
 
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
@@ -341,7 +345,6 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         transcripts = self.transcripts
         assert transcripts is not None
         logprobs = transcripts.logprobs
-        tools = [get_json_schema(tool) for tool in self.tools]
         opening = tool_call_opening(self._tokenizer)
         rollouts = []
         for row, seat in enumerate(seats):
@@ -352,7 +355,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                     transcripts.masks[row],
                     transcripts.messages[row],
                     deliveries(seat) if seat is not None else (),
-                    tools=tools,
+                    tools=self._tool_schemas,
                     opening=opening,
                     eid=seat.eid if seat is not None else None,
                     environment=seat.environment.name if seat is not None else None,
