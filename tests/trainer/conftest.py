@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+
+import pytest
+
+from errata_server.process import ServerProcess
 
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false"
@@ -23,3 +28,10 @@ def pytest_report_header() -> str:
     if MISSING:
         return f"tests/trainer: left out, {' and '.join(MISSING)} missing (make trainer)"
     return "tests/trainer: run"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of shelves in a process of its own."""
+    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
+        yield made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,6 @@ GRPO: dict[str, Any] = {
     "use_cpu": True, "bf16": False, "learning_rate": 1e-3, "per_device_train_batch_size": 4, "num_generations": 4,
     "max_completion_length": 128, "max_steps": 2, "gradient_checkpointing": False,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
-        yield made
 
 
 def digits(completion_ids: list[list[int]], **_: Any) -> list[float]:

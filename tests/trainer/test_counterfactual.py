@@ -18,12 +18,6 @@ from tests.environments.shelf import SPEC
 SHELF = of_spec(SPEC)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
-        yield made
-
-
 @pytest.fixture
 def seat(server: ServerProcess) -> Iterator[Seat]:
     """An episode whose second call failed, and that was then ended wrongly."""

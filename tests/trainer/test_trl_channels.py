@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,6 @@ class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
 
 class PlainTrainer(Scripted, GRPOTrainer):  # type: ignore[misc]
     pass
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

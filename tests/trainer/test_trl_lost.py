@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ SHELF = of_spec(SPEC)
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return tiny_tokenizer([call("read", path="green"), "the word is owl no file"])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess("tests.environments.shelf:SPEC", tmp_path_factory.mktemp("data")) as made:
-        yield made
 
 
 class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
