@@ -70,7 +70,7 @@ class Multiplex:
         shell = self._shell = MuxShell(sessions, production=production)
         self.protocol = shell.protocol
         self._connections: set[ServerConnection] = set()
-        finding = Finding(shell)
+        finding = self._finding = Finding(shell)
         answers = Answers(shell, reading, replay)
         reads = Reads(shell, replay, mcp, capabilities)
         shell.perform = {
@@ -145,7 +145,9 @@ class Multiplex:
         if loop is not asyncio.get_running_loop():
             loop.call_soon_threadsafe(self._pushed, sid, row)
             return
-        self._shell.do(self.protocol.pushed(sid.removeprefix(PREFIX), row.seq, push_data(row)))
+        sid = sid.removeprefix(PREFIX)
+        self._finding.pushed(sid, row.seq)
+        self._shell.do(self.protocol.pushed(sid, row.seq, push_data(row)))
 
     # -- sleep ------------------------------------------------------------------------------------------------------
 

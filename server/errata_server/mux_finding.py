@@ -31,6 +31,7 @@ class Finding:
     def __init__(self, shell: MuxShell) -> None:
         self._shell = shell
         self._sought: list[Find] = []
+        self._reading: list[dict[str, int]] = []  # of each look into the journal: the last push since, by sid
 
     def find(self, effect: Find) -> None:
         """Open a new session, or look for one."""
@@ -42,6 +43,12 @@ class Finding:
         opened = partial(self._opened, effect)
         if not self._shell.sessions.begin_open(address, mine.principal, opened, self._shell.loop):
             self._shell.spawn(self._open(effect, address))
+
+    def pushed(self, sid: str, seq: int) -> None:
+        """Take that a push was committed: who is looked for may have been read before it."""
+        for since in self._reading:
+            if sid in since:
+                since[sid] = max(since[sid], seq)
 
     def _seek(self, find: Find) -> None:
         """Look for a session in the journal, together with all others that are looked for now."""
@@ -77,6 +84,8 @@ class Finding:
     async def _seek_all(self) -> None:
         while self._sought:
             finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
+            since = {find.session.sid: 0 for find in finds}
+            self._reading.append(since)
             try:
                 await self._shell.runtime.start()
                 with self._shell.sessions.search({journal_sid(find.session.sid) for find in finds}) as outdated:
@@ -85,11 +94,13 @@ class Finding:
                 for find in finds:
                     self._refuse(find, error)
                 continue
-            for find, stored in zip(finds, found, strict=True):
+            finally:
+                self._reading = [other for other in self._reading if other is not since]
+            for find, (row, last, next_id, seq) in zip(finds, found, strict=True):
                 if journal_sid(find.session.sid) in outdated:
                     self._sought.append(find)
                 else:
-                    self._found(find, *stored)
+                    self._found(find, row, last, next_id, max(seq, since[find.session.sid]))
 
     def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
         mine = find.session

@@ -33,6 +33,8 @@ FOUND_WIDENED = {
     103: "a session that was looked up while its episode was deleted went on, and was lost at its next request",
     162: "likewise, and stood on the episode",
     5001094: "a restored instance took a failed step and a tools/call for one delivery, and credited the wrong ones",
+    282002: "a reward that was committed while its session was looked up was never pushed",
+    284237: "likewise",
 }
 """Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""
 

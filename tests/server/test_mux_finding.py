@@ -1,0 +1,54 @@
+"""Sessions that are looked up in the journal for a multiplexed socket while something happens to them (PROTOCOL D7)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from errata_server.app import create_fastapi_app
+from errata_server.journal import MemoryJournal
+from errata_server.runtime import Runtime
+from errata_server.settings import Settings
+
+from .environments import CountAction, CountEnvironment, CountObservation
+from .test_mux_door import joined
+
+
+class _HeldJournal(MemoryJournal):
+    """Its reads take time: one of a session's last number comes back when the test says so."""
+
+    blocking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold = False
+        self.was_read, self.goes_on = threading.Event(), threading.Event()
+
+    def last_seq(self, sid: str) -> int:
+        seq = super().last_seq(sid)
+        if self.hold:
+            self.hold = False
+            self.was_read.set()
+            assert self.goes_on.wait(10)
+        return seq
+
+
+async def test_a_reward_that_comes_while_its_session_is_looked_up_is_pushed() -> None:
+    journal = _HeldJournal()
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, runtime=Runtime(Settings(detach_ttl_s=0.0), journal=journal)
+    )
+    async with joined(app) as trainer:
+        opened = await trainer.open()
+        reset = await trainer.ask(opened, "reset")
+        await trainer.cut()
+        async with asyncio.timeout(10):
+            while app.state.errata.sessions._live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
+                await asyncio.sleep(0.01)
+        journal.hold = True
+        await trainer.join()
+        assert await asyncio.to_thread(journal.was_read.wait, 10)
+        row = await app.state.errata.runtime.rewards.post(reset.eid, 0, 1.0, "judge", "r", None)
+        journal.goes_on.set()
+        await trainer.ask(opened, "step", {"n": 1})
+        assert row.seq == 1 and [push["reward_id"] for push in trainer.pushed] == ["r"]
