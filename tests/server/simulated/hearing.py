@@ -283,7 +283,7 @@ class Hearing:
             assert observation["n"] == asked.token, (
                 f"{self.name}: {sid[:6]} id {id} answers {observation['n']}, asked was {asked.token}"
             )
-        self.world.ledger.heard(sid, id, outcome)
+        self.world.ledger.heard(sid, id, outcome, self.name)
         self.world.acknowledged += 1
         self._keep(sid)
 

@@ -50,6 +50,7 @@ class Known:
         closing: A client asked for its end.
         owner: Name of the client that is in charge.
         has_deleted: The deletion of one of its episodes was begun.
+        expired: Ids whose reply is kept no longer, and who was told so.
     """
 
     sid: str
@@ -63,12 +64,18 @@ class Known:
     has_deleted: bool = False
     replies: dict[int, Outcome] = field(default_factory=dict)
     pushes: dict[int, bytes] = field(default_factory=dict)
+    expired: set[tuple[int, str]] = field(default_factory=set)
 
-    def heard(self, id: int, outcome: Outcome) -> None:
+    def heard(self, id: int, outcome: Outcome, client: str) -> None:
         """Note a reply, which is the same as whenever it was heard before; or gone, once an episode was deleted."""
         before = self.replies.setdefault(id, outcome)
         if outcome == EXPIRED:
             assert self.has_deleted, f"id {id} of {self.sid[:6]} is kept no longer, and nothing was deleted"
+            self.expired.add((id, client))
+            return
+        if before == EXPIRED:  # what left before the deletion may arrive after it elsewhere: two sockets have no order
+            assert (id, client) not in self.expired, f"id {id} of {self.sid[:6]} was kept no longer, and is {outcome}"
+            self.replies[id] = outcome
             return
         assert before == outcome, f"id {id} of {self.sid[:6]} was {before}, and is {outcome}"
 
@@ -129,11 +136,11 @@ class Ledger:
         self.asked[asked.token] = asked
         return asked
 
-    def heard(self, sid: str, id: int, outcome: Outcome) -> None:
-        """Take a reply."""
+    def heard(self, sid: str, id: int, outcome: Outcome, client: str) -> None:
+        """Take a reply that a client was given."""
         if outcome.eid is not None:
             self.session_of.setdefault(outcome.eid, sid)
-        self.sessions[sid].heard(id, outcome)
+        self.sessions[sid].heard(id, outcome, client)
 
     def will_delete(self, eids: Iterable[str], *, by_hand: bool) -> None:
         """Take that episodes may be gone from now on."""
