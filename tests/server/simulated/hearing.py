@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.environment import Recovery
 from errata_protocol.errors import ErrataError, RemoteProtocolError
 from errata_protocol.mux import (
     Answered,
@@ -32,7 +31,7 @@ from errata_protocol.mux.state import State
 from errata_server.simulation import SimulatedSocket
 
 from .environments import Tools
-from .ledger import EXPIRED, Asked, Known, Outcome
+from .ledger import EXPIRED, NOT_MADE, Asked, Known, Outcome
 
 if TYPE_CHECKING:
     from .server import Server
@@ -314,7 +313,9 @@ class Hearing:
         if event.error is not None:
             code = event.error.code
             gone = code == "UNKNOWN_EPISODE" and wanted.eid in self.world.ledger.deleting
-            assert gone or code.startswith("SESSION_"), f"a read failed: {event.error}"
+            session = event.read.session
+            not_made = code in NOT_MADE and session is not None and not self.world.ledger.sessions[session.sid].opened
+            assert gone or not_made or code.startswith("SESSION_"), f"a read failed: {event.error}"
         elif wanted.eid is None:
             assert event.read.session is not None
             self._tools(json.loads(event.payload), self.world.ledger.sessions[event.read.session.sid])
@@ -332,7 +333,7 @@ class Hearing:
         else:
             code = said["error"]["data"]["code"]
             self.note(f"tools/list failed: {code}")
-            lost = code == "SESSION_LOST" and self.world.ledger.recovery is Recovery.NONE
+            lost = code == "SESSION_LOST" and self.world.ledger.may_be_lost
             assert self.world.faults or lost or known.has_deleted, f"the tools could not be listed: {said}"
 
     def _taken_over(self, session: ClientSession) -> None:

@@ -28,6 +28,9 @@ class Outcome(NamedTuple):
     payload: bytes
 
 
+NOT_MADE = ("TIMEOUT", "EXECUTION_ERROR")
+"""What an open ends with whose instance could not be made, and all that was asked of it with it."""
+
 EXPIRED = Outcome("error", None, None, b"REPLY_EXPIRED")
 
 
@@ -167,12 +170,16 @@ class Ledger:
             case "SESSION_EXPIRED":
                 assert self.expires, f"{sid[:6]} expired, and nothing expires here"
             case "SESSION_LOST":
-                forked = self.recovery is Recovery.REEXECUTE and bool(self.by_hand)  # `audit` looks from where
-                assert self.recovery is Recovery.NONE or forked, f"{sid[:6]} is lost, and could be recovered"
-            case "TIMEOUT" | "EXECUTION_ERROR":
-                assert not known.opened, f"{sid[:6]} was open, and ended with {code}"  # its instance could not be made
+                assert self.may_be_lost, f"{sid[:6]} is lost, and could be recovered"
+            case _ if code in NOT_MADE:
+                assert not known.opened, f"{sid[:6]} was open, and ended with {code}"
             case _:
                 raise AssertionError(f"{sid[:6]} ended with {code}")
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Sessions may be lost: nothing brings them back, or what a fork comes from was deleted, as `audit` checks."""
+        return self.recovery is Recovery.NONE or (self.recovery is Recovery.REEXECUTE and bool(self.by_hand))
 
     def audit(self, journal: Journal) -> None:
         """Assert that the journal holds what was acknowledged, each request at most once, in one line of episodes."""
