@@ -263,6 +263,8 @@ class _Walk:
         """It is known where the session stands."""
         self._eid: str | None = None
         self._t: int | None = None
+        self._begun_by_failure = False
+        """A tools/call before any reset failed, and its instance lives on, for it could not be brought back."""
         self._text: str | None = ""
         """What its environment did; None where nothing says so."""
         self._judged: dict[int, float] | None = {}
@@ -305,6 +307,8 @@ class _Walk:
                 assert met, f"{where} acted although it stood at {self._eid} t={self._t}, not {asked.condition}"
         if row.status == "EXECUTION_ERROR" and self._ledger.recovery is Recovery.SNAPSHOT:
             self._judged = None  # likewise: it was judged, and is no delivery
+        if row.status == "SANDBOX_FAILED" and row.kind == "mcp" and self._ledger.recovery is Recovery.NONE:
+            self._begun_by_failure = True
         if row.status != "ok" or row.t is None:
             assert row.kind != "close" or last or row.status != "ok", f"{where} closed it, and it went on"
             return
@@ -327,7 +331,8 @@ class _Walk:
         if not self._is_known:  # it begins an episode, for what was deleted are whole ones
             self._eid = self._t = None
         if self._eid is None:
-            assert row.t == 1 and row.kind == "mcp", f"{where} is t={row.t} of an episode without a beginning"
+            begins = row.kind == "mcp" or self._begun_by_failure
+            assert row.t == 1 and begins, f"{where} is t={row.t} of an episode without a beginning"
             self._text, self._judged = "", {}
         else:
             assert row.eid == self._eid and row.t == (self._t or 0) + 1, f"{where} is {row.eid} t={row.t}"
