@@ -141,18 +141,20 @@ class EpisodeDetail(EpisodeSummary):
 
 
 class DeleteRequest(BaseModel):
-    """Body of ``POST /episodes/delete``."""
+    """Body of ``POST /episodes/delete``; ``unused_only`` keeps what open sessions stand on or forks come from."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     eids: list[str] = Field(max_length=1000)
+    unused_only: bool = False
 
 
 class DeletedEpisodes(BaseModel):
-    """Answer to it: deliveries that went, by eid, and what was not there or is somebody else's."""
+    """Answer to it: deliveries that went, by eid, what was not there or is somebody else's, and what was kept."""
 
     deleted: dict[str, int]
     unknown: list[str]
+    in_use: list[str] = Field(default_factory=list)
 
 
 class EpisodePage(BaseModel):

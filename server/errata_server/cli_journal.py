@@ -120,7 +120,8 @@ def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
             return asyncio.run(keeping.apply(source.runtime, chosen, progress)), 0
         deleted = foreign = 0
         for start in range(0, len(chosen), _BATCH):
-            answer = source.delete_all([held.row.eid for held in chosen[start : start + _BATCH]])
+            batch = [held.row.eid for held in chosen[start : start + _BATCH]]
+            answer = source.delete_all(batch, unused_only=True)
             deleted += len(answer.deleted)
             foreign += len(answer.unknown)
             progress(deleted)

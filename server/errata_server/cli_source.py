@@ -175,13 +175,12 @@ class Source:
         """The data directory."""
         return self._directory
 
-    def delete_all(self, eids: Sequence[str]) -> DeletedEpisodes:
+    def delete_all(self, eids: Sequence[str], *, unused_only: bool = False) -> DeletedEpisodes:
         """Delete at most 1000 episodes of this principal, through the server where one holds the directory."""
         if self._url is not None:
-            return DeletedEpisodes.model_validate_json(
-                self._http("POST", "/episodes/delete", json={"eids": list(eids)}).content
-            )
-        return self._local(lambda r: r.delete_all(eids, self._principal))
+            asked = {"eids": list(eids), "unused_only": unused_only}
+            return DeletedEpisodes.model_validate_json(self._http("POST", "/episodes/delete", json=asked).content)
+        return self._local(lambda r: r.delete_all(eids, self._principal, unused_only=unused_only))
 
     def delete(self, eid: str) -> int:
         if self._url is not None:

@@ -164,7 +164,8 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
                     'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
                     errors=told(error.errors(include_url=False)),
                 ) from error
-            return _json((await replay.delete_all(asked.eids, principal(request))).model_dump(mode="json"))
+            deleted = await replay.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
+            return _json(deleted.model_dump(mode="json"))
 
         return await _typed(answer)
 

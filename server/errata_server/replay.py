@@ -234,28 +234,49 @@ class Replay:
         """
         deleted = await self._delete(eid, principal)
         await self._runtime.collect()
-        return deleted
+        return deleted or 0
 
-    async def _delete(self, eid: str, principal: str | None) -> int:
-        row = await owned_episode(self._runtime, eid, principal)
-        last = await self._runtime.read(self._runtime.journal.last_delivery, row.sid)
+    async def _delete(self, eid: str, principal: str | None, *, unused_only: bool = False) -> int | None:
+        """As `delete`; None for one that is kept because it is in use."""
+        runtime, journal = self._runtime, self._runtime.journal
+        row = await owned_episode(runtime, eid, principal)
+        last = await runtime.read(journal.last_delivery, row.sid)
         if last is None or last.eid == eid:
-            await self._runtime.end_session(row.sid)
-        return await self._runtime.read(self._runtime.journal.delete_episode, eid)
+            session = await runtime.read(journal.session, row.sid) if unused_only else None
+            if session is not None and session.status == "open":
+                return None
+            await runtime.end_session(row.sid)
+        deleted = await runtime.read(journal.delete_episode, eid, unless_forked=unused_only)
+        kept = unused_only and not deleted and await runtime.read(journal.episode, eid) is not None
+        return None if kept else deleted
 
-    async def delete_all(self, eids: Sequence[str], principal: str | None) -> DeletedEpisodes:
-        """Delete episodes, as `delete` does each; an unknown or foreign one is named, and the others go."""
+    async def delete_all(
+        self, eids: Sequence[str], principal: str | None, *, unused_only: bool = False
+    ) -> DeletedEpisodes:
+        """Delete episodes, as `delete` does each; an unknown or foreign one is named, and the others go.
+
+        Args:
+            eids: Which.
+            principal: Who asks.
+            unused_only: Keep and name one that an open session stands on, or that another episode comes from.
+        """
         deleted: dict[str, int] = {}
         unknown: list[str] = []
+        in_use: list[str] = []
         for eid in dict.fromkeys(eids):
             try:
-                deleted[eid] = await self._delete(eid, principal)
+                count = await self._delete(eid, principal, unused_only=unused_only)
             except UnknownEpisode:
                 unknown.append(eid)
+                continue
+            if count is None:
+                in_use.append(eid)
+            else:
+                deleted[eid] = count
         await self._runtime.collect()
         if deleted:
             await self._runtime.read(self._runtime.journal.compact)
-        return DeletedEpisodes(deleted=deleted, unknown=unknown)
+        return DeletedEpisodes(deleted=deleted, unknown=unknown, in_use=in_use)
 
     async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:
         first = await self._runtime.read(self._runtime.journal.first_episode, row.sid)

@@ -1,7 +1,8 @@
 """Which episodes are kept no longer, and their deletion.
 
 Whole closed episodes go, the oldest first. Never one that an open session stands on, and never one that a kept fork
-comes from: its lineage would have a hole, and where forks are brought back by re-execution they could not be.
+comes from: its lineage would have a hole, and where forks are brought back by re-execution they could not be. One that
+was chosen may be forked before it goes, so the journal looks for forks again as each goes.
 """
 
 from __future__ import annotations
@@ -108,14 +109,16 @@ def _choose(held: dict[str, HeldEpisode], current: frozenset[str], oldest: float
 async def apply(
     runtime: Runtime, chosen: Sequence[HeldEpisode], progress: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Delete episodes, whoever owns them, and the sandbox layers that only they named; return how many were there.
+    """Delete episodes, whoever owns them, and the sandbox layers that only they named; return how many went.
+
+    One that was forked since it was chosen stays.
 
     Raises:
         JournalUnavailable: The journal cannot be written.
     """
     deleted = 0
     for number, held in enumerate(chosen, start=1):
-        deleted += await runtime.read(runtime.journal.delete_episode, held.row.eid) > 0
+        deleted += await runtime.read(runtime.journal.delete_episode, held.row.eid, unless_forked=True) > 0
         progress(number)
     if chosen:
         await runtime.collect()

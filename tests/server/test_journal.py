@@ -274,6 +274,34 @@ async def test_deleting_an_episode_releases_its_refs(journal: Journal) -> None:
     assert journal.episode("e1") is None and journal.delivery("e1", 0) is None
 
 
+async def test_what_a_fork_comes_from_is_spared_where_that_is_asked_for(journal: Journal) -> None:
+    await journal.commit(session(), episode("root"), delivery("root", 0))
+    await journal.commit(episode("child", origin_eid="root", origin_t=0), delivery("child", 0))
+    assert journal.delete_episode("root", unless_forked=True) == 0 and journal.delivery("root", 0) is not None
+    assert journal.delete_episode("child", unless_forked=True) == 1
+    assert journal.delete_episode("root", unless_forked=True) == 1 and journal.episode("root") is None
+    await journal.commit(episode("again"), delivery("again", 0))
+    await journal.commit(episode("fork", origin_eid="again", origin_t=0), delivery("fork", 0))
+    assert journal.delete_episode("again") == 1, "nobody asked"
+    assert journal.delete_episode("fork", unless_forked=True) == 1
+
+
+async def test_a_fork_and_a_deletion_that_spares_forks_never_both_come_to_pass(tmp_path: Path) -> None:
+    journal = IndexedJournal(tmp_path)
+    for n in range(40):
+        root, fork = episode(f"root{n}"), episode(f"fork{n}", origin_eid=f"root{n}", origin_t=0)
+        await journal.commit(*([session()] if n == 0 else []), root, delivery(root.eid, 0))
+        asked = asyncio.create_task(asyncio.to_thread(journal.delete_episode, root.eid, unless_forked=True))
+        await (asked if n % 4 == 0 else asyncio.sleep(0.0005 * (n % 4)))
+        try:
+            await journal.commit(fork, delivery(fork.eid, 0))
+        except UnknownEpisode:
+            assert await asked == 1 and journal.episode(root.eid) is None
+        else:
+            assert await asked == 0 and journal.delivery(root.eid, 0) is not None and n % 4
+    journal.close()
+
+
 async def test_a_closed_journal_refuses_commits(journal: Journal) -> None:
     journal.close()
     with pytest.raises(JournalUnavailable):

@@ -127,7 +127,7 @@ class Forgetful(Server):
 
     def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
         super().__init__(runtime, *args, **more)
-        runtime.journal.delete_episode = runtime.journal._delete
+        runtime.journal.delete_episode = lambda eid, **_: runtime.journal._delete(eid)
 
 
 class Sloppy(Server):

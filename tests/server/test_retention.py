@@ -25,6 +25,7 @@ from errata_server.settings import Settings
 from .conftest import connect, simulated
 from .environments import CountAction, CountEnvironment, CountObservation
 from .journal_rows import delivery, episode, reward, session
+from .rubric_environments import Board, Move, SavedGameEnvironment
 
 COUNT = "tests.server.environments:CountEnvironment"
 
@@ -110,6 +111,18 @@ async def test_applying_deletes_rows_and_rewards_of_every_owner(journal: Journal
     assert journal.rewards("a") == []
 
 
+async def test_what_was_forked_since_it_was_chosen_stays_with_all_that_it_comes_from(journal: Journal) -> None:
+    await add(journal, "root", 1)
+    await add(journal, "leaf", 2, origin_eid="root", origin_t=0)
+    await add(journal, "alone", 3)
+    runtime = Runtime(Settings(), journal=journal)
+    chosen = await plan(runtime, keep_days=10, now=100 * DAY_S)
+    assert [held.row.eid for held in chosen.delete] == ["leaf", "root", "alone"]
+    await add(journal, "fork", 99, origin_eid="leaf", origin_t=0)
+    assert await apply(runtime, chosen.delete) == 1
+    assert [held.row.eid async for held in all_held(runtime)] == ["root", "leaf", "fork"]
+
+
 async def test_held_says_what_an_episode_takes_with_its_errors(journal: Journal) -> None:
     await journal.commit(session(recovery="reexecute"), episode("e"))
     assert journal.held(after=0, limit=9)[0].deliveries == 0
@@ -183,6 +196,25 @@ def test_bulk_deletion_names_what_it_did_not_find(tmp_path: Path) -> None:
         with connect(client) as socket:
             eid = socket.ask("reset", {})["eid"]
         body = {"eids": [eid, "ep_none", eid]}
-        assert client.post("/episodes/delete", json=body).json() == {"deleted": {eid: 1}, "unknown": ["ep_none"]}
+        assert client.post("/episodes/delete", json=body).json() == {
+            "deleted": {eid: 1},
+            "unknown": ["ep_none"],
+            "in_use": [],
+        }
         assert client.post("/episodes/delete", json={"eids": 5}).json()["code"] == "VALIDATION_ERROR"
         assert client.get("/episodes").json()["episodes"] == []
+
+
+def test_bulk_deletion_keeps_what_is_in_use_where_that_is_asked_for() -> None:
+    app = create_fastapi_app(SavedGameEnvironment, Move, Board, max_concurrent_envs=4, runtime=simulated())
+    with TestClient(app) as client:
+        with connect(client) as socket:
+            parent = socket.ask("reset", {})["eid"]
+        fork = client.post(f"/episodes/{parent}/fork", json={"t": 0, "request_id": "r"}).json()
+        asked = {"eids": [parent, fork["eid"]], "unused_only": True}
+        kept = {"deleted": {}, "unknown": [], "in_use": [parent, fork["eid"]]}
+        assert client.post("/episodes/delete", json=asked).json() == kept
+        with connect(client, f"/ws?session_id={fork['session_id']}") as socket:
+            assert "data" in socket.ask("step", {"do": "go"}), "its session goes on"
+        gone = client.post("/episodes/delete", json={"eids": [parent, fork["eid"]]}).json()
+        assert list(gone["deleted"]) == [parent, fork["eid"]] and gone["in_use"] == []

@@ -425,8 +425,14 @@ class Journal(ABC):
         """Return every ref that a committed row names."""
 
     @abstractmethod
-    def delete_episode(self, eid: str) -> int:
-        """Delete an episode and its deliveries; return how many deliveries went. Durable on return."""
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
+        """Delete an episode and its deliveries; return how many deliveries went. Durable on return.
+
+        Args:
+            eid: Which one.
+            unless_forked: Delete nothing where an episode comes from it. No commit comes between the look and the
+                deletion.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -29,7 +29,7 @@ from .segments import Position
 INDEX = "index.db"
 """Name of the index beside the segments."""
 
-VERSION = 1
+VERSION = 2
 """``PRAGMA user_version`` of the indexes that this Errata reads; another is made again."""
 
 RUN = 8
@@ -71,6 +71,7 @@ CREATE TABLE episodes(
 );
 CREATE INDEX episodes_session ON episodes(session, n);
 CREATE INDEX episodes_principal ON episodes(principal, n);
+CREATE INDEX episodes_origin ON episodes(origin_eid) WHERE origin_eid IS NOT NULL;
 CREATE TABLE totals(
   episode INTEGER PRIMARY KEY, last_t INTEGER NOT NULL, deliveries INTEGER NOT NULL, reward REAL NOT NULL,
   done INTEGER NOT NULL, error_kinds TEXT, payload_bytes INTEGER NOT NULL, request_bytes INTEGER NOT NULL,

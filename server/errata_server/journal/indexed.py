@@ -152,7 +152,7 @@ class IndexedJournal(IndexedReads):
             self._index_soon()
         return body.errors
 
-    def delete_episode(self, eid: str) -> int:
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         self._check_open()
         try:
             self._bring_up()  # most of it while others write
@@ -163,6 +163,8 @@ class IndexedJournal(IndexedReads):
                     return 0
                 deletion = Deletion(eid, row.sid, self.last_id(row.sid), self.last_seq(row.sid))
                 self._catch_up()
+                if unless_forked and self._rows("SELECT 1 FROM episodes WHERE origin_eid = ? LIMIT 1", (eid,)):
+                    return 0  # nothing waits for the index now, nor can it before this returns
                 self._log.append(encode_record(deletion))
                 self._delete(eid, episode.n, self._log.position)
         except StoreFailed as error:

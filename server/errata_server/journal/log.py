@@ -67,10 +67,12 @@ class LogJournal(Tables):
     ) -> None:
         self._writer.submit(records, settled, loop)
 
-    def delete_episode(self, eid: str) -> int:
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         with self._lock:
             if self._closed:
                 raise JournalUnavailable("the journal is closed: the server is shutting down")
+            if unless_forked and self._children[eid]:
+                return 0
             if eid in self._episodes:
                 try:
                     self._log.append(encode_record(self._deletion(eid)))

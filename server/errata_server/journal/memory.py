@@ -49,8 +49,8 @@ class MemoryJournal(Tables):
             self._forget()
         settled(None)
 
-    def delete_episode(self, eid: str) -> int:
-        return self._delete(eid)
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
+        return 0 if unless_forked and self._children[eid] else self._delete(eid)
 
     def _forget(self) -> None:
         for session in list(self._sessions.values()):

@@ -68,7 +68,7 @@ class ReadOnlyJournal(IndexedReads):
     ) -> None:
         raise self._refusal()
 
-    def delete_episode(self, eid: str) -> int:
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         raise self._refusal()
 
     def index_problems(self) -> list[str]:

@@ -58,6 +58,8 @@ class Tables(Journal):
         self._deliveries: dict[str, dict[int, DeliveryRow]] = {}
         self._errors: dict[str, dict[int, list[DeliveryRow]]] = {}
         self._episodes_of: dict[str, list[str]] = {}
+        self._children: Counter[str] = Counter()
+        """Episodes that come from one, by its eid, whether it is there or not."""
         self._replies: dict[str, dict[int, DeliveryRow]] = {}
         self._last_ids: dict[str, int] = {}
         self._rewards: dict[str, dict[str, RewardRow]] = {}
@@ -112,6 +114,8 @@ class Tables(Journal):
                 self._n += 1
                 self._episodes[e.eid] = (self._n, e)
                 self._episodes_of.setdefault(e.sid, []).append(e.eid)
+                if e.origin_eid is not None:
+                    self._children[e.origin_eid] += 1
                 self._bytes += ROW_BYTES
             case RewardRow() as r:
                 if r.eid not in self._episodes:
@@ -286,6 +290,10 @@ class Tables(Journal):
         _, row = self._episodes.pop(eid)
         self._bytes -= ROW_BYTES
         self._episodes_of[row.sid].remove(eid)
+        if row.origin_eid is not None:
+            self._children[row.origin_eid] -= 1
+            if not self._children[row.origin_eid]:
+                del self._children[row.origin_eid]
         if not self._episodes_of[row.sid]:
             del self._episodes_of[row.sid]
         gone = self._deliveries.pop(eid, {})
