@@ -291,7 +291,7 @@ class Hearing:
             self._durable[sid] = (self._at.get(sid, 0), self._seq.get(sid, 0))
 
     def _forked(self, event: Replied) -> None:
-        child = self.world.ledger.sessions[json.loads(event.payload)["sid"]]
+        child = self.world.ledger.forked(event.payload)
         child.opened = True
         if event.request is not None:
             self._durable.setdefault(child.sid, (0, 0))

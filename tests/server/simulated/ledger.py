@@ -126,6 +126,8 @@ class Ledger:
         self.executed: Executed = []
         self.session_of: dict[str, str] = {}
         """Sid by eid, of all episodes that anybody heard of."""
+        self.begun: dict[str, int] = {}
+        """Where an episode's environment is known to have begun, by a reset or a tool that worked: t by eid."""
         self.deleting: Counter[str] = Counter()
         """How often the deletion of an episode was begun: it is there, or not."""
         self.by_hand: set[str] = set()
@@ -141,9 +143,18 @@ class Ledger:
 
     def heard(self, sid: str, id: int, outcome: Outcome, client: str) -> None:
         """Take a reply that a client was given."""
-        if outcome.eid is not None:
+        if outcome.eid is not None and outcome.t is not None:
             self.session_of.setdefault(outcome.eid, sid)
+            if text_of(outcome.payload) is not None:
+                self.begun[outcome.eid] = min(outcome.t, self.begun.get(outcome.eid, outcome.t))
         self.sessions[sid].heard(id, outcome, client)
+
+    def forked(self, payload: bytes) -> Known:
+        """Take the reply to a fork, and return the child."""
+        said = json.loads(payload)
+        if self.begun.get(said["origin"]["eid"], ALL) <= said["origin"]["t"]:
+            self.begun[said["eid"]] = 0
+        return self.sessions[said["sid"]]
 
     def will_delete(self, eids: Iterable[str], *, by_hand: bool) -> None:
         """Take that episodes may be gone from now on."""

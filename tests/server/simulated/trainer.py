@@ -116,9 +116,8 @@ class Trainer(Hearing):
             self._request(session, "step")
 
     def step(self, session: ClientSession) -> None:
-        """Ask for one step, after a reset where there was none yet."""
-        heard = {outcome.type for outcome in self.world.ledger.sessions[session.sid].replies.values()}
-        if session.eid is None or ("mcp" in heard and "observation" not in heard):
+        """Ask for one step, after a reset where the environment may not have begun: a fork may be of a failed tool."""
+        if session.eid not in self.world.ledger.begun:
             self._request(session, "reset")
         self._request(session, "step")
         self._flush()
