@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection
@@ -319,10 +318,7 @@ class Carrier:
         if isinstance(outcome, Exception) or outcome.error is not None:
             return
         self.capabilities = told = Capabilities.model_validate_json(outcome.payload)
-        limits = told.limits
-        self.machine.config = replace(
-            self.machine.config, in_flight_session=limits.in_flight_session, in_flight_socket=limits.in_flight_socket
-        )
+        self.machine.keep_to(told.limits)
 
     def _wait_for_timer(self) -> None:
         due = self.machine.next_timer()

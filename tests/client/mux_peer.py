@@ -242,6 +242,8 @@ class MuxPeer:
                     spoiled = self.garble.pop(0)(frame) if self.garble else frame
                     for _ in range(2 if self.twice else 1):
                         await socket.send(spoiled.decode())
+                if peer.behind and peer.accepts_input:
+                    self._take(self.protocol.drained(peer))
         except ConnectionClosed:
             pass
 

@@ -10,7 +10,7 @@ import pytest
 from mux_peer import MuxPeer, peered, peered_in_a_thread, until
 
 from errata_client import BatchFailed, Connection, EnvPool
-from errata_protocol.errors import ErrataError, InvalidRequest, SessionLost
+from errata_protocol.errors import ErrataError, FrameTooLarge, InvalidRequest, SessionLost
 
 
 @pytest.fixture
@@ -162,3 +162,21 @@ def test_the_blocking_form_has_the_same_methods() -> None:
         assert len(peer._sockets) == 1 and len(pool) == 5 and pool.stats.steps >= 11
         assert pool.clients[0].fork(1).t == 0
         assert pool.session_stats.requests >= 20
+
+
+async def test_large_actions_of_many_environments_share_a_socket(peer: MuxPeer) -> None:
+    async with EnvPool(peer.url, 5) as pool:
+        await pool.reset_batch()
+        results = await pool.step_batch(acts(5, "x" * 6_000_000))
+        assert [len(result.observation["text"]) for result in results] == [6_000_000] * 5
+        assert not pool.session_stats.refused
+
+
+async def test_an_action_over_the_servers_bound_is_told_once_and_leaves_the_session_as_it_was(peer: MuxPeer) -> None:
+    async with EnvPool(peer.url, 2) as pool:
+        await pool.reset_batch()
+        results = await pool.step_batch([{"text": "x" * 17_000_000}, {"text": "a"}], return_exceptions=True)
+        assert isinstance(results[0], FrameTooLarge) and results[1].observation["count"] == 1
+        for _ in range(3):
+            assert all(not isinstance(result, Exception) for result in await pool.step_batch(acts(2)))
+        assert [client.t for client in pool.clients] == [3, 4]

@@ -27,12 +27,15 @@ Decisions where PROTOCOL.md is silent:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from pydantic import ValidationError
 
-from ..errors import InvalidEnvelope, LocalProtocolError, RemoteProtocolError
+from ..capabilities import ServerLimits
+from ..errors import FrameTooLarge, InvalidEnvelope, LocalProtocolError, Overloaded, RemoteProtocolError
 from .client_receiving import Receiving
-from .client_session import ClientConfig, ClientRead, ClientRequest, ClientSession
+from .client_session import ENVELOPE_BYTES, ClientConfig, ClientRead, ClientRequest, ClientSession
 from .effects import ReadKind, RequestKind
 from .envelope import read_server_frame
 from .events import ClientEvent
@@ -100,11 +103,12 @@ class ClientProtocol(Receiving):
 
         Raises:
             InvalidRequest: ``data`` is not JSON, or nests deeper than the wire allows.
+            FrameTooLarge: It is more than the server takes in one message.
             LocalProtocolError: The session is over.
         """
         if session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
-        request = ClientRequest(kind, checked_data(data), condition, deadline_ms)
+        request = ClientRequest(kind, self._checked(data), condition, deadline_ms)
         session.unsent.append(request)
         self._pump(session)
         return request
@@ -129,15 +133,40 @@ class ClientProtocol(Receiving):
         return request
 
     def read(self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}") -> ClientRead:
-        """Queue a read; it is repeated until it is answered. ``capabilities`` and ``close_group`` have no session."""
+        """Queue a read; it is repeated until it is answered. ``capabilities`` and ``close_group`` have no session.
+
+        Raises:
+            InvalidRequest: As for `request`, like the two below.
+            FrameTooLarge: Likewise.
+            LocalProtocolError: Likewise.
+        """
         if session is not None and session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
         self._q += 1
-        read = self.reads[self._q] = ClientRead(self._q, kind, session, checked_data(data))
+        read = self.reads[self._q] = ClientRead(self._q, kind, session, self._checked(data))
         if session is not None:
             session.reads[read.q] = read
         self._send_read(read)
         return read
+
+    def keep_to(self, limits: ServerLimits) -> None:
+        """Keep to the bounds that the server tells in its capabilities."""
+        self.config = replace(
+            self.config,
+            in_flight_session=limits.in_flight_session,
+            in_flight_socket=limits.in_flight_socket,
+            max_frame=limits.max_frame,
+        )
+        self._outbox.under_way_bytes = limits.max_frame
+
+    def _checked(self, data: bytes) -> bytes:
+        size = len(data) + ENVELOPE_BYTES
+        if size > self.config.max_frame:
+            raise FrameTooLarge(
+                f"{len(data)} bytes are more than the server takes in one message, {self.config.max_frame} with the "
+                f"{ENVELOPE_BYTES} of its envelope: send less"
+            )
+        return checked_data(data)
 
     def cancel(self, session: ClientSession, request: ClientRequest) -> bool:
         """Take a request back if it has not started; its outcome comes as for any other.
@@ -182,7 +211,7 @@ class ClientProtocol(Receiving):
     def disconnected(self, now: float) -> None:
         """Give the socket up: what it had still to send is sent anew on the next one."""
         self.online = False
-        self._outbox = Outbox(self.config.max_elements)
+        self._outbox = Outbox(self.config.max_elements, self.config.max_frame)
         self._assembly = Assembly(self.config.max_message)
         self._in_flight = 0
         self._stalled.clear()
@@ -219,7 +248,7 @@ class ClientProtocol(Receiving):
         try:
             for envelope, data in read_server_frame(frame):
                 self._take(envelope, data, now)
-        except (InvalidEnvelope, LocalProtocolError, ValidationError) as error:
+        except (InvalidEnvelope, FrameTooLarge, Overloaded, LocalProtocolError, ValidationError) as error:
             raise RemoteProtocolError(f"the server sent what does not belong here: {error}; connect again") from error
         return self._taken()
 

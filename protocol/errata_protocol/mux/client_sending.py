@@ -35,7 +35,7 @@ class Sending:
         self.reads: dict[int, ClientRead] = {}
         self.online = False
         self.leaving = False
-        self._outbox = Outbox(self.config.max_elements)
+        self._outbox = Outbox(self.config.max_elements, self.config.max_frame)
         self._assembly = Assembly(self.config.max_message)
         self._q = 0
         self._in_flight = 0

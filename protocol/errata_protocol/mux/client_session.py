@@ -10,6 +10,9 @@ from ..errors import ErrataError
 from .effects import ReadKind, RequestKind
 from .state import State
 
+ENVELOPE_BYTES = 1024
+"""What an envelope adds to its ``data`` at most: its sid and the eid of its condition have up to 128 characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
@@ -19,6 +22,7 @@ class ClientConfig:
         in_flight_session: Requests of a session sent and not answered.
         in_flight_socket: Likewise of the socket.
         max_elements: Envelopes in one frame.
+        max_frame: Bytes of one message, and of the messages that are sent in parts at a time.
         max_message: Bytes of messages held that arrive in parts.
         retry_after_s: Wait after a refusal that names none.
         drain_s: How long refusals of what was sent behind a refused request are waited for.
@@ -28,6 +32,7 @@ class ClientConfig:
     in_flight_session: int = 16
     in_flight_socket: int = 1024
     max_elements: int = 256
+    max_frame: int = 16 * 1024 * 1024
     max_message: int = 256 * 1024 * 1024
     retry_after_s: float = 0.5
     drain_s: float = 5.0

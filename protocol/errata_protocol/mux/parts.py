@@ -5,7 +5,9 @@ over `PART_BYTES` leaves as parts, one a frame and session in turn, so a 16 MiB 
 
 Decisions: a piece is text of the envelope, cut between code points every `PIECE_BYTES`, so that with the escapes a JSON
 string needs it stays near `PART_BYTES`. A lost socket loses the pieces it carried, and the message is sent anew. Parts
-of one message arrive in order, and one that does not is the peer's fault.
+of one message arrive in order, and one that does not is the peer's fault. The receiver holds what is unfinished, so a
+sender has messages of `UNDER_WAY_BYTES` under way at a time. What the receiver refuses it refuses once and passes over
+what still comes of it: each piece would be an error for an id that the sender may have given to another request.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from collections import deque
 
 import msgspec
 
-from ..errors import InvalidEnvelope
+from ..errors import FrameTooLarge, InvalidEnvelope, Overloaded
 from .envelope import join_frame
 
 PART_BYTES = 256 * 1024
 """Envelopes over this travel as parts; frames of several envelopes stay below it."""
 PIECE_BYTES = PART_BYTES // 2
+UNDER_WAY_BYTES = 16 * 1024 * 1024
+"""Messages that one side sends in parts at a time, together; one alone may be of any size."""
+MESSAGES_AT_ONCE = 1024
+"""Messages of one socket that may be unfinished, and refused ones whose rest is awaited."""
 
 
 class _Parted:
@@ -70,17 +76,20 @@ class Outbox:
 
     Args:
         max_elements: Envelopes in one frame.
+        under_way_bytes: Messages that are sent in parts at a time, together.
     """
 
-    __slots__ = ("_lanes", "_put", "_small", "_taken", "buffered", "max_elements")
+    __slots__ = ("_lanes", "_put", "_small", "_taken", "_under_way", "buffered", "max_elements", "under_way_bytes")
 
-    def __init__(self, max_elements: int) -> None:
+    def __init__(self, max_elements: int, under_way_bytes: int = UNDER_WAY_BYTES) -> None:
         self.max_elements = max_elements
+        self.under_way_bytes = under_way_bytes
         self.buffered = 0
         """Bytes that were put and not taken."""
         self._small: deque[bytes] = deque()
         self._put = 0  # small messages, ever
         self._taken = 0
+        self._under_way = 0  # bytes of the messages of which a part, but not the last one, was taken
         self._lanes: dict[str, _Lane] = {}
 
     def __bool__(self) -> bool:
@@ -141,13 +150,21 @@ class Outbox:
     def _lane_frames(self) -> list[bytes]:
         """Return one frame of each session that has a large message under way and nothing before it."""
         frames = []
+        full = False
         for sid, lane in [lane for lane in self._lanes.items() if lane[1].behind <= self._taken]:
             head = lane.messages[0]
             if isinstance(head, _Parted):
+                size = len(head.message)
+                if head.next == 1:
+                    full = full or bool(self._under_way and self._under_way + size > self.under_way_bytes)
+                    if full:
+                        continue  # and none behind it passes it
+                    self._under_way += size
                 frames.append(head.take())
                 if head.empty:
                     lane.messages.popleft()
-                    self.buffered -= len(head.message)
+                    self.buffered -= size
+                    self._under_way -= size
             else:
                 frames.append(head)
                 lane.messages.popleft()
@@ -161,15 +178,20 @@ class Assembly:
     """Messages of one socket that arrive in parts.
 
     Args:
-        max_bytes: Text held at a time, over all of them.
+        max_message: Bytes of one message.
+        max_bytes: Bytes held at a time, over all of them.
+        retry_after_s: What a refusal for want of room tells.
     """
 
-    __slots__ = ("_messages", "held", "max_bytes")
+    __slots__ = ("_messages", "_refused", "held", "max_bytes", "max_message", "retry_after_s")
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_message: int, max_bytes: int | None = None, retry_after_s: float = 0.1) -> None:
+        self.max_message = max_message
+        self.max_bytes = max_message if max_bytes is None else max_bytes
+        self.retry_after_s = retry_after_s
         self.held = 0
         self._messages: dict[tuple[object, ...], tuple[int, list[bytes]]] = {}
+        self._refused: dict[tuple[object, ...], None] = {}
 
     def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> bytes | None:
         """Take a part.
@@ -181,15 +203,39 @@ class Assembly:
             text: Its piece.
 
         Returns:
-            The whole envelope once its last part came.
+            The whole envelope once its last part came; None before, and for what is left of a message that was refused.
 
         Raises:
-            InvalidEnvelope: It does not follow on the part before, or too much is held; what was held of the message
-                is dropped.
+            InvalidEnvelope: It does not follow on the part before. In this and the other cases what was held of the
+                message is dropped, and what still comes of it is passed over until its last part, or a first one.
+            FrameTooLarge: The message is larger than any may be.
+            Overloaded: Too much is held; the message can be sent again.
         """
+        if address in self._refused:
+            if n > 1:
+                if n >= of:
+                    del self._refused[address]
+                return None
+            del self._refused[address]
         expected, pieces = self._messages.pop(address, (of, []))
         size = sum(map(len, pieces))
         self.held -= size
+        try:
+            pieces.append(self._checked(expected, pieces, size, n, of, text))
+        except (InvalidEnvelope, FrameTooLarge, Overloaded):
+            if n < of:
+                if len(self._refused) >= MESSAGES_AT_ONCE:
+                    del self._refused[next(iter(self._refused))]
+                self._refused[address] = None
+            raise
+        if n == of:
+            return b"".join(pieces)
+        self.held += size + len(pieces[-1])
+        self._messages[address] = (of, pieces)
+        return None
+
+    def _checked(self, expected: int, pieces: list[bytes], size: int, n: int, of: int, text: str) -> bytes:
+        """Return a part's piece if it can be taken."""
         try:
             piece = text.encode()
         except UnicodeEncodeError as error:
@@ -198,11 +244,12 @@ class Assembly:
             raise InvalidEnvelope(
                 f"part {n} of {of} does not follow part {len(pieces)} of {expected}: send the message again from part 1"
             )
-        if self.held + size + len(piece) > self.max_bytes:
-            raise InvalidEnvelope(f"parts hold more than {self.max_bytes} bytes: send less at a time")
-        pieces.append(piece)
-        if n == of:
-            return b"".join(pieces)
-        self.held += size + len(piece)
-        self._messages[address] = (of, pieces)
-        return None
+        if size + len(piece) > self.max_message:
+            raise FrameTooLarge(f"a message in parts has more than {self.max_message} bytes: send less in one")
+        if self.held + size + len(piece) > self.max_bytes or len(self._messages) >= MESSAGES_AT_ONCE:
+            raise Overloaded(
+                f"parts of {len(self._messages)} messages with {self.held} bytes are held, at most {MESSAGES_AT_ONCE} "
+                f"and {self.max_bytes} may be: send the message again later, with less under way",
+                retry_after=self.retry_after_s,
+            )
+        return piece

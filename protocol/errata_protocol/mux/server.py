@@ -214,7 +214,7 @@ class ServerProtocol:
                     self._message(Message(connection, envelope, data, index), now)
                 case other:
                     self._out.error(connection, UnknownType(f"unknown message type {other[:40]!r}"), sid, id=id, q=q)
-        except InvalidEnvelope as error:
+        except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 
     def _take_whole(self, connection: ServerConnection, whole: bytes, index: int, now: float) -> None:

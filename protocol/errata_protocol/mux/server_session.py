@@ -69,7 +69,7 @@ class ServerConnection:
         self.sessions: dict[str, ServerSession] = {}
         """Sessions that it attached or waits for, by sid."""
         self.outbox = Outbox(config.limits.max_elements)
-        self.assembly = Assembly(config.limits.max_frame)
+        self.assembly = Assembly(config.limits.max_frame, retry_after_s=config.retry_after_s)
         self.in_flight = 0
         self.held_bytes = 0
         """Size of the requests in flight that have their session's turn before them."""

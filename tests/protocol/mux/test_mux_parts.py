@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errata_protocol.errors import InvalidEnvelope
-from errata_protocol.mux import ClientProtocol, Find, Replied, Reply, Run, ServerProtocol, Stored
-from errata_protocol.mux.parts import PART_BYTES, PIECE_BYTES, Assembly, Outbox
+from errata_protocol.capabilities import ServerLimits
+from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, Overloaded
+from errata_protocol.mux import (
+    ClientProtocol,
+    Failed,
+    Find,
+    Replied,
+    Reply,
+    Run,
+    ServerConfig,
+    ServerProtocol,
+    Stored,
+)
+from errata_protocol.mux.parts import MESSAGES_AT_ONCE, PART_BYTES, PIECE_BYTES, Assembly, Outbox
 from errata_protocol.payload import digest
 
 SID, OTHER = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "other0Zq3vK8s0T1u5Wb7Y"
@@ -111,14 +122,64 @@ def test_a_part_that_does_not_follow_drops_its_message(parts: list[tuple[int, in
     assert assembly.add((SID,), 1, 2, "a") is None and assembly.add((SID,), 2, 2, "b") == b"ab"
 
 
-def test_parts_hold_a_bounded_number_of_bytes() -> None:
-    assembly = Assembly(10)
+def test_parts_hold_a_bounded_number_of_bytes_and_messages() -> None:
+    assembly = Assembly(8, 10)
     assembly.add((SID,), 1, 2, "x" * 6)
-    with pytest.raises(InvalidEnvelope, match="10 bytes"):
+    with pytest.raises(Overloaded, match="10 may be") as refused:
         assembly.add((OTHER,), 1, 2, "x" * 6)
-    assert assembly.held == 6
+    assert assembly.held == 6 and refused.value.details["retry_after"] == 0.1
+    with pytest.raises(FrameTooLarge, match="8 bytes"):
+        assembly.add((SID,), 2, 2, "x" * 3)
     with pytest.raises(InvalidEnvelope, match="surrogate"):
-        assembly.add((SID,), 2, 2, "\ud800")
+        assembly.add((SID,), 1, 2, "\ud800")
+    assert assembly.held == 0
+    for n in range(MESSAGES_AT_ONCE):
+        assert assembly.add((OTHER, n), 1, 2, "") is None
+    with pytest.raises(Overloaded, match=f"{MESSAGES_AT_ONCE} messages"):
+        assembly.add((SID, 1), 1, 2, "")
+
+
+def test_a_refused_message_is_refused_once_and_can_be_sent_again() -> None:
+    assembly = Assembly(5)
+    for n in (1, 2):
+        with pytest.raises(FrameTooLarge):
+            for part in range(1, 5):
+                assembly.add((SID, n), part, 9, "xx")
+        assert [assembly.add((SID, n), part, 9, "xx") for part in range(4, 10)] == [None] * 6
+        assert (assembly.held, assembly.add((SID, n), 1, 1, "y")) == (0, b"y")
+    with pytest.raises(FrameTooLarge):
+        assembly.add((SID, 3), 1, 3, "xxxxxx")
+    assert (assembly.add((SID, 3), 1, 2, "a"), assembly.add((SID, 3), 2, 2, "b")) == (
+        None,
+        b"ab",
+    )  # anew, before the rest
+    with pytest.raises(InvalidEnvelope, match="from part 1"):
+        assembly.add((SID, 3), 2, 2, "b")  # the last one: nothing of it is awaited
+    with pytest.raises(InvalidEnvelope, match="from part 1"):
+        assembly.add((SID, 3), 2, 2, "b")
+
+
+def test_what_is_remembered_of_refused_messages_is_bounded() -> None:
+    assembly = Assembly(5)
+    for n in range(2 * MESSAGES_AT_ONCE):
+        with pytest.raises(InvalidEnvelope):
+            assembly.add((SID, n), 2, 3, "x")
+    assert len(assembly._refused) == MESSAGES_AT_ONCE
+
+
+def test_a_sender_has_so_much_under_way_as_its_peer_holds() -> None:
+    size, sids = 3 * PART_BYTES, [f"{n}{SID}" for n in range(9)]
+    outbox, assembly = Outbox(8, 2 * size + 1000), Assembly(size + 1000, 2 * size + 1000)
+    for sid in sids:
+        outbox.put(sid, message(sid, "x" * (size - 100)), id=1)
+    came = []
+    while frames := outbox.take(1):
+        for part in read(frames):
+            whole = assembly.add((part["sid"],), *part["data"].values())  # type: ignore[attr-defined]
+            came += [] if whole is None else [part["sid"]]
+    assert came == sids
+    outbox.put(SID, message(SID, "x" * 9 * size), id=1)  # one alone may be of any size
+    assert len(outbox.take()) > 9 * 3
 
 
 def test_large_actions_and_observations_pass_both_machines() -> None:
@@ -154,3 +215,31 @@ def test_parts_that_make_no_envelope_are_told(inner: bytes) -> None:
     server.receive(connection, json.dumps(part), 0.0)
     (error,) = read(connection.data_to_send())
     assert error["data"]["code"] == "INVALID_ENVELOPE"  # type: ignore[index]
+
+
+def test_a_message_over_the_servers_bound_is_one_error_and_the_next_one_under_its_id_is_its_own() -> None:
+    client, server = ClientProtocol(), ServerProtocol(ServerConfig(ServerLimits(max_frame=3 * PART_BYTES)))
+    connection = server.connect()
+    client.connected(0.0)
+    session = client.open(SID, OTHER)  # and has not learned the server's bounds
+    client.request(session, "step", json.dumps({"text": "x" * 9 * PART_BYTES}).encode())
+    client.request(session, "step", b"{}")
+    events, runs = [], []
+    for now in range(4):
+        effects = [e for frame in client.data_to_send() for e in server.receive(connection, frame, now)]
+        for effect in effects:
+            if isinstance(effect, Find):
+                effects += server.found(effect, Stored(), now)
+            elif isinstance(effect, Run):
+                runs.append(effect)
+                effects += server.completed(effect, Reply("observation", b"{}", "e", 0, digest(b"{}")), now)
+        events += [e for frame in connection.data_to_send() for e in client.receive(frame, now)]
+        client.tick(now)
+    failed, replied = (event for event in events if isinstance(event, Failed | Replied))
+    assert isinstance(failed, Failed) and failed.error.code == "FRAME_TOO_LARGE" and not failed.recorded
+    assert isinstance(replied, Replied) and (replied.id, [run.data for run in runs]) == (1, [b"{}"])
+    client.keep_to(server.config.limits)
+    with pytest.raises(FrameTooLarge, match="send less"):
+        client.request(session, "step", json.dumps({"text": "x" * 3 * PART_BYTES}).encode())
+    with pytest.raises(FrameTooLarge, match="send less"):
+        client.read("mcp", session, json.dumps({"text": "x" * 3 * PART_BYTES}).encode())
