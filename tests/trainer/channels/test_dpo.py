@@ -87,6 +87,43 @@ def test_sums_go_by_action_an_empty_one_included() -> None:
         segment_sums(tokens, torch.tensor([2, 2]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_added_up_and_compared_in_float32(dtype: torch.dtype) -> None:
+    tokens = torch.full((4096,), -1.25, dtype=dtype, requires_grad=True)
+    sums = segment_sums(tokens, torch.tensor([4096]))
+    assert sums.dtype == torch.float32 and sums.item() == -5120.0
+    sums.sum().backward()
+    assert tokens.grad.dtype == dtype and (tokens.grad == 1.0).all()
+    zero, small = torch.zeros(1, dtype=dtype), torch.full((1,), 2.0**-12, dtype=dtype)
+    given = (1.0 + zero, zero, 1.0 - 2 * small.float(), zero)  # a half and a wide one
+    assert dpo_losses(*given).dtype == dpo_loss(zero, zero, zero, small).dtype == torch.float32
+    metrics = dpo_metrics(zero, small, zero, zero, beta_dpo=0.1)
+    assert metrics["margin"].item() == -(2.0**-12) and metrics["loss"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (torch.tensor([3, -1]), "a length is -1"),
+        (torch.tensor([1.0, 1.0]), "counted in integers"),
+        (torch.tensor([True, True]), "counted in integers"),
+        (torch.tensor([[2]]), "one dimension"),
+    ],
+    ids=["negative", "float", "bool", "rank"],
+)
+def test_lengths_that_count_nothing_are_refused(lengths: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        segment_sums(torch.zeros(2), lengths)
+    if lengths.dim() == 1:
+        zero = torch.zeros(2)
+        with pytest.raises(ValueError, match="without tokens" if message.endswith("-1") else message):
+            dpo_loss(zero, zero, zero, zero, loss_type="sigmoid_norm", lengths=(lengths, lengths))
+
+
+def test_no_actions_have_no_sums() -> None:
+    assert segment_sums(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     pi, ref = torch.zeros(2), torch.zeros(2)
     with pytest.raises(ValueError, match=r"four \[P\]"):

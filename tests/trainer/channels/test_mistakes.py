@@ -1,19 +1,34 @@
-"""What a first sketch of channel 2 got wrong, each mistake with the test that shows it made and avoided."""
+"""What a first sketch of channel 2 got wrong, each mistake with the test that shows it made and avoided.
+
+And what callers may give that would be broadcast, or computed, to a number that means nothing.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from three_turns import BODY, HEADER, HINT, RESULTS, TURNS, rollout
+from torch import Tensor
 from toy_models import VOCABULARY, toy
 
 from errata_trainer import SdpoItem
-from errata_trainer.channels.distil import distil
+from errata_trainer.channels.compose import compose
+from errata_trainer.channels.distil import action_logprobs, distil
 from errata_trainer.channels.forward import frozen_states, trained_states
 from errata_trainer.channels.heads import output_head
-from errata_trainer.channels.sdpo import generalized_jsd_loss
+from errata_trainer.channels.sdpo import (
+    Divergence,
+    aggregate,
+    generalized_jsd_loss,
+    importance_weights,
+    log_probabilities,
+    sampled_token_loss,
+    sdpo_loss,
+)
 from errata_trainer.channels.splicing import check_alignment, splice
 
 STUDENT = rollout().prompt_ids + rollout().completion_ids
@@ -102,3 +117,116 @@ def test_8_only_the_turns_tokens_are_ever_as_wide_as_the_vocabulary() -> None:
     teacher = frozen_states(model, [item.teacher_ids], [item.teacher_positions])
     assert len(student) == len(teacher) == len(TURNS[1])
     assert widths == [1, 1]  # a position for each pass, because models make one at least
+
+
+B, T, V = 2, 3, 5
+LOGITS = torch.randn(B, T, V, generator=torch.Generator().manual_seed(0))
+MASK, IDS, OLD = torch.ones(B, T, dtype=torch.bool), torch.zeros(B, T, dtype=torch.int64), torch.zeros(B, T)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"old_logprobs": OLD[..., None]},
+        {"old_logprobs": OLD[:1]},
+        {"old_logprobs": OLD[:, :1]},
+        {"old_logprobs": OLD.flatten()},
+        {"target_ids": IDS[..., None]},
+        {"target_ids": IDS[:, :2]},
+        {"target_ids": IDS.flatten()},
+    ],
+    ids=lambda given: " ".join(f"{name} {list(value.shape)}" for name, value in given.items()),
+)
+def test_ids_and_old_log_probabilities_of_another_shape_are_refused(given: dict[str, Tensor], aggregation: Any) -> None:
+    options = {"target_ids": IDS, "old_logprobs": OLD} | given
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"{name} is .*\[B, T\]"):
+        sdpo_loss(LOGITS, -LOGITS, MASK, is_clip=2.0, aggregation=aggregation, **options)
+    with pytest.raises(ValueError, match=rf"{name} is .*\[B, T\]"):
+        sampled_token_loss(LOGITS, -LOGITS, mask=MASK, is_clip=2.0, aggregation=aggregation, **options)
+
+
+def test_what_is_weighed_and_aggregated_has_the_shape_of_what_weighs() -> None:
+    with pytest.raises(ValueError, match="old_logprobs is"):
+        importance_weights(torch.zeros(3), torch.zeros(3, 1), 2.0)
+    with pytest.raises(ValueError, match="per_token is"):
+        aggregate(torch.zeros(2, 1), MASK)
+    with pytest.raises(ValueError, match="teacher_logits is"):
+        Divergence(top_k=2)(LOGITS, LOGITS[..., :4])  # its likeliest ids exist on both sides
+
+
+HIDDEN, WEIGHT = torch.randn(4, 6), torch.randn(V, 6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"token_weights": torch.ones(4, 1)}, r"token_weights is \[4, 1\]"),
+        ({"token_weights": torch.ones(1)}, r"token_weights is \[1\]"),
+        ({"token_weights": torch.ones(())}, r"token_weights is \[\]"),
+        ({"bias": torch.ones(V, 1)}, r"bias is \[5, 1\]"),
+        ({"bias": torch.ones(1)}, r"bias is \[1\]"),
+        ({"weight": torch.randn(V, 7)}, r"weight is \[5, 7\]"),
+        ({"weight": torch.randn(6)}, r"weight is \[6\]"),
+        ({"student_hidden": torch.randn(4, 1, 6)}, r"student_hidden is \[4, 1, 6\]"),
+        ({"teacher_hidden": torch.randn(4, 1, 6)}, r"teacher_hidden is \[4, 1, 6\]"),
+        ({"teacher_weight": torch.randn(V + 1, 6)}, r"teacher_weight is \[6, 6\]"),
+        ({"teacher_weight": torch.randn(V, 6), "teacher_bias": torch.ones(1)}, r"teacher_bias is \[1\]"),
+        ({"teacher_bias": torch.ones(V)}, "comes with teacher_weight"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_head_or_weights_that_do_not_fit_are_refused(wrong: dict[str, Tensor], message: str) -> None:
+    given: dict[str, Any] = {"student_hidden": HIDDEN, "teacher_hidden": HIDDEN, "weight": WEIGHT} | wrong
+    with pytest.raises(ValueError, match=message):
+        distil(**given)
+    if wrong.keys() <= {"weight", "bias"}:
+        with pytest.raises(ValueError, match=message):
+            action_logprobs(HIDDEN, torch.zeros(4, dtype=torch.int64), given["weight"], given.get("bias"))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_an_option_that_means_nothing_is_refused_wherever_it_is_given(value: float) -> None:
+    for act in (
+        lambda: sampled_token_loss(LOGITS, -LOGITS, IDS, MASK, temperature=value),
+        lambda: log_probabilities(LOGITS, value),
+        lambda: action_logprobs(HIDDEN, torch.zeros(4, dtype=torch.int64), WEIGHT, temperature=value),
+    ):
+        with pytest.raises(ValueError, match="temperature is"):
+            act()
+    with pytest.raises(ValueError, match="is_clip is"):
+        sampled_token_loss(LOGITS, -LOGITS, IDS, MASK, old_logprobs=OLD, is_clip=value)
+    with pytest.raises(ValueError, match="is_clip is"):
+        sdpo_loss(LOGITS, -LOGITS, MASK, target_ids=IDS, old_logprobs=OLD, is_clip=value)
+    with pytest.raises(ValueError, match="averaged_over is"):
+        compose(torch.ones(()), averaged_over=value)  # type: ignore[arg-type]
+    if value != 0.0:  # a channel can be off
+        for name in ("alpha_sdpo", "beta_replay"):
+            with pytest.raises(ValueError, match=f"{name} is"):
+                compose(torch.ones(()), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("b", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("support", ["teacher", "student"])
+@pytest.mark.parametrize("low", [-math.inf, -1e9])
+def test_a_side_to_which_the_likeliest_ids_are_impossible_is_far_away_not_below_nothing(
+    low: float, support: Any, b: float, tail: bool
+) -> None:
+    student = torch.tensor([[[0.0, low, low]]], requires_grad=True)
+    teacher = torch.tensor([[[low, 1.0, 2.0]]])
+    divergence = Divergence(b, 1.0, 10.0, "token", 2, support, tail)
+    value = divergence(student, teacher)
+    assert 0.0 <= value.item() <= 10.0
+    value.sum().backward()
+    assert student.grad.isfinite().all()
+
+
+def test_an_impossible_likeliest_id_is_the_clip_with_top_k_as_without() -> None:
+    student = torch.tensor([[[0.0, -math.inf, -math.inf]]], requires_grad=True)
+    teacher = torch.tensor([[[-math.inf, 1.0, 2.0]]])
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for top_k in (None, 2):
+        loss = generalized_jsd_loss(student, teacher, mask, jsd_beta=0.0, top_k=top_k, clip_mode="token")
+        assert loss.item() == 10.0

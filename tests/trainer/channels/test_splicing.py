@@ -98,3 +98,19 @@ def test_a_turn_of_another_rollout_and_an_empty_one_are_refused() -> None:
     hollow = replace(rollout(), turns=(Turn(0, 0, 0),))
     with pytest.raises(ValueError, match=r"\[0, 0\)"):
         splice(hollow, 0, HINT, header_ids=HEADER)
+
+
+def test_tokens_before_the_first_turn_are_history_too() -> None:
+    """Some trainers give the generation prompt with the completion: what stands there must not fall out of a row."""
+    plain = rollout()
+    lead = len(HEADER)
+    moved = Rollout(
+        BODY,
+        HEADER + plain.completion_ids,
+        (0,) * lead + plain.mask,
+        tuple(Turn(turn.index, turn.start + lead, turn.stop + lead) for turn in plain.turns),
+    )
+    for turn in range(3):
+        assert splice(moved, turn, HINT, header_ids=HEADER) == splice(plain, turn, HINT, header_ids=HEADER)
+    with pytest.raises(ValueError, match="cannot be cut"):
+        splice(moved, 2, HINT, header_ids=HEADER, max_length=len(HINT + HEADER + TURNS[2]) + len(BODY) + 1)

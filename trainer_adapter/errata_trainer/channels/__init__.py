@@ -6,6 +6,7 @@
     sdpo       channel 2, of logits            distil      of hidden states, a chunk at a time
     dpo        channel 3, of log-probabilities pairs       what can train, and a buffer of it on disk
     compose    the sum of the channels         schedules   their weights over the steps
+    arguments  what an option or a tensor has to be
 
 Import a name from its module: `splicing`, `pairs` and `schedules` need no torch.
 """

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .arguments import not_negative, positive
+
 SDPO, DPO = "sdpo_kl", "trace_replay_dpo"
 
 
@@ -52,16 +54,22 @@ def compose(
         grpo: 0-d, the trainer's own, scaled as the trainer wants it.
         sdpo: Channel 2; None where it has nothing to do.
         dpo: Channel 3; None where it has nothing to do.
-        alpha_sdpo: Weight of channel 2; at 0 it is left out, whatever it holds.
+        alpha_sdpo: Weight of channel 2, >= 0; at 0 it is left out, whatever it holds.
         beta_replay: Weight of channel 3, likewise.
-        averaged_over: Of how many losses the trainer takes the mean: ranks, times micro-batches where it divides by
-            them (TRL does not: its GRPO loss is scaled when it is computed).
+        averaged_over: Of how many losses the trainer takes the mean, > 0: ranks, times micro-batches where it divides
+            by them (TRL does not: its GRPO loss is scaled when it is computed).
 
     Returns:
         The loss, 0-d; without channels ``grpo`` itself, the same tensor. And without gradient ``loss/grpo``, and of
         each channel with work ``loss/sdpo_kl`` and ``loss/trace_replay_dpo``, its part of the step's mean before its
         weight (`Term.mean_part`).
+
+    Raises:
+        ValueError: A weight or ``averaged_over`` out of its range.
     """
+    not_negative("alpha_sdpo", alpha_sdpo)
+    not_negative("beta_replay", beta_replay)
+    positive("averaged_over", averaged_over)
     loss, metrics = grpo, {"loss/grpo": grpo.detach()}
     for name, term, weight in ((SDPO, sdpo, alpha_sdpo), (DPO, dpo, beta_replay)):
         if term is None or weight == 0.0:

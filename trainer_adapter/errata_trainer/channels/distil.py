@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import positive, shaped
 from .heads import Transform
 from .sdpo import Divergence, log_probabilities
 
@@ -90,10 +91,23 @@ def distil(
         optimizer step has, and its metrics.
 
     Raises:
-        ValueError: Other than N tokens on both sides.
+        ValueError: Other than N tokens on both sides, or another shape that does not fit; ``teacher_bias`` without
+            ``teacher_weight``.
     """
     if len(student_hidden) != len(teacher_hidden):
         raise ValueError(f"{len(student_hidden)} positions of the student, {len(teacher_hidden)} of the teacher")
+    _check_head("", student_hidden, weight, bias)
+    if teacher_weight is None and teacher_bias is not None:
+        raise ValueError("teacher_bias comes with teacher_weight: without it the teacher is read with weight and bias")
+    _check_head(
+        "teacher_" if teacher_weight is not None else "",
+        teacher_hidden,
+        weight if teacher_weight is None else teacher_weight,
+        bias if teacher_weight is None else teacher_bias,
+        side="teacher_hidden",
+        vocabulary=len(weight),
+    )
+    shaped("token_weights", token_weights, (len(student_hidden),), "[N]")
     compare = Divergence() if divergence is None else divergence
     shape = transform or _as_they_are
     dtype = _compute_dtype(student_hidden, weight)
@@ -137,7 +151,7 @@ def action_logprobs(
         target_ids: ``[N]``.
         weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one.
         bias: ``[V]`` or None.
-        temperature: Divides the logits.
+        temperature: Divides the logits; > 0.
         transform: As in `distil`.
         chunk_elements: As in `distil`.
 
@@ -145,10 +159,12 @@ def action_logprobs(
         ``[N]``, float32 at least; attached, for N = 0 too. `errata_trainer.channels.dpo.segment_sums` adds them up.
 
     Raises:
-        ValueError: Other than N ids.
+        ValueError: Other than N ids, or another shape that does not fit; a temperature out of its range.
     """
+    positive("temperature", temperature)
     if target_ids.shape != hidden.shape[:1]:
         raise ValueError(f"{len(hidden)} positions, {tuple(target_ids.shape)} target ids")
+    _check_head("", hidden, weight, bias, side="hidden")
     shape = transform or _as_they_are
 
     def rows(_measured: bool, logits: Tensor, ids: Tensor) -> tuple[Tensor, None]:
@@ -181,6 +197,24 @@ _MM_WIDENS = torch.version.hip is None and tuple(int(n) for n in torch.__version
 
 # (whether statistics are wanted, logits [C, V], extras [C, ...]) -> values [C], statistics [C, K] or None
 _RowFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def _check_head(
+    prefix: str,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    side: str = "student_hidden",
+    vocabulary: int | None = None,
+) -> None:
+    """Refuse a head that does not fit its hidden states, or makes logits of another vocabulary."""
+    if hidden.dim() != 2:
+        raise ValueError(f"{side} is {list(hidden.shape)}: it has to be [N, H], one row for each token")
+    if weight.dim() != 2:
+        raise ValueError(f"{prefix}weight is {list(weight.shape)}: it has to be [V, H]")
+    shaped(f"{prefix}weight", weight, (len(weight) if vocabulary is None else vocabulary, hidden.shape[1]), "[V, H]")
+    shaped(f"{prefix}bias", bias, (len(weight),), "[V]")
 
 
 def _as_they_are(logits: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ that it works nor that it does not. `dpo_metrics` does.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from .arguments import positive
 
 LossType = Literal["sigmoid", "sigmoid_norm"]
 Lengths = tuple[Tensor, Tensor]
@@ -40,13 +41,14 @@ def dpo_loss(
         beta_dpo: How strongly the reference holds; > 0.
         loss_type: ``sigmoid``, or ``sigmoid_norm``: each log-ratio is divided by its own action's length first, which
             takes away the weight of long actions and wants a larger ``beta_dpo``.
-        lengths: ``([P], [P])`` tokens of the chosen and rejected actions; for ``sigmoid_norm``.
+        lengths: ``([P], [P])`` tokens of the chosen and rejected actions, of an integer dtype; for ``sigmoid_norm``.
 
     Returns:
-        Scalar. Without pairs 0, attached to the graph.
+        Scalar, float32 at least. Without pairs 0, attached to the graph.
 
     Raises:
-        ValueError: Shapes that differ, ``sigmoid_norm`` without lengths, an option out of its range.
+        ValueError: Shapes that differ, ``sigmoid_norm`` without lengths or with some that are no whole numbers from 1,
+            an option out of its range.
     """
     losses = dpo_losses(
         policy_chosen,
@@ -82,7 +84,7 @@ def dpo_losses(
         lengths: As in `dpo_loss`.
 
     Returns:
-        ``[P]``.
+        ``[P]``, float32 at least.
 
     Raises:
         ValueError: As `dpo_loss`.
@@ -122,7 +124,7 @@ def dpo_metrics(
     """
     with torch.no_grad():
         margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
-        chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
+        chosen, rejected = _log_ratio(policy_chosen, ref_chosen), _log_ratio(policy_rejected, ref_rejected)
         if loss_type == "sigmoid_norm" and lengths is not None:
             chosen, rejected = chosen / lengths[0], rejected / lengths[1]
         return {
@@ -143,15 +145,38 @@ def segment_sums(logprobs: Tensor, lengths: Tensor) -> Tensor:
         lengths: ``[A]`` int64, tokens of each action.
 
     Returns:
-        ``[A]``, attached.
+        ``[A]``, attached; added up in float32 at least.
 
     Raises:
-        ValueError: Lengths that do not add up to the tokens there are.
+        ValueError: Lengths that do not add up to the tokens there are, are negative or no integers; other shapes.
     """
-    if int(lengths.sum()) != len(logprobs):
-        raise ValueError(f"lengths add up to {int(lengths.sum())}, there are {len(logprobs)} tokens")
-    action = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    if logprobs.dim() != 1 or lengths.dim() != 1:
+        raise ValueError(f"logprobs are {list(logprobs.shape)}, lengths {list(lengths.shape)}: both have one dimension")
+    _check_integers(lengths)
+    # one message from the device for both numbers; `output_size` saves another
+    total, least = torch.stack((lengths.sum(), lengths.min())).tolist() if len(lengths) else (0, 0)
+    if least < 0:
+        raise ValueError(f"a length is {least}: an action has no fewer than 0 tokens")
+    if total != len(logprobs):
+        raise ValueError(f"lengths add up to {total}, there are {len(logprobs)} tokens")
+    logprobs = _wide(logprobs)
+    numbers = torch.arange(len(lengths), device=lengths.device)
+    action = torch.repeat_interleave(numbers, lengths, output_size=len(logprobs))
     return logprobs.new_zeros(len(lengths)).index_add(0, action, logprobs)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float32 at least: a sum over many tokens, or the difference of two, has no digits left in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _log_ratio(policy: Tensor, reference: Tensor) -> Tensor:
+    return _wide(policy) - _wide(reference.detach())
+
+
+def _check_integers(lengths: Tensor) -> None:
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise ValueError(f"lengths are {lengths.dtype}: tokens are counted in integers")
 
 
 def _margins(
@@ -166,13 +191,13 @@ def _margins(
     sides = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     if len({side.shape for side in sides}) != 1 or policy_chosen.dim() != 1:
         raise ValueError(f"four [P] tensors are needed, these are {', '.join(str(tuple(s.shape)) for s in sides)}")
-    if not 0.0 < beta_dpo < math.inf:
-        raise ValueError(f"beta_dpo is {beta_dpo}: it has to be positive and finite")
-    chosen = policy_chosen - ref_chosen.detach()
-    rejected = policy_rejected - ref_rejected.detach()
+    positive("beta_dpo", beta_dpo)
+    chosen, rejected = _log_ratio(policy_chosen, ref_chosen), _log_ratio(policy_rejected, ref_rejected)
     if loss_type == "sigmoid_norm":
         if lengths is None or lengths[0].shape != chosen.shape or lengths[1].shape != chosen.shape:
             raise ValueError("sigmoid_norm needs lengths: ([P], [P]) tokens of the chosen and the rejected actions")
+        _check_integers(lengths[0])
+        _check_integers(lengths[1])
         if bool((torch.stack(lengths) < 1).any()):
             raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
         chosen, rejected = chosen / lengths[0], rejected / lengths[1]

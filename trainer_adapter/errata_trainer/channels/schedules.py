@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from .arguments import not_negative
+
 Shape = Literal["constant", "linear", "cosine"]
 
 
@@ -33,8 +35,8 @@ class Schedule:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps), ("warmup", self.warmup)):
-            if value is not None and not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} is {value}: it has to be finite and not negative")
+            if value is not None:
+                not_negative(name, value)
         if self.shape not in get_args(Shape):
             raise ValueError(f"shape is {self.shape!r}: one of {', '.join(get_args(Shape))}")
         if self.shape != "constant" and (self.end is None or self.steps < 1):

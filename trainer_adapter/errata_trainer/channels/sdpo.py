@@ -22,6 +22,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from .arguments import positive, shaped, upper_bound
+
 ClipMode = Literal["entry", "token"]
 Support = Literal["teacher", "student"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -44,7 +46,8 @@ class Divergence:
         top_k: Compare the likeliest ``top_k`` ids only; None for the whole vocabulary.
         support: Whose likeliest ids: the ``teacher``'s, as OPSD, or the ``student``'s, as SDPO.
         tail: What stands for the other ids with ``top_k``: True, one more id with the rest of the probability; False,
-            nothing, and both are renormalised. Their values are not comparable with each other nor with the full one.
+            nothing, and both are renormalised, but a side to which all of them are impossible. Their values are not
+            comparable with each other nor with the full one.
 
     Raises:
         ValueError: An option out of its range.
@@ -62,10 +65,8 @@ class Divergence:
         """Check what would otherwise train on nonsense."""
         if not 0.0 <= self.jsd_beta <= 1.0:
             raise ValueError(f"jsd_beta is {self.jsd_beta}: it has to lie in [0, 1]")
-        if not 0.0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}: it has to be positive and finite")
-        if self.token_clip is not None and not self.token_clip > 0.0:
-            raise ValueError(f"token_clip is {self.token_clip}: it has to be positive, or None for no clip")
+        positive("temperature", self.temperature)
+        upper_bound("token_clip", self.token_clip)
         if self.clip_mode not in ("entry", "token"):
             raise ValueError(f"clip_mode is {self.clip_mode!r}: 'entry' or 'token'")
         if self.top_k is not None and self.top_k < 1:
@@ -83,6 +84,9 @@ class Divergence:
         Returns:
             ``[...]`` in nats. An id with logit -inf on both sides counts nothing; on one side only, the divergence may
             be infinite and is then a very large number, without a gradient into that logit, or what the clip leaves.
+
+        Raises:
+            ValueError: Shapes that differ.
         """
         return self._clipped(self._entries(student_logits, teacher_logits)[0])
 
@@ -96,6 +100,9 @@ class Divergence:
         Returns:
             The divergence ``[...]``, and without gradient ``[..., 3]``: the divergence before the clip, the student's
             entropy over the whole vocabulary, both in nats, and 1.0 where the clip took something, else 0.0.
+
+        Raises:
+            ValueError: Shapes that differ.
         """
         entries, student = self._entries(student_logits, teacher_logits)
         divergence = self._clipped(entries)
@@ -115,6 +122,7 @@ class Divergence:
 
     def _entries(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
         """What the sum over the vocabulary, or over what stands for it, is of; and the student's log-probabilities."""
+        shaped("teacher_logits", teacher_logits, tuple(student_logits.shape), "as student_logits")
         student = log_probabilities(student_logits, self.temperature)
         teacher = log_probabilities(teacher_logits.detach(), self.temperature)
         if self.top_k is None:
@@ -132,9 +140,11 @@ class Divergence:
         return entries.sum(-1).clamp(max=self._binding_clip)
 
     def _restricted(self, log_probs: Tensor) -> Tensor:
-        total = log_probs.logsumexp(-1, keepdim=True)
         if not self.tail:
-            return log_probs - total
+            # where all are impossible there is nothing to renormalise: each would get the probability of a likely id
+            possible = log_probs.amax(-1, keepdim=True) > 0.5 * _LOG_ZERO
+            return torch.where(possible, log_probs.log_softmax(-1), log_probs)
+        total = log_probs.logsumexp(-1, keepdim=True)
         # SDPO's bound: at probability 1 the tail would be log 0
         return torch.cat((log_probs, torch.log(-torch.expm1(total.clamp(max=-1e-7)))), -1)
 
@@ -144,11 +154,15 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     Args:
         logits: ``[..., V]``.
-        temperature: Divides them.
+        temperature: Divides them; > 0.
 
     Returns:
         ``[..., V]``; ids at the bound get no gradient.
+
+    Raises:
+        ValueError: A temperature out of its range.
     """
+    positive("temperature", temperature)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature != 1.0:
         logits = logits / temperature
@@ -220,17 +234,20 @@ def sdpo_loss(
         divergence: Default: SDPO's, no clip and the whole vocabulary, at ``jsd_beta`` 0.5.
         target_ids: ``[B, T]`` the sampled ids; only read for the importance weights.
         old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
-        is_clip: Upper bound of the importance weight; None for no weights.
+        is_clip: Upper bound of the importance weight, > 0; None for no weights.
         aggregation: How tokens make a scalar, see `aggregate`.
 
     Returns:
         Scalar. With nothing under the mask 0, attached to the graph.
 
     Raises:
-        ValueError: Shapes that do not fit; ``is_clip`` without ``old_logprobs`` and ``target_ids``.
+        ValueError: Shapes that do not fit; an option out of its range; ``is_clip`` without ``old_logprobs`` and
+            ``target_ids``.
     """
     divergence = Divergence(token_clip=None) if divergence is None else divergence
     mask = _checked_mask(student_logits, teacher_logits, mask)
+    shaped("target_ids", target_ids, tuple(mask.shape), "[B, T]")
+    shaped("old_logprobs", old_logprobs, tuple(mask.shape), "[B, T]")
     student = student_logits[mask]
     per_token = divergence(student, teacher_logits[mask])
     if is_clip is not None:
@@ -262,18 +279,20 @@ def sampled_token_loss(
         teacher_logits: ``[B, T, V]``; no gradient flows into it.
         target_ids: ``[B, T]`` the sampled ids; what stands outside the mask is not read.
         mask: ``[B, T]`` bool.
-        temperature: Divides both logits.
+        temperature: Divides both logits; > 0.
         old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
-        is_clip: Upper bound of the importance weight; None for no weights.
+        is_clip: Upper bound of the importance weight, > 0; None for no weights.
         aggregation: How tokens make a scalar, see `aggregate`.
 
     Returns:
         Scalar. With nothing under the mask 0, attached to the graph.
 
     Raises:
-        ValueError: Shapes that do not fit; ``is_clip`` without ``old_logprobs``.
+        ValueError: Shapes that do not fit; an option out of its range; ``is_clip`` without ``old_logprobs``.
     """
     mask = _checked_mask(student_logits, teacher_logits, mask)
+    shaped("target_ids", target_ids, tuple(mask.shape), "[B, T]")
+    shaped("old_logprobs", old_logprobs, tuple(mask.shape), "[B, T]")
     ids = target_ids[mask]
     student = _chosen(log_probabilities(student_logits[mask], temperature), ids)
     teacher = _chosen(log_probabilities(teacher_logits.detach()[mask], temperature), ids)
@@ -291,11 +310,16 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, is_clip: float) -
     Args:
         logprobs: ``[N]`` under the weights that train.
         old_logprobs: ``[N]`` under those that sampled.
-        is_clip: Upper bound.
+        is_clip: Upper bound, > 0.
 
     Returns:
         ``[N]``. The log-ratio is held in [-20, 20], as SDPO does.
+
+    Raises:
+        ValueError: Shapes that differ; a bound out of its range.
     """
+    upper_bound("is_clip", is_clip)
+    shaped("old_logprobs", old_logprobs, tuple(logprobs.shape), "[N]")
     return (logprobs - old_logprobs).detach().clamp(-20.0, 20.0).exp().clamp(max=is_clip)
 
 
@@ -313,8 +337,9 @@ def aggregate(per_token: Tensor, mask: Tensor, aggregation: Aggregation = "token
         Scalar; 0 if the mask is empty.
 
     Raises:
-        ValueError: An unknown aggregation.
+        ValueError: An unknown aggregation; shapes that differ.
     """
+    shaped("per_token", per_token, tuple(mask.shape), "[B, T]")
     kept = per_token * mask
     lengths = mask.sum(-1)
     sequences = (lengths > 0).sum().clamp(min=1)

@@ -51,7 +51,8 @@ def splice(
 
     Raises:
         DoesNotFit: ``max_length`` is below prompt head, hint, header and turn.
-        ValueError: The turn is not the rollout's, is empty, or its context does not end with ``header_ids``.
+        ValueError: The turn is not the rollout's, is empty, or its context does not end with ``header_ids``; history
+            has to go, and the prompt does not end with ``header_ids``.
     """
     site = rollout.turns[turn] if isinstance(turn, int) else turn
     hint, header = tuple(hint_ids), tuple(header_ids)
@@ -124,14 +125,19 @@ def _history(
     """The context of the turn without its header, no longer than ``room``."""
     prompt, completion = rollout.prompt_ids, rollout.completion_ids
     earlier = sorted(turn.start for turn in rollout.turns if turn.start < site.start)
+    whole = (prompt + completion[: site.start])[: -len(header) or None]
+    if room is None or len(whole) <= room:
+        return whole
+    cannot = f"the rollout's prompt does not end with the generation prompt {header}: it cannot be cut"
+    if min(turn.start for turn in rollout.turns) > 0 and prompt[len(prompt) - len(header) :] != header:
+        raise ValueError(cannot)  # it stands in the completion, before the first turn
     # A turn goes with what answered it, up to the header of the next: that one then stands behind the prompt's header.
     for begin in (*earlier, site.start):
         history = (prompt + completion[begin : site.start])[: -len(header) or None]
-        if room is None or len(history) <= room:
+        if len(history) <= room:
             return history
     if prompt[len(history) :] != header:
-        raise ValueError(f"the rollout's prompt does not end with the generation prompt {header}: it cannot be cut")
-    assert room is not None  # or the first history would have been taken
+        raise ValueError(cannot)
     over = len(history) - room
     head = min(prompt_head, len(history))
     if room < head:

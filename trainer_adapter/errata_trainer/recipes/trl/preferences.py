@@ -69,7 +69,7 @@ class Preferences:
             mine = [(pairs[n].context_ids, pairs[n].rejected_ids) for n in own.places]
             rejected |= dict(zip(own.places, self._summed(model, lambda _: captured.hidden(), mine), strict=True))
         refs = torch.tensor([(p.ref_chosen, p.ref_rejected) for p in pairs], dtype=chosen.dtype, device=chosen.device)
-        lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs]).to(refs)
+        lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs], device=refs.device)
         sides = (chosen, torch.stack([rejected[n] for n in range(len(pairs))]), refs[:, 0], refs[:, 1])
         length_pair = (lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
