@@ -156,3 +156,10 @@ def test_rollouts_are_padded_on_the_right_and_a_lost_one_has_no_reward() -> None
     assert batch["completion_mask"].sum(1).tolist() == [5, 2, 2]
     assert batch["attention_mask"].sum(1).tolist() == [12, 5, 5]
     assert [value != value for value in batch["rewards"].tolist()] == [True, False, True]
+
+
+def test_a_mask_of_another_length_than_its_completion_is_refused() -> None:
+    one, two = rollouts()
+    for mask in (two.mask[:-1], (*two.mask, 1)):
+        with pytest.raises(ValueError, match=rf"rollout 1 has a mask of {len(mask)} for 2 completion ids"):
+            collate_rollouts([one, replace(two, mask=mask)], pad_id=PAD)

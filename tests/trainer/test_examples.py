@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import runpy
+import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def rollout_of(tokenizer: Any, path: str, reward: float) -> Rollout:
 
 
 def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = (EXAMPLES / "own_trainer.py").read_text().splitlines()
     assert len(lines) < 60
@@ -71,7 +72,8 @@ def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
     chosen, rejected = (one.completion_ids[: one.turns[0].stop] for one in (good, bad))
     pair = DpoPair(good.prompt_ids, chosen, rejected)
     write_records(tmp_path / "records.jsonl", [good, bad, pair])
-    main_of("own_trainer.py")(tmp_path / "model", tmp_path / "records.jsonl", steps=6)
+    main = main_of("own_trainer.py")
+    main(tmp_path / "model", tmp_path / "records.jsonl", steps=6)
     told = [
         ast.literal_eval(line.split(" ", 1)[1]) for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()
     ]
@@ -79,6 +81,41 @@ def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
     assert told[0]["loss/trace_replay_dpo"] == pytest.approx(0.69315), "the policy is its own reference at first"
     assert told[0]["loss/sdpo_kl"] > 0.0
     assert told[-1]["loss/trace_replay_dpo"] < 0.69 and told[-1]["loss/grpo"] < told[0]["loss/grpo"]
+
+    write_records(tmp_path / "halved.jsonl", [good, bad, replace(pair, weight=0.5)])
+    splice = main.__globals__["splicing"].splice
+    monkeypatch.setattr(main.__globals__["splicing"], "splice", lambda *one, **more: splice(*one, **more, weight=0.5))
+    main(tmp_path / "model", tmp_path / "halved.jsonl", steps=1)
+    halved = ast.literal_eval(capsys.readouterr().out.split(" ", 1)[1])
+    for part in ("loss/sdpo_kl", "loss/trace_replay_dpo"):
+        assert halved[part] == pytest.approx(told[0][part] / 2, abs=2e-5)
+
+    write_records(tmp_path / "good.jsonl", [good, pair])
+    with pytest.raises(SystemExit, match=r"good\.jsonl: 0 error sites in 1 rollouts, 1 pairs: both are needed"):
+        main(tmp_path / "model", tmp_path / "good.jsonl")
+
+
+def test_a_trainer_of_ones_own_says_how_it_is_called(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, status in ((["--help"], None), (["model"], "MODEL FILE.jsonl")):
+        monkeypatch.setattr(sys, "argv", ["own_trainer.py", *given])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(EXAMPLES / "own_trainer.py"), run_name="__main__")
+        assert left.value.code is None if status is None else status in str(left.value.code)
+    assert "MODEL FILE.jsonl" in capsys.readouterr().out
+
+
+def test_a_trainer_of_ones_own_reads_a_head_with_all_that_a_model_has() -> None:
+    """A tiny model has neither bias nor soft cap, so that no loss would tell."""
+    calls = [
+        node for node in ast.walk(ast.parse((EXAMPLES / "own_trainer.py").read_text())) if isinstance(node, ast.Call)
+    ]
+    reading = [
+        ast.unparse(one) for one in calls if ast.unparse(one.func) in ("distil.distil", "distil.action_logprobs")
+    ]
+    assert len(reading) == 2
+    assert all("head.weight, head.bias, transform=head.transform" in one for one in reading)
 
 
 @pytest.mark.sandbox

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from errata_protocol.markers import ErrorSite
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer import Call, DpoPair, Rollout, SdpoItem, Turn, read_records, write_records
-from errata_trainer.record_files import from_json, to_json
+from errata_trainer.record_files import Record, from_json, to_json
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 TEXT = st.text(max_size=8)
@@ -139,3 +139,101 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"openenv-errata\[parquet\]"):
         write_records(tmp_path / "a.parquet", [])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_number_that_json_has_not_is_text_wherever_a_student_wrote_it(tmp_path: Path, suffix: str) -> None:
+    call = Call("run", {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": (1, 2.5)}, 1)
+    record = Rollout((1,), (2,), (1,), (Turn(0, 0, 1, (call,)),), task={"limit": math.inf})
+    path = tmp_path / f"a{suffix}"
+    write_records(path, [record])
+    (read,) = read_records(path, Rollout)
+    assert read.turns[0].calls[0].arguments == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": [1, 2.5]}
+    assert read.task == {"limit": "Infinity"}
+    if suffix == ".jsonl":
+
+        def refuse(name: str) -> None:
+            raise AssertionError(f"{name} is no JSON")
+
+        json.loads(path.read_text(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [({"a": {1: 2}}, "task.a has the key 1"), ({2: 1}, "task has the key 2"), ({"a": [{3}]}, r"task\.a\[0\] is a set")],
+)
+def test_a_task_that_json_has_not_is_refused_with_its_place(
+    tmp_path: Path, suffix: str, task: dict[Any, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        write_records(tmp_path / f"a{suffix}", [Rollout((1,), (2,), (1,), task=task)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_record_or_no_kind_is_refused_with_the_ones_there_are(tmp_path: Path) -> None:
+    kinds = "Rollout, SdpoItem, DpoPair"
+    for suffix in (".jsonl", ".parquet"):
+        path = tmp_path / f"a{suffix}"
+        with pytest.raises(TypeError, match=rf"{path.name}, record 0: a dict is no record: one of {kinds}"):
+            write_records(path, [{}])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match=f"one of {kinds}"):
+            list(read_records(path, dict))  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        to_json(Rollout((1.7,), (), ()))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/a.parquet: .*record 1 is of dpo_pair"):
+        write_records(tmp_path / "a.parquet", [Rollout((), (), ()), DpoPair((), (), ())])
+
+
+def test_a_mask_of_bools_is_written_as_numbers(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.jsonl", [Rollout((1,), (2,), (True,))])
+    assert list(read_records(tmp_path / "a.jsonl", Rollout)) == [Rollout((1,), (2,), (1,))]
+
+
+TURN = {"index": 0, "start": 0, "stop": 1, "calls": []}
+CALL = {"name": "run", "arguments": {}, "t": 1, "marker": None}
+ROLLOUT, ITEM, PAIR = Rollout((1,), (2,), (1,)), SdpoItem(0, (1, 2), (0,), (0,), (2,)), DpoPair((1,), (2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("record", "wrong"),
+    [
+        (ROLLOUT, {"prompt_ids": "123"}),
+        (ROLLOUT, {"prompt_ids": [1.7]}),
+        (ROLLOUT, {"prompt_ids": [math.inf]}),
+        (ROLLOUT, {"prompt_ids": ["1"]}),
+        (ROLLOUT, {"mask": [True]}),
+        (ROLLOUT, {"mask": None}),
+        (ROLLOUT, {"truncated": "no"}),
+        (ROLLOUT, {"truncated": None}),
+        (ROLLOUT, {"eid": 5}),
+        (ROLLOUT, {"reward": "1.0"}),
+        (ROLLOUT, {"reward": True}),
+        (ROLLOUT, {"reward": 10**400}),
+        (ROLLOUT, {"logprobs": "NaN"}),
+        (ROLLOUT, {"logprobs": [None]}),
+        (ROLLOUT, {"task": [["a", 1]]}),
+        (ROLLOUT, {"turns": {}}),
+        (ROLLOUT, {"turns": [TURN | {"start": "0"}]}),
+        (ROLLOUT, {"turns": [TURN | {"calls": {}}]}),
+        (ROLLOUT, {"turns": [TURN | {"calls": [CALL | {"name": None}]}]}),
+        (ROLLOUT, {"turns": [TURN | {"calls": [CALL | {"arguments": []}]}]}),
+        (ROLLOUT, {"turns": [TURN | {"calls": [CALL | {"t": 1.0}]}]}),
+        (ITEM, {"turn": "0"}),
+        (ITEM, {"weight": None}),
+        (PAIR, {"t": True}),
+        (PAIR, {"votes": {"a": 1}}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
+)
+def test_a_field_of_another_type_is_refused_not_made_to_fit(record: Record, wrong: dict[str, Any]) -> None:
+    assert from_json(to_json(record)) == record
+    with pytest.raises(ValueError, match="cannot be made of this row"):
+        from_json(to_json(record) | wrong)
+
+
+def test_arguments_may_be_nested_as_deep_as_a_students_text_can_be_read(tmp_path: Path) -> None:
+    arguments = json.loads('{"a": ' + "[" * 800 + "]" * 800 + "}")
+    record = Rollout((1,), (2,), (1,), (Turn(0, 0, 1, (Call("run", arguments),)),))
+    write_records(tmp_path / "a.jsonl", [record])
+    assert (tmp_path / "a.jsonl").read_text().count("[[") >= 400

@@ -36,7 +36,15 @@ def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, T
     Returns:
         ``input_ids`` [B, T] int64, prompt and completion; ``attention_mask`` [B, T] int64; ``completion_mask`` [B, T]
         bool, true where the student sampled; ``rewards`` [B] float32, NaN for a rollout without one.
+
+    Raises:
+        ValueError: A mask of another length than its completion.
     """
+    for row, rollout in enumerate(rollouts):
+        if len(rollout.mask) != len(rollout.completion_ids):
+            raise ValueError(
+                f"rollout {row} has a mask of {len(rollout.mask)} for {len(rollout.completion_ids)} completion ids"
+            )
     rows = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
     sampled = [(0,) * len(rollout.prompt_ids) + rollout.mask for rollout in rollouts]
     return {

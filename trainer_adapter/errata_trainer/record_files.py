@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import islice
+from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,22 +27,31 @@ KINDS: dict[str, type[Rollout] | type[SdpoItem] | type[DpoPair]] = {
     "sdpo_item": SdpoItem,
     "dpo_pair": DpoPair,
 }
-_NAMES = {cls: name for name, cls in KINDS.items()}
+_NAMES: dict[type, str] = {cls: name for name, cls in KINDS.items()}
 _INTS = frozenset(
     {"prompt_ids", "completion_ids", "mask", "teacher_ids", "student_positions", "teacher_positions", "target_ids",
      "context_ids", "chosen_ids", "rejected_ids"}
 )  # fmt: skip
 _MAPPINGS = frozenset({"task", "votes"})
 _FLOATS = frozenset({"reward", "weight", "ref_chosen", "ref_rejected"})
+_INDICES = frozenset({"turn", "t", "shared_prefix"})
+_NEVER_NULL = frozenset({"turns", "turn", "shared_prefix", "weight", "truncated"}) | _INTS | _MAPPINGS
+_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+_PLACE = ("index", "start", "stop")
 _ROWS = 1000  # a Parquet row group
 
 
 def to_json(record: Record) -> dict[str, Any]:
     """Return a record as JSON values, with ``schema_version`` and ``record``.
 
-    A float that is not finite is the text ``NaN``, ``Infinity`` or ``-Infinity``, since JSON has none.
+    A float that is not finite is the text ``NaN``, ``Infinity`` or ``-Infinity``, since JSON has none; also within
+    ``task`` and the arguments of a call, where a student may have written one and where a reader leaves the text.
+
+    Raises:
+        TypeError: No `Rollout`, `SdpoItem` or `DpoPair`; ids that are no integers; a value of a mapping that JSON has
+            not, or a key that is no text.
     """
-    row: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "record": _NAMES[type(record)]}
+    row: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "record": _name_of(record)}
     for item in fields(record):
         value = getattr(record, item.name)
         if item.name == "turns":
@@ -50,6 +60,10 @@ def to_json(record: Record) -> dict[str, Any]:
             value = None if value is None else [_number(one) for one in value]
         elif item.name in _FLOATS:
             value = None if value is None else _number(value)
+        elif item.name in _INTS:
+            value = [int(index(one)) for one in value]  # a mask may be of bools, ids of NumPy
+        elif item.name in _MAPPINGS:
+            value = _plain(value, item.name)
         elif isinstance(value, tuple):
             value = list(value)
         row[item.name] = value
@@ -71,7 +85,7 @@ def from_json(row: Mapping[str, Any]) -> Record:
     try:
         given = {item.name: _from_json(item.name, row[item.name]) for item in fields(cls) if item.name in row}
         return cls(**given)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"a {kind} cannot be made of this row: {error}") from error
 
 
@@ -87,16 +101,18 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> in
 
     Raises:
         ValueError: Another suffix, or several kinds of record in a Parquet file.
-        TypeError: A task or an argument that is no JSON value.
+        TypeError: Something else than the three kinds of record; ids that are no integers; a task or an argument that
+            is no JSON value, or has keys that are no texts.
         ModuleNotFoundError: Parquet without pyarrow.
     """
     target = Path(path)
     write = {".jsonl": _write_jsonl, ".parquet": _write_parquet}.get(target.suffix)
     if write is None:
         raise ValueError(f"{target}: records are written to .jsonl or .parquet")
+    checked = _checked(target, records, one_kind=target.suffix == ".parquet")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        count = write(partial, iter(records))
+        count = write(partial, checked)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -111,9 +127,12 @@ def read_records(path: str | os.PathLike[str], kind: type[R]) -> Iterator[R]:
         kind: `Rollout`, `SdpoItem` or `DpoPair`.
 
     Raises:
+        TypeError: Another kind.
         ValueError: Another suffix, or a row that is none; the message says where.
         ModuleNotFoundError: Parquet without pyarrow.
     """
+    if kind not in _NAMES:
+        raise TypeError(f"kind is {kind!r}: one of {_KINDS}")
     source = Path(path)
     read = {".jsonl": _read_jsonl, ".parquet": _read_parquet}.get(source.suffix)
     if read is None:
@@ -127,42 +146,118 @@ def read_records(path: str | os.PathLike[str], kind: type[R]) -> Iterator[R]:
             yield record
 
 
+_KINDS = ", ".join(cls.__name__ for cls in KINDS.values())
+
+
+def _name_of(record: object) -> str:
+    name = _NAMES.get(type(record))
+    if name is None:
+        raise TypeError(f"a {type(record).__name__} is no record: one of {_KINDS}")
+    return name
+
+
+def _checked(target: Path, records: Iterable[Record], *, one_kind: bool) -> Iterator[Record]:
+    """Yield the records as long as the file can hold them."""
+    first = None
+    for number, record in enumerate(records):
+        try:
+            name = _name_of(record)
+        except TypeError as error:
+            raise TypeError(f"{target}, record {number}: {error}") from error
+        first = name if first is None else first
+        if one_kind and name != first:
+            raise ValueError(
+                f"{target}: a Parquet file holds one kind of record, this one began with {first}, "
+                f"record {number} is of {name}: write .jsonl, or a file for each kind"
+            )
+        yield record
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as JSON has it, or TypeError that names where in it JSON ends."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return _number(value)
+    # loops, for a comprehension is a frame more: a student's nesting must not end here before it does in the encoder
+    if isinstance(value, Mapping):
+        table = {}
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}: keys of JSON objects are texts")
+            table[key] = _plain(inner, f"{where}.{key}")
+        return table
+    if isinstance(value, list | tuple):
+        row = []
+        for number, inner in enumerate(value):
+            row.append(_plain(inner, f"{where}[{number}]"))
+        return row
+    raise TypeError(f"{where} is a {type(value).__name__}: JSON has no such value")
+
+
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     calls = [
         {
             "name": call.name,
-            "arguments": call.arguments,
+            "arguments": _plain(call.arguments, f"turns[{turn.index}].calls[{number}].arguments"),
             "t": call.t,
             "marker": None if call.marker is None else call.marker.model_dump(exclude_none=True),
         }
-        for call in turn.calls
+        for number, call in enumerate(turn.calls)
     ]
     return {"index": turn.index, "start": turn.start, "stop": turn.stop, "calls": calls}
 
 
-def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
+def _turn_from_json(turn: Any) -> Turn:
+    turn = _of_type(turn, dict, "a turn", "an object")
     calls = tuple(
         Call(
-            call["name"],
-            dict(call["arguments"]),
-            call.get("t"),
+            _of_type(call["name"], str, "a call's name", "a text"),
+            _of_type(call["arguments"], dict, "a call's arguments", "an object"),
+            None if call.get("t") is None else _of_type(call["t"], int, "a call's t", "an integer or null"),
             None if call.get("marker") is None else ErrorMarker.model_validate(call["marker"]),
         )
-        for call in turn["calls"]
+        for call in _of_type(turn["calls"], list, "calls", "a list")
     )
-    return Turn(turn["index"], turn["start"], turn["stop"], calls)
+    at, start, stop = (_of_type(turn[name], int, f"a turn's {name}", "an integer") for name in _PLACE)
+    return Turn(at, start, stop, calls)
 
 
 def _from_json(name: str, value: Any) -> Any:
+    """Return a field as its record has it; TypeError for one of another type, which would be read as another value."""
+    if value is None and name not in _NEVER_NULL:
+        return None
     if name == "turns":
-        return tuple(_turn_from_json(turn) for turn in value)
+        return tuple(_turn_from_json(turn) for turn in _of_type(value, list, name, "a list"))
     if name in _INTS:
-        return tuple(map(int, value))
+        if not set(map(type, _of_type(value, list, name, "a list of integers"))) <= {int}:
+            raise TypeError(f"{name} holds something else than integers")
+        return tuple(value)
     if name == "logprobs":
-        return None if value is None else tuple(float(one) for one in value)
+        return tuple(_float(one, name) for one in _of_type(value, list, name, "a list of numbers or null"))
     if name in _FLOATS:
-        return None if value is None else float(value)
-    return dict(value) if name in _MAPPINGS else value
+        return _float(value, name)
+    if name in _INDICES:
+        return _of_type(value, int, name, "an integer")
+    if name == "truncated":
+        return _of_type(value, bool, name, "true or false")
+    if name == "votes":
+        for vote in _of_type(value, dict, name, "an object").values():
+            if vote is not None:
+                _of_type(vote, str, "a vote", "a text or null")
+    return _of_type(value, dict, name, "an object") if name in _MAPPINGS else _of_type(value, str, name, "a text")
+
+
+def _of_type(value: Any, kind: type, name: str, meaning: str) -> Any:
+    if type(value) is not kind:  # true is an int to Python
+        raise TypeError(f"{name} is {value!r:.80}: it has to be {meaning}")
+    return value
+
+
+def _float(value: Any, name: str) -> float:
+    if type(value) not in (int, float) and not (type(value) is str and value in _NOT_FINITE):
+        raise TypeError(f"{name} is {value!r:.80}: it has to be a number, or one of {', '.join(sorted(_NOT_FINITE))}")
+    return float(value)
 
 
 def _number(value: float) -> float | str:
@@ -175,7 +270,7 @@ def _write_jsonl(path: Path, records: Iterator[Record]) -> int:
     count = 0
     with path.open("w", encoding="ascii", newline="\n") as file:
         for record in records:
-            file.write(json.dumps(to_json(record), separators=(",", ":")) + "\n")
+            file.write(json.dumps(to_json(record), allow_nan=False, separators=(",", ":")) + "\n")
             count += 1
         file.flush()
         os.fsync(file.fileno())
@@ -231,8 +326,6 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> int:
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         rest: Iterator[Record] = iter(()) if first is None else _chain(first, records)
         while batch := list(islice(rest, _ROWS)):
-            if any(type(record) is not cls for record in batch):
-                raise ValueError(f"{path}: a Parquet file holds one kind of record, this one began with {_NAMES[cls]}")
             writer.write_table(pa.Table.from_pylist([_parquet_row(record) for record in batch], schema=schema))
             count += len(batch)
     return count
@@ -246,14 +339,14 @@ def _chain(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
 def _parquet_row(record: Record) -> dict[str, Any]:
     row = to_json(record)
     for name in _MAPPINGS & row.keys():
-        row[name] = json.dumps(row[name])
+        row[name] = json.dumps(row[name], allow_nan=False)
     for name in _FLOATS & row.keys():
         row[name] = getattr(record, name)
     if isinstance(record, Rollout):
         row["logprobs"] = record.logprobs
         for turn, plain in zip(record.turns, row["turns"], strict=True):
             failed = turn.failed
-            plain["calls"] = json.dumps(plain["calls"])
+            plain["calls"] = json.dumps(plain["calls"], allow_nan=False)
             plain["error_kind"] = failed.marker.error_kind if failed is not None and failed.marker is not None else None
     return row
 

@@ -16,7 +16,7 @@ from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorKind
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer import build_rollout
 from errata_trainer.hints import FailedTurn, Hinter, HintPack, TemplateHinter, approximate_tokens, leaks, neutral
-from errata_trainer.hints.lint import lint
+from errata_trainer.hints.lint import lint, main
 
 DATA = Path(__file__).parents[2] / "protocol" / "data"
 PACK = HintPack.load(installed=False)
@@ -227,3 +227,23 @@ def test_the_example_of_the_documentation_holds() -> None:
     text = (Path(__file__).parents[3] / "docs" / "hints.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(block, "docs/hints.md", "exec"), {})
+
+
+def test_the_linter_says_which_directory_or_file_it_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.toml").write_text("no")
+    (tmp_path / "graders").mkdir()
+    (tmp_path / "graders" / "a.toml").write_text('["fs.missing"]\ntexts = ["Read the hidden tests."]')
+    for name, status, told in (
+        ("missing", 2, "missing: there is no such directory"),
+        ("broken/a.toml", 2, "a.toml: there is no such directory"),
+        ("broken", 2, "a.toml: "),
+        ("graders", 1, "knows nothing of grading"),
+    ):
+        monkeypatch.setattr("sys.argv", ["lint", str(tmp_path / name)])
+        assert main() == status
+        assert told in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["lint"])
+    assert main() == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errata_trainer.teachers import Action, KeyedAction, Pair, vote
+from errata_trainer.teachers import Action, ActionKeys, KeyedAction, Pair, ToolCall, vote
 
 TABLE = json.loads((Path(__file__).parents[2] / "golden" / "teachers" / "teacher_vote.json").read_text())["rows"]
 ACTIONS = st.lists(st.sampled_from(["A", "B", "C", "Y", None]), max_size=7)
@@ -76,3 +76,18 @@ def test_actions_are_equal_by_their_keys_and_pairs_hold_their_raw_forms() -> Non
 def test_an_option_without_meaning_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         vote(["A", "A"], "Y", **options)
+
+
+def test_actions_without_a_hash_are_refused_with_what_makes_one() -> None:
+    raw = Action((ToolCall("run", {"command": "ls"}),))
+    for teachers, student in (([raw, raw], "Y"), (["A", "A"], raw), ([{"a": 1}, "A"], "Y")):
+        with pytest.raises(TypeError, match=r"ActionKeys\(tools\)\.keyed"):
+            vote(teachers, student)
+    keys = ActionKeys()
+    keyed = keys.keyed(raw)
+    assert vote([keyed, keyed], keys.keyed(Action(text="no"))).decision == "pair"
+
+
+def test_one_text_is_no_sequence_of_actions() -> None:
+    with pytest.raises(TypeError, match="one text"):
+        vote("AAB", "Y")

@@ -5,6 +5,7 @@ python -m errata_trainer.hints.lint [DIRECTORY ...]
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -65,9 +66,23 @@ def _of_text(text: str, before: tuple[str, ...], count: Count) -> list[str]:
 
 
 def main() -> int:
-    """Lint the installed pack with the directories named on the command line; the exit status is 1 for problems."""
-    pack = HintPack.load(*map(Path, sys.argv[1:]))
-    problems = lint(pack)
+    """Lint the installed pack with the directories named on the command line.
+
+    Returns:
+        The exit status: 1 for problems, 2 for a directory or a file that cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="python -m errata_trainer.hints.lint", description="Check hint templates.")
+    parser.add_argument("directories", nargs="*", type=Path, metavar="DIRECTORY", help="goes before the ones before it")
+    directories = parser.parse_args().directories
+    for directory in directories:
+        if not directory.is_dir():
+            print(f"{directory}: there is no such directory", file=sys.stderr)
+            return 2
+    try:
+        problems = lint(HintPack.load(*directories))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

@@ -60,6 +60,7 @@ class HintPack:
 
         Raises:
             ValueError: A file is not of the form above; the message names it.
+            OSError: A directory is not there or cannot be read.
         """
         found: list[Traversable] = [files(__package__) / "templates"]
         if installed:

@@ -80,7 +80,10 @@ def vote(
 
     Raises:
         ValueError: An option has no meaning.
+        TypeError: Actions that cannot be compared by a hash, such as `Action`: `ActionKeys.keyed` makes them so. One
+            text in place of a sequence of actions.
     """
+    _check_actions(teacher_actions, student_action)
     if families is not None:
         teacher_actions = _by_family(teacher_actions, families)
     if tie_break not in get_args(TieBreak):
@@ -109,6 +112,18 @@ def vote(
     chosen = leaders[:1] if tie_break == "first" else leaders
     pairs = tuple(Pair(leader, student_action, 1 / len(chosen), top) for leader in chosen)
     return Vote(pairs, "tie_broken", n_valid, top)
+
+
+def _check_actions(teacher_actions: Sequence[object], student_action: object) -> None:
+    if isinstance(teacher_actions, str | bytes):
+        raise TypeError("teacher_actions is one text: give a list with an action of each teacher")
+    for action in (*teacher_actions, student_action):
+        try:
+            hash(action)
+        except TypeError as error:
+            raise TypeError(
+                f"an action, a {type(action).__name__}, has no hash: vote on keys, `ActionKeys(tools).keyed(action)`"
+            ) from error
 
 
 def _by_family(actions: Sequence[ActionT | None], families: Sequence[Hashable]) -> list[ActionT | None]:
