@@ -92,7 +92,7 @@ class DeliveryLog:
 
         Raises:
             InvalidRequest: ``t`` is not an integer.
-            NoReset: No episode is running, or it began with a tool call and t=0 has no payload.
+            NoReset: No episode is running, or it began without a reset and t=0 has no payload.
             UnknownEpisode: The episode was not received by this client, or is no longer kept.
             StateOutOfRange: The episode has no delivery ``t``.
         """
@@ -108,5 +108,5 @@ class DeliveryLog:
         if t in kept:
             return kept[t]
         if t == 0 and kept:
-            raise NoReset(f"episode {eid} began with a tool call: it has no reset payload, ask for t >= 1")
+            raise NoReset(f"episode {eid} began without a reset: it has no reset payload, ask for t >= 1")
         raise StateOutOfRange(eid, t, max(kept, default=-1) + 1)

@@ -138,7 +138,9 @@ class EpisodeCheck:
             return
         eid, t = record.eid, record.t
         last = self._last.get(eid)
-        if last is None and t != 0 and not (t == 1 and record.kind == "mcp"):
+        # A step or a tools/call before any reset begins an episode too, at t=1; a fork has the t=0 of its origin.
+        without_reset = t == 1 and record.kind != "reset" and self._episodes[eid].origin is None
+        if last is None and t != 0 and not without_reset:
             self.wrong(f"it begins with t={t}", eid, t)
         elif last is not None and t != last + 1:
             self.wrong(f"t={t} follows t={last}", eid, t)

@@ -101,7 +101,7 @@ class Archive:
         Raises:
             UnknownEpisode: The episode is in none of the files.
             StateOutOfRange: It has no delivery t.
-            NoReset: It began with a tools/call.
+            NoReset: It began without a reset.
             JournalUnavailable: The file was changed.
         """
         file, episode = self._episode(eid)

@@ -89,7 +89,7 @@ async def contents(runtime: Runtime, record: EpisodeRecord) -> AsyncIterator[Lin
             for error in rows[1:]:
                 if error.status != "ok":  # nor the reply to a fork or a close
                     yield _failure(error, t)
-        elif t > 0:  # an episode that began with a tools/call has no t=0
+        elif t > 0:  # an episode that began without a reset has no t=0
             raise JournalUnavailable(f"t={t} of episode {eid} is not in the journal: it was deleted, or is damaged")
         t += 1
     for reward in (await runtime.read(journal.rewards, eid))[: record.rewards]:

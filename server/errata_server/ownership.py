@@ -35,5 +35,5 @@ async def absence(runtime: Runtime, eid: str, t: int) -> CallerError:
 def absent(eid: str, t: int, last_t: int | None) -> CallerError:
     """Return what to tell of an episode that has no delivery ``t``; ``last_t`` is its newest, None without any."""
     if t == 0 and last_t is not None:
-        return NoReset(f"episode {eid} began with a tools/call and has no reset payload: ask for t >= 1", eid=eid)
+        return NoReset(f"episode {eid} began without a reset and has no reset payload: ask for t >= 1", eid=eid)
     return StateOutOfRange(eid, t, last_t + 1 if last_t is not None else 0)

@@ -150,7 +150,7 @@ class Reexecution:
         for t in range(stretch.t + 1):
             rows = await self._runtime.read(self._runtime.journal.recorded, stretch.eid, t)
             if not rows and t == 0 and stretch.t > 0:
-                continue  # the episode began with a tools/call
+                continue  # the episode began without a reset
             if not rows:
                 raise NotRepeatable(f"delivery t={t} of episode {stretch.eid} was deleted")
             delivery, *errors = rows

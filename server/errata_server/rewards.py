@@ -93,7 +93,7 @@ class Rewards:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
             StateOutOfRange: The episode has no delivery of that t; nothing was written.
-            NoReset: The same for the t=0 of an episode that began with a tools/call.
+            NoReset: The same for the t=0 of an episode that began without a reset.
             Conflict: A reward_id of the episode stands for another reward; nothing was written.
             InvalidRequest: A post claims to be the environment's own.
             JournalUnavailable: Nothing can be made durable now.

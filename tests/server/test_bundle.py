@@ -17,9 +17,17 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from errata_client import ErrataClient
-from errata_protocol.bundle import BundleEnd, DeliveryRecord, FailureRecord, parse_line, read_bundle, request_fields
-from errata_protocol.bundle_check import Verification, verify_bundle
-from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.bundle import (
+    BundleEnd,
+    DeliveryRecord,
+    EpisodeRecord,
+    FailureRecord,
+    parse_line,
+    read_bundle,
+    request_fields,
+)
+from errata_protocol.bundle_check import EpisodeCheck, Verification, verify_bundle
+from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NoReset, UnknownEpisode
 from errata_server import cli
 from errata_server.app import create_fastapi_app
 from errata_server.archive import Archive, archive_app
@@ -262,6 +270,39 @@ async def test_an_episode_that_began_with_a_tools_call_has_no_t_0() -> None:
     lines = [line async for line in bundle(runtime, ["e", "e"], None)]
     found = verify_bundle(iter(lines))
     assert found == Verification(episodes=1, deliveries=2)
+
+
+@pytest.mark.parametrize("mux", [True, False])
+def test_an_episode_that_began_with_a_step_verifies_and_is_exported(tmp_path: Path, mux: bool) -> None:
+    data, file = tmp_path / "data", tmp_path / "b.jsonl"
+    with ServerProcess(COUNT, data) as server, ErrataClient(server.url, mux=mux).sync() as client:
+        client.step({"n": 2})
+        client.step({"n": 3})
+        eid = str(client.eid)
+        with pytest.raises(NoReset, match="began without a reset"):
+            client.state_at(0)
+        child = client.fork(2)
+        child.step({"n": 1})
+        assert [state.t for state in child.history()] == [1, 0, 1]
+        assert run("journal", "verify", "--data-dir", str(data))["problems"] == []
+        told = run("episode", "export", eid, str(child.eid), "-o", str(file), "--data-dir", str(data))
+        assert (told["episodes"], told["deliveries"]) == (2, 4) and run("episode", "verify", str(file))["ok"]
+    with TestClient(archive_app(Archive([file]), Settings())) as offline:
+        answer = offline.get(f"/episodes/{eid}/states/0").json()
+        assert answer["code"] == "NO_RESET" and "began without a reset" in answer["message"]
+
+
+def test_a_fork_and_a_reset_begin_with_t_0(exported: tuple[Path, str, str]) -> None:
+    file, eid, child = exported
+    records = [record for _, _, record in read_bundle(file.open("rb"))]
+    described = {record.eid: record for record in records if isinstance(record, EpisodeRecord)}
+    first = {record.eid: record for record in reversed(records) if isinstance(record, DeliveryRecord) and record.t == 0}
+    step = next(record for record in records if isinstance(record, DeliveryRecord) and record.kind == "step")
+    for begun, record in ((eid, first[eid].model_copy(update={"t": 1})), (child, step.model_copy(update={"t": 1}))):
+        check = EpisodeCheck()
+        check.take(described[begun])
+        check.take(record.model_copy(update={"eid": begun}))
+        assert "it begins with t=1" in [problem.what for problem in check.done().problems]
 
 
 def test_an_archive_answers_as_the_live_server_did(exported: tuple[Path, str, str], tmp_path: Path) -> None:
