@@ -8,6 +8,7 @@ Whether it goes over a multiplexed socket or a plain one is decided at its first
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -87,6 +88,9 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
             base_url = connection.base_url
         if session_id is not None and (mux or connection is not None):
             raise InvalidRequest("session_id names a plain session: a multiplexed one is continued by its ticket")
+        for name, seconds in (("connect_timeout_s", connect_timeout_s), ("message_timeout_s", message_timeout_s)):
+            if math.isnan(seconds):
+                raise ValueError(f"{name} is not a number: give seconds")
         if connection is not None and mux is False:
             raise InvalidRequest("connection= is a multiplexed one: leave mux=False out")
         super().__init__(

@@ -9,7 +9,7 @@ from typing import Any, Generic
 from openenv.core.env_client import _is_localhost_ws_url
 from websockets.exceptions import ConnectionClosed
 
-from errata_protocol.errors import InvalidRequest, SessionLost
+from errata_protocol.errors import InvalidRequest, LocalProtocolError, SessionLost
 from errata_protocol.payload import digest
 from errata_protocol.replay import Kind, StateAt
 
@@ -93,6 +93,13 @@ class PlainSession(SocketClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]
         kind = delivery_kind(message)
         if not self.is_open:
             if self._session_id is None and self._log.eid is not None and kind != "reset":
+                if self._closed:
+                    raise LocalProtocolError(
+                        f"this client was closed at t={self._log.t} of episode {self._log.eid}, no {message['type']} "
+                        "was sent: reset() opens another session",
+                        eid=self._log.eid,
+                        t=self._log.t,
+                    )
                 raise SessionLost(
                     f"the socket of this session was lost at t={self._log.t} of episode {self._log.eid}, and a session "
                     "that was never given out ends with its socket: reset, or fork the episode from there",

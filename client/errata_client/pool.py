@@ -7,11 +7,12 @@ step. On a server without the multiplexed protocol the same calls go over a plai
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.errors import InvalidRequest, LocalProtocolError, ServiceError
 from errata_protocol.replay import Kind
 
 from .batch import Batch, Result
@@ -90,6 +91,7 @@ class EnvPool:
             raise InvalidRequest(f"a pool of {n} environments: give at least 1")
         self.clients = [client_cls(base_url, connection=connection, **kwargs) for _ in range(n)]
         self.stats = PoolStats()
+        self._closed = False
 
     def __len__(self) -> int:
         """How many environments."""
@@ -101,12 +103,13 @@ class EnvPool:
         return sum((client.stats for client in self.clients), SessionStats())
 
     async def connect(self) -> Self:
-        """Open all sessions.
+        """Open all sessions; of a pool that was closed, new ones.
 
         Raises:
             ConnectionError: The server cannot be reached.
             ErrataError: It refused one of them, e.g. CAPACITY_REACHED; the others were closed again.
         """
+        self._closed = False
         try:
             opened = await asyncio.gather(*(client._connect_async() for client in self.clients), return_exceptions=True)
             for outcome in opened:
@@ -118,7 +121,8 @@ class EnvPool:
         return self
 
     async def aclose(self) -> None:
-        """Close all clients: their sessions end, but for durable ones and those with tickets."""
+        """Close all clients: their sessions end, but for durable ones and those with tickets. No batch after it."""
+        self._closed = True
         await asyncio.gather(*(client._close_async() for client in self.clients), return_exceptions=True)
 
     async def __aenter__(self) -> Self:
@@ -154,6 +158,8 @@ class EnvPool:
         Raises:
             BatchFailed: Some failed and ``return_exceptions`` is False. All others have their results by then.
             InvalidRequest: ``kwargs`` or ``indices`` fit no environments.
+            LocalProtocolError: The pool is closed.
+            ValueError: ``timeout_s`` is not a number.
         """
         places = self._places(indices)
         if kwargs is None or isinstance(kwargs, Mapping):
@@ -198,10 +204,14 @@ class EnvPool:
 
         Yields:
             (index, `StepResult` or exception), first come first.
+
+        Raises:
+            As `reset_batch`, before the first.
         """
         places, given = self._given(actions, indices)
+        waits_s = self._timeout(timeout_s)
         batch = self._batch("step", places, given)
-        until = asyncio.get_running_loop().time() + self._timeout(timeout_s)
+        until = asyncio.get_running_loop().time() + waits_s
         try:
             while (place := await batch.next(until)) is not None:
                 yield places[place], batch.results[place]
@@ -211,12 +221,16 @@ class EnvPool:
     async def _all(
         self, kind: Kind, places: Sequence[int], given: Sequence[Any], return_exceptions: bool, timeout_s: float | None
     ) -> list[Result]:
-        results = await self._batch(kind, places, given).all(self._timeout(timeout_s))
+        waits_s = self._timeout(timeout_s)
+        results = await self._batch(kind, places, given).all(waits_s)
         if not return_exceptions and any(isinstance(result, BaseException) for result in results):
             raise BatchFailed(results)
         return results
 
     def _batch(self, kind: Kind, places: Sequence[int], given: Sequence[Any]) -> Batch:
+        if self._closed:
+            # Each client would open a session of its own for a reset, and nobody would close it.
+            raise LocalProtocolError(f"the pool is closed, no {kind} was sent: connect() opens other sessions")
         if len(given) != len(places):
             raise InvalidRequest(f"{len(given)} entries for {len(places)} environments: give one for each")
         self.stats.in_flight += len(places)
@@ -236,6 +250,8 @@ class EnvPool:
 
     def _timeout(self, timeout_s: float | None) -> float:
         default: float = self.clients[0]._message_timeout
+        if timeout_s is not None and math.isnan(timeout_s):
+            raise ValueError("timeout_s is not a number: give seconds, or None for message_timeout_s")
         return default if timeout_s is None else timeout_s
 
     def _places(self, indices: Sequence[int] | None) -> Sequence[int]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mux_peer import MuxPeer, peered, peered_in_a_thread, until
 
-from errata_client import BatchFailed, Connection, EnvPool
-from errata_protocol.errors import ErrataError, FrameTooLarge, InvalidRequest, SessionLost
+from errata_client import BatchFailed, Connection, EnvPool, ErrataClient
+from errata_protocol.errors import ErrataError, FrameTooLarge, InvalidRequest, LocalProtocolError, SessionLost
 
 
 @pytest.fixture
@@ -180,3 +180,48 @@ async def test_an_action_over_the_servers_bound_is_told_once_and_leaves_the_sess
         for _ in range(3):
             assert all(not isinstance(result, Exception) for result in await pool.step_batch(acts(2)))
         assert [client.t for client in pool.clients] == [3, 4]
+
+
+async def test_a_closed_pool_refuses_batches_and_opens_no_session(peer: MuxPeer) -> None:
+    async with EnvPool(peer.url, 2) as pool:
+        await pool.reset_batch()
+    for batch in (pool.step_batch(acts(2)), pool.reset_batch(), pool.reset_batch(return_exceptions=True)):
+        with pytest.raises(LocalProtocolError, match="the pool is closed"):
+            await batch
+    with pytest.raises(LocalProtocolError, match="the pool is closed"):
+        async for _ in pool.as_completed(acts(2)):
+            pass
+    assert len(peer.rows) == 2 and pool.stats.in_flight == 0
+    async with pool:
+        assert [result.observation["count"] for result in await pool.reset_batch()] == [0, 0]
+    assert len(peer.rows) == 4 and {row.status for row in peer.rows.values()} == {"closed"}
+
+
+async def test_a_closed_client_says_so_and_a_reset_opens_another_session(peer: MuxPeer) -> None:
+    client = ErrataClient(peer.url)
+    await client.reset()
+    await client.step({"text": "a"})
+    await client.close()
+    for _ in range(2):
+        with pytest.raises(LocalProtocolError, match=r"this client was closed at t=1 of .* reset\(\) opens another"):
+            await client.step({"text": "b"})
+    assert (await client.reset()).observation["count"] == 0
+    assert (await client.step({"text": "b"})).observation["count"] == 1
+    await client.close()
+    assert [row.status for row in peer.rows.values()] == ["closed"] * 2
+
+
+async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent(peer: MuxPeer) -> None:
+    nan = float("nan")
+    async with EnvPool(peer.url, 2) as pool:
+        await pool.reset_batch()
+        for batch in (pool.step_batch(acts(2), timeout_s=nan), pool.reset_batch(timeout_s=nan)):
+            with pytest.raises(ValueError, match="timeout_s is not a number"):
+                await batch
+        with pytest.raises(ValueError, match="timeout_s is not a number"):
+            async for _ in pool.as_completed(acts(2), timeout_s=nan):
+                pass
+        assert pool.stats.in_flight == 0 and {client.t for client in pool.clients} == {0}
+    for name in ("message_timeout_s", "connect_timeout_s"):
+        with pytest.raises(ValueError, match=f"{name} is not a number"):
+            ErrataClient(peer.url, **{name: nan})
