@@ -12,8 +12,10 @@ from pydantic_core import to_json
 
 from errata_protocol.errors import (
     CODES,
+    Conflict,
     EnvironmentFailed,
     ErrataError,
+    InvalidRequest,
     JournalUnavailable,
     SessionClosed,
     SessionLost,
@@ -199,7 +201,17 @@ class Answers:
         told = {"sid": fork.sid, "eid": child.eid, "t": 0, "origin": {"eid": eid, "t": fork.t}}
         row = self._row(session, run, msgspec.json.encode(told))
         async with session.turn:
-            await self._shell.runtime.journal.commit(*child.records, row)
+            try:
+                await self._shell.runtime.journal.commit(*child.records, row)
+            except Conflict as error:
+                if await self._shell.runtime.read(self._shell.runtime.journal.session, journal_sid(fork.sid)) is None:
+                    raise  # a defect of ours: what is drawn here was drawn before
+                # A recorded reply, which CONFLICT never is: its client would send the id again. One text, whosever the
+                # sid is: an `open` tells as much.
+                raise InvalidRequest(
+                    "no session can be made under the sid of this child, it is taken: pick another sid and key, and "
+                    "fork again under the next id"
+                ) from error
         return reply_of(row)
 
     async def _reset_to(self, session: Session, run: Run, eid: str, t: int) -> Reply:

@@ -19,6 +19,7 @@ import uvloop
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openenv.core.env_server.interfaces import Environment
+from pydantic import SecretStr
 
 from errata_protocol.errors import (
     EnvironmentFailed,
@@ -35,6 +36,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
+from errata_server.mux_shell import journal_sid
 from errata_server.mux_ws import READS_AT_ONCE
 from errata_server.runtime import RETENTION_EVERY_S, Runtime
 from errata_server.settings import Settings
@@ -180,6 +182,31 @@ async def test_a_fork_goes_on_from_where_its_parent_was() -> None:
         with pytest.raises(StateNotReady):
             await trainer.fork(session, 9)
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 17
+
+
+async def test_a_fork_whose_child_has_a_taken_sid_is_refused_in_words_and_under_its_id() -> None:
+    runtime = simulated(Settings(journal_wait_s=0.3, token=SecretStr("owner,foe")))
+    app = application(runtime)
+    async with (
+        joined(app, headers={"authorization": "Bearer owner"}) as owner,
+        joined(app, seed=1, headers={"authorization": "Bearer foe"}) as foe,
+    ):
+        foreign, session = await foe.open(), await owner.open()
+        await owner.ask(session, "reset")
+        child = await owner.fork(session, 0)
+        told: set[str] = set()
+        for taken in (session, foreign, child):
+            fork = {"t": 0, "child": {"sid": taken.sid, "key": taken.key}}
+            refused = owner.protocol.request(session, "fork", json.dumps(fork).encode())
+            behind = owner.ask_later(session, "step", {"n": 1})
+            with pytest.raises(InvalidRequest, match="taken: pick another sid and key") as caught:
+                await owner._outcome(refused)
+            told.add(caught.value.message)
+            await behind
+        assert len(told) == 1, "a foreign session is not told from one's own"
+        assert session.t == 3 and (await owner.ask(child, "step")).t == 1
+        rows = runtime.journal.replies(journal_sid(session.sid), 1, 99)
+        assert [(row.kind, row.status) for row in rows[2:4]] == [("fork", "VALIDATION_ERROR"), ("step", "ok")]
 
 
 async def test_a_reset_to_a_state_goes_on_from_there() -> None:

@@ -13,7 +13,8 @@ Decisions where PROTOCOL.md is silent:
   (a read: it can be repeated) by ``group_closed``, reset and step by ``observation`` as upstream.
 - ``fence`` orders the attaches of one session: a client counts it up with each open and resume that it sends. One that
   a dead socket still held, and that comes late, is thereby refused (NOT_ATTACHED, with the number to exceed) instead of
-  taking the session away from the socket that resumed it since. Left out, it always wins.
+  taking the session away from the socket that resumed it since. Left out, it always wins, and counts one further, at
+  most to the highest number.
 - ``ack`` acknowledges without a resume, so that a client that never loses its socket lets replies be forgotten.
 - ``part`` carries a piece of the *text of the whole envelope*, so that any message can be split.
 """

@@ -213,7 +213,8 @@ class ServerProtocol:
                 case known if known in MUTATING or known in READS or known in ("cancel", "ack"):
                     self._message(Message(connection, envelope, data, index), now)
                 case other:
-                    self._out.error(connection, UnknownType(f"unknown message type {other[:40]!r}"), sid, id=id, q=q)
+                    unknown = UnknownType(f"unknown message type {other[:40]!r}")
+                    self._out.error(connection, unknown, sid, id=id, q=q, index=index)
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 

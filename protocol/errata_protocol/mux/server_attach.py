@@ -18,7 +18,7 @@ from ..errors import (
     SessionLost,
 )
 from .effects import EndReason, Find, Hibernate, Recall, Stored
-from .envelope import write_envelope
+from .envelope import MAX_ID, write_envelope
 from .server_requests import hash_key
 from .server_session import Arrival, Message, Out, ServerConfig, ServerConnection, ServerSession, Told, optional
 from .state import Action, Event, Role, State, transition
@@ -111,8 +111,9 @@ class Attachments:
             arrival.fence < session.fence
             or (arrival.fence == session.fence and arrival.connection is not session.connection)
         ):
+            way = "without one" if session.fence == MAX_ID else "with a higher one"  # which the wire could not carry
             return NotAttached(
-                f"another socket was attached under fence {session.fence}: resume with a higher one to take it over",
+                f"another socket was attached under fence {session.fence}: resume {way} to take it over",
                 fence=session.fence,
             )
         if arrival.last > session.done:
@@ -137,7 +138,7 @@ class Attachments:
             for pending in session.queue:
                 pending.release()
                 pending.hold(connection)
-        session.fence = session.fence + 1 if arrival.fence is None else arrival.fence
+        session.fence = min(session.fence + 1, MAX_ID) if arrival.fence is None else arrival.fence
         self.acknowledge(session, arrival.last, arrival.last_seq)
         session.inherited = session.next_id - 1
         session.sent = session.acked if arrival.making else arrival.last

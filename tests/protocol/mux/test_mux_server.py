@@ -162,6 +162,13 @@ def test_an_unknown_type_consumes_no_id(server: Server) -> None:
     assert isinstance(server.say(step(1))[0], Run)
 
 
+def test_d1_an_unknown_type_in_a_batch_is_told_by_its_index(server: Server) -> None:
+    server.say(step(1), {"sid": SID, "type": "teleport"}, {"type": "hello"})
+    first, second = server.told()
+    assert codes([first, second]) == ["UNKNOWN_TYPE"] * 2
+    assert (first["sid"], first["index"], second["sid"], second["index"]) == (SID, 1, None, 2)
+
+
 # -- D2, D4, D5 ---------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +405,20 @@ def test_d7_a_late_resume_of_a_dead_socket_takes_nothing_over(server: Server) ->
     assert codes(server.told(new)) == ["resumed"]
     server.say(resume(fence=6), socket=late)
     assert codes(server.told(late)) == ["resumed"] and codes(server.told(new)) == ["detached"]
+
+
+@pytest.mark.parametrize("kind", ["open", "resume"])
+def test_d7_a_fence_stays_within_what_the_wire_carries(server: Server, kind: str) -> None:
+    highest, without, late = 2**53 - 1, server.protocol.connect(), server.protocol.connect()
+    server.say(resume(fence=highest))
+    (told,) = server.told()
+    assert told["data"]["fence"] == highest
+    server.say({"sid": SID, "type": "open", "data": {"key": KEY}} if kind == "open" else resume(), socket=without)
+    (told,) = server.told(without)
+    assert told["type"] == kind.rstrip("e") + "ed" and told["data"]["fence"] == highest
+    server.say(resume(fence=highest), socket=late)
+    (refusal,) = server.told(late)
+    assert refusal["data"]["code"] == "NOT_ATTACHED" and "resume without one" in refusal["data"]["message"]
 
 
 def test_d7_missed_replies_follow_in_order_and_newer_ones_wait_for_them(server: Server) -> None:
