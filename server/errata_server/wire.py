@@ -105,6 +105,12 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if not self.read_paused:
             self.transport.resume_reading()
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            # The handshake was answered, with a refusal: uvicorn would log it as an application that answered nothing.
+            self.handshake_complete = True
+
     async def receive(self) -> Any:
         message = await super().receive()
         if "messages" in message:

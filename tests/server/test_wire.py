@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -11,9 +12,14 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from pydantic import SecretStr
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from errata_server import wire
 from errata_server.app import create_fastapi_app
+from errata_server.settings import Settings
 
 from .conftest import simulated
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -24,19 +30,17 @@ ENOUGH = 64 * 2**20
 """Bytes after which a server that would read for ever is found out; socket buffers hold far less."""
 
 
-def make_app() -> FastAPI:
+def make_app(settings: Settings | None = None) -> FastAPI:
     return create_fastapi_app(
-        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, runtime=simulated()
+        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4, runtime=simulated(settings)
     )
 
 
-@pytest.fixture
-async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    """Where a server answers that gives 0.3 s for a request's headers."""
-    monkeypatch.setattr(wire, "HEADERS_S", 0.3)
+@contextlib.asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        make_app(), http=wire.BoundedHttp, ws=wire.BoundedSocket, log_level="warning", lifespan="off",
+        app, http=wire.BoundedHttp, ws=wire.BoundedSocket, log_config=None, lifespan="off",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -44,6 +48,14 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
     yield listening.getsockname()[:2]
     server.should_exit = True
     await running
+
+
+@pytest.fixture
+async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    """Where a server answers that gives 0.3 s for a request's headers."""
+    monkeypatch.setattr(wire, "HEADERS_S", 0.3)
+    async with serving(make_app()) as where:
+        yield where
 
 
 @pytest.mark.parametrize(
@@ -63,6 +75,21 @@ async def test_a_second_request_that_never_comes_is_hung_up_on(address: tuple[st
     writer.write(b"GET /health HTTP/1.1\r\nX-")
     assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
+
+
+@pytest.mark.parametrize("protocol", ["", "openenv.mux.v1"])
+async def test_a_refused_handshake_is_answered_and_no_error_of_the_server(
+    caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    app = make_app(Settings(token=SecretStr("secret")))
+    async with serving(app) as (host, port):
+        subprotocols = [Subprotocol(protocol)] if protocol else None
+        with caplog.at_level("INFO"), pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://{host}:{port}/ws", subprotocols=subprotocols):
+                pass
+        assert refused.value.response.status_code == 401
+        assert json.loads(refused.value.response.body)["code"] == "UNAUTHORIZED"
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
 async def _websocket(
