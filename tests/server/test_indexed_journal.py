@@ -15,9 +15,11 @@ from pathlib import Path
 import apsw
 import pytest
 from msgspec.structs import astuple
+from typer.testing import CliRunner
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
+from errata_server import cli
 from errata_server.journal import (
     DirectoryDisk,
     IndexedJournal,
@@ -25,6 +27,7 @@ from errata_server.journal import (
     MemoryJournal,
     ReadOnlyJournal,
     SessionChange,
+    journal_in,
     journal_problems,
     journal_size,
 )
@@ -351,6 +354,26 @@ async def test_an_index_that_knows_more_than_the_segments_is_made_again(
     with caplog.at_level(logging.WARNING):
         journal = IndexedJournal(tmp_path)
     assert "made again" in caplog.text
+    assert [turn.t for turn in journal.turns("e1")] == [0]
+    journal.close()
+
+
+async def test_a_journal_whose_segments_are_gone_is_refused_and_goes_on_when_they_are_restored(tmp_path: Path) -> None:
+    path = journal_in(tmp_path)
+    IndexedJournal(path).close()
+    journal = IndexedJournal(path)  # an empty one has no segment, and is none that lost them
+    await journal.commit(session(), episode("e1"), delivery("e1", 0))
+    journal.close()
+    (segment,) = path.glob("*.log")
+    kept = segment.rename(tmp_path / "kept")
+    for opens in (IndexedJournal, IndexedJournal, ReadOnlyJournal):
+        with pytest.raises(JournalUnavailable, match=r"00000001\.log is missing.*restore them .* another --data-dir"):
+            opens(path)
+    told = CliRunner().invoke(cli.cli, ["journal", "verify", "--data-dir", str(tmp_path)])
+    assert isinstance(told.exception, JournalUnavailable) and "restore them" in str(told.exception)
+    assert list(path.glob("*.log")) == [], "what is refused changes nothing"
+    kept.rename(segment)
+    journal = IndexedJournal(path)
     assert [turn.t for turn in journal.turns("e1")] == [0]
     journal.close()
 

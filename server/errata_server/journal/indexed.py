@@ -29,7 +29,7 @@ from .index import FAILURES, INDEX, Index, Tally, connect
 from .indexed_reads import IndexedReads
 from .live import Live
 from .readers import Readers
-from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPosition, random_salt
+from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPosition, all_gone, random_salt
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
 log = logging.getLogger("errata.journal")
@@ -64,7 +64,7 @@ class IndexedJournal(IndexedReads):
         background: Bring the index up on a thread of its own; else whoever commits the last row of a batch does.
 
     Raises:
-        JournalUnavailable: The directory cannot be used, or a record that was durable is damaged.
+        JournalUnavailable: The directory cannot be used, or a record that was durable is damaged or gone.
     """
 
     def __init__(
@@ -333,6 +333,9 @@ class IndexedJournal(IndexedReads):
     def _load(self) -> None:
         live, began, said = self._live, time.monotonic(), time.monotonic()
         position = self._index.position()
+        if position is not None and not self._log.numbers():
+            # Nothing of them was torn by a crash: a segment's name is durable before the index knows of it.
+            raise all_gone(self._path.parent)
         live.next_session, live.next_episode = self._index.next_numbers()
         rows = 0
         for placed, behind in self._log.replay(position):

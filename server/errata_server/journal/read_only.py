@@ -19,7 +19,7 @@ from .disk import DirectoryDisk
 from .index import INDEX, SCHEMA, connect, position_in
 from .indexed_reads import IndexedReads
 from .live import Live
-from .segments import Position, Segments, UnknownPosition
+from .segments import Position, Segments, UnknownPosition, all_gone
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,9 +44,12 @@ class ReadOnlyJournal(IndexedReads):
             if not directory.is_dir():
                 raise JournalUnavailable(f"cannot read the journal {directory}: there is none; give another --data-dir")
             super().__init__(Segments(DirectoryDisk(directory)), Live())
-            if not self._segments.numbers():
-                raise JournalUnavailable(f"{directory} holds no journal: give another --data-dir")
             self._db, self._position = self._snapshot()
+            if not self._segments.numbers():
+                self._db.close()
+                if self._position is not None:
+                    raise all_gone(directory)
+                raise JournalUnavailable(f"{directory} holds no journal: give another --data-dir")
             try:
                 self._refresh()
             except UnknownPosition:  # a server that starts now makes the index again, and so do we

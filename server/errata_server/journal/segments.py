@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import secrets
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from errata_protocol.errors import JournalUnavailable
@@ -421,6 +422,14 @@ class SegmentLog(Segments):
     @property
     def _name(self) -> str:
         return name_of(self._head.number)
+
+
+def all_gone(directory: Path) -> JournalUnavailable:
+    """Return what to tell where an index has a position in segments, and there are none."""
+    return JournalUnavailable(
+        f"the segments of the journal in {directory} are gone ({name_of(1)} is missing), and its index knows of rows "
+        "in them: restore them from a copy, or give another --data-dir to start an empty journal"
+    )
 
 
 def name_of(number: int) -> str:
