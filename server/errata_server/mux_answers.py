@@ -206,8 +206,8 @@ class Answers:
             except Conflict as error:
                 if await self._shell.runtime.read(self._shell.runtime.journal.session, journal_sid(fork.sid)) is None:
                     raise  # a defect of ours: what is drawn here was drawn before
-                # A recorded reply, which CONFLICT never is: its client would send the id again. One text, whosever the
-                # sid is: an `open` tells as much.
+                # A recorded reply, which CONFLICT never is: that says that the id is another request's. One text,
+                # whosever the sid is: an `open` tells as much.
                 raise InvalidRequest(
                     "no session can be made under the sid of this child, it is taken: pick another sid and key, and "
                     "fork again under the next id"
