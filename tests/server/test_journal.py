@@ -325,6 +325,30 @@ async def test_memory_forgets_closed_sessions_whole_and_keeps_open_ones() -> Non
     assert len(journal._forks) < 20
 
 
+async def test_memory_that_is_full_of_open_sessions_is_not_looked_through_at_each_commit() -> None:
+    looked = 0
+
+    class Counting(MemoryJournal):
+        def _forget(self) -> None:
+            nonlocal looked
+            looked += 1
+            super()._forget()
+
+    journal = Counting(max_bytes=100_000)
+    for n in range(200):
+        await journal.commit(session(f"s{n}"), episode(f"e{n}", f"s{n}"), delivery(f"e{n}", 0, sid=f"s{n}", id=0))
+    for t in range(1, 11):
+        for n in range(200):
+            await journal.commit(delivery(f"e{n}", t, sid=f"s{n}", id=t, payload=b"x" * 500))
+    assert journal._bytes > 1_000_000 and 2 <= looked < 100
+    for n in range(200):
+        await journal.commit(SessionChange(f"s{n}", status="closed"))
+    await journal.commit(
+        session("more"), episode("more", "more"), delivery("more", 0, sid="more", payload=bytes(1 << 20))
+    )
+    assert journal._bytes < 2_000_000
+
+
 async def test_memory_is_not_filled_by_recorded_errors() -> None:
     journal = MemoryJournal(max_bytes=1 << 20)
     await journal.commit(session(), episode("e1"), delivery("e1", 0))

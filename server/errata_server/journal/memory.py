@@ -13,7 +13,7 @@ from .tables import ROW_BYTES, Tables
 
 
 class MemoryJournal(Tables):
-    """Keeps whole sessions up to a size, then forgets the oldest closed ones with their episodes.
+    """Keeps whole sessions up to a size, then forgets the oldest closed ones with their episodes. Open ones stay.
 
     Args:
         max_bytes: Bytes to keep: payload, request and state, and `errata_server.journal.tables.ROW_BYTES` a row.
@@ -24,6 +24,7 @@ class MemoryJournal(Tables):
     def __init__(self, *, max_bytes: int = 256 * 1024**2) -> None:
         super().__init__()
         self._max_bytes = max_bytes
+        self._forget_over = max_bytes  # grows where all that is kept is open: else each commit would look through it
         self._closed = False
 
     @property
@@ -45,8 +46,9 @@ class MemoryJournal(Tables):
             return
         for record in records:
             self._apply(record)
-        if self._bytes > self._max_bytes:
+        if self._bytes > self._forget_over:
             self._forget()
+            self._forget_over = max(self._max_bytes, self._bytes * 9 // 8)
         settled(None)
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
