@@ -29,6 +29,9 @@ BUSY_S = 1.0
 SATURATED = 0.7
 """CPU seconds of the process per second above which long calls mean contention, not blocking."""
 
+SPARE_LOOKS = 5
+"""Looks in a row that find CPU to spare before that alone says that calls block, each too shortly to be seen at it."""
+
 LATE_S = 0.003
 """The same, by how late a sleeping thread gets to run again."""
 
@@ -160,12 +163,15 @@ class _FreeThread(_Thread):
     def submit(self, call: Call) -> None:
         self._inbox.put(call)
 
-    def blocked(self, now: float, patience_s: float) -> bool:
-        """Say whether the call that runs has used no CPU for ``patience_s``, or runs longer than `BUSY_S`."""
+    def blocked(self, now: float, patience_s: float, *, spare: bool) -> bool:
+        """Say whether the call that runs has used no CPU for ``patience_s``, or runs longer than `BUSY_S`.
+
+        With CPU to ``spare`` that it runs for so long is enough. Without, it may only wait for the interpreter.
+        """
         since, call = self.busy_since, self._current
         if since is None or now - since < patience_s:
             return False
-        if now - since > BUSY_S or patience_s <= TICK_S:
+        if spare or now - since > BUSY_S:
             return True
         cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
         if self._seen is None or self._seen[0] is not call or cpu - self._seen[1] > TICK_S / 20:
@@ -198,9 +204,11 @@ class _FreePool:
 
     A fixed number would be wrong twice: 40 threads that compute contend for the interpreter's lock, and 40 that block
     leave a thousand sessions waiting. So `_limit` threads take work at once. While work waits, a thread of its own
-    looks every `TICK_S`: if the process has CPU to spare, or no thread took any work since the last look, the waiting
-    work is stuck behind blocked calls and not behind computing ones, and the limit is raised, `FREE_RUNNING` above the
-    number of blocked threads at most.
+    looks every `TICK_S`: if a thread is blocked and the process has CPU to spare, or no thread took any work since the
+    last look, the waiting work is stuck behind blocked calls and not behind computing ones, and the limit is raised,
+    `FREE_RUNNING` above the number of blocked threads at most. Calls that block too shortly to be met at it show by CPU
+    to spare in `SPARE_LOOKS` looks in a row. One such look, or one without work taken, says nothing: a collection of
+    garbage or another process makes them too, and then 40 threads would contend for nothing.
     """
 
     def __init__(self, cap: int, ledger: Ledger) -> None:
@@ -213,6 +221,7 @@ class _FreePool:
         self._active: set[_FreeThread] = set()
         self._idle: list[_FreeThread] = []  # the last to rest is the first to work: the others end in time
         self._taken = 0
+        self._spare_looks = 0
         self._watched = False
         self._needed = threading.Event()
 
@@ -224,7 +233,7 @@ class _FreePool:
         with self._lock:
             self._waiting.extend(calls)
             # One thread takes one call after the other, as long as the watch does not find that it is held up.
-            self._raise_to(self._limit)
+            self._fill(self._limit)
             if self._waiting and not self._needed.is_set():
                 self._needed.set()
                 if not self._watched:
@@ -253,7 +262,7 @@ class _FreePool:
         """A thread was written off: another may take its place."""
         with self._lock:
             self._active.discard(thread)
-            self._raise_to(len(self._active) + 1)
+            self._fill(len(self._active) + 1)
 
     def close(self) -> None:
         with self._lock:
@@ -279,12 +288,12 @@ class _FreePool:
         self._taken += 1
         return True
 
-    def _raise_to(self, size: int) -> None:
+    def _fill(self, size: int) -> None:
+        """Have as many as ``size`` threads at work while there is any."""
         while self._waiting and len(self._active) < min(size, self._cap):
             if not self._put_to_work(self._waiting[0]):
                 return
             self._waiting.popleft()
-        self._limit = max(self._limit, len(self._active))
 
     # -- the watch ----------------------------------------------------------------------------------------------------
 
@@ -304,14 +313,18 @@ class _FreePool:
                 if self._waiting:
                     self._look(spare, stalled=self._taken == taken)
                 else:
+                    self._spare_looks = 0
                     self._needed.clear()
 
     def _look(self, spare: bool, stalled: bool) -> None:
         now = self.ledger.clock.monotonic()
         patience_s = TICK_S if spare else min(BUSY_S, max(TICK_S, 2 * SWITCH_S * len(self._active)))
-        blocked = sum(1 for thread in self._active if thread.blocked(now, patience_s))
-        if spare or stalled:
-            self._raise_to(min(FREE_RUNNING + blocked, max(FREE_RUNNING, 2 * len(self._active))))
+        blocked = sum(1 for thread in self._active if thread.blocked(now, patience_s, spare=spare))
+        self._spare_looks = self._spare_looks + 1 if spare else 0
+        if (blocked and (spare or stalled)) or self._spare_looks >= SPARE_LOOKS:
+            self._fill(min(FREE_RUNNING + blocked, max(FREE_RUNNING, 2 * len(self._active))))
+            self._limit = max(self._limit, len(self._active))
         else:
+            # Threads beyond it rest when their calls end: what is at work now must not hold it up.
             self._limit = max(self._base + blocked, self._limit * 7 // 8)
-            self._raise_to(self._limit)
+            self._fill(self._limit)

@@ -20,7 +20,7 @@ from errata_protocol.environment import Snapshot
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionLost, StepTimeout
 from errata_server.app import create_fastapi_app
 from errata_server.handover import CallAbandoned, ThreadGone
-from errata_server.os_threads import OsThreads
+from errata_server.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK_S, OsThreads
 from errata_server.process import ServerProcess
 from errata_server.runtime import Runtime
 from errata_server.session import Request, Session
@@ -203,6 +203,45 @@ async def test_the_free_pool_takes_no_more_threads_than_calls_that_do_not_block_
     found = await asyncio.gather(*(place.run(threading.get_ident, 10) for place in places))
     assert len(set(found)) <= 40 and threads.counts.free <= 40
     threads.close()
+
+
+async def test_a_moment_without_work_taken_or_with_cpu_to_spare_brings_in_no_threads_that_contend() -> None:
+    threads = OsThreads()
+    pool, over = threads._pool, threading.Event()
+    pool._watched = True  # these looks are all
+    waiting = [asyncio.create_task(threads.free().run(over.wait, 30)) for _ in range(100)]
+    await asyncio.sleep(2 * TICK_S)
+    with pool._lock:
+        pool._look(False, stalled=True)  # its first call runs long, as one does that waits for the interpreter
+        assert (len(pool._active), pool._limit) == (1, 1)
+    (first,) = pool._active
+    first.busy_since = None
+    with pool._lock:
+        for _ in range(SPARE_LOOKS - 1):
+            pool._look(True, stalled=False)
+        assert len(pool._active) == 1
+        pool._look(True, stalled=False)  # so often it means that calls block, each shortly
+        assert len(pool._active) == FREE_RUNNING
+    over.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_threads_that_are_too_many_rest_while_work_waits() -> None:
+    threads = OsThreads()
+    pool = threads._pool
+    pool._watched, pool._limit = True, FREE_RUNNING
+    waiting = [asyncio.create_task(threads.free().run(lambda: time.sleep(0.005), 30)) for _ in range(4000)]
+    await asyncio.sleep(0.01)
+    assert len(pool._active) == FREE_RUNNING
+    while pool._limit > 1:
+        with pool._lock:
+            assert pool._waiting
+            pool._look(False, stalled=False)
+        await asyncio.sleep(0.005)
+    assert pool._waiting and len(pool._active) < FREE_RUNNING / 2
+    pool._limit = FREE_RUNNING
+    pool.submit(())
+    await asyncio.gather(*waiting)
 
 
 async def test_environments_that_block_on_the_free_pool_do_so_side_by_side() -> None:
