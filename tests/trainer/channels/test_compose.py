@@ -103,6 +103,8 @@ def _rank(rank: int, store: str, results: str) -> None:
     )  # fmt: skip
     loss.backward()
     torch.save({name: p.grad for name, p in model.named_parameters()}, f"{results}/{rank}.pt")
+    del wrapped, grpo, pairs, loss  # they hold the group, whose end once waited for ever at the return of this function
+    dist.barrier()
     dist.destroy_process_group()
 
 
