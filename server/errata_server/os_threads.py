@@ -207,8 +207,8 @@ class _FreePool:
     looks every `TICK_S`: if a thread is blocked and the process has CPU to spare, or no thread took any work since the
     last look, the waiting work is stuck behind blocked calls and not behind computing ones, and the limit is raised,
     `FREE_RUNNING` above the number of blocked threads at most. Calls that block too shortly to be met at it show by CPU
-    to spare in `SPARE_LOOKS` looks in a row. One such look, or one without work taken, says nothing: a collection of
-    garbage or another process makes them too, and then 40 threads would contend for nothing.
+    to spare in `SPARE_LOOKS` looks in a row. One such look, or one without work taken, says nothing: it is so too where
+    a computing thread waits for the interpreter or the machine, and then 40 threads would contend for nothing.
     """
 
     def __init__(self, cap: int, ledger: Ledger) -> None:

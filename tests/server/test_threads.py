@@ -224,24 +224,25 @@ async def test_a_moment_without_work_taken_or_with_cpu_to_spare_brings_in_no_thr
         assert len(pool._active) == FREE_RUNNING
     over.set()
     await asyncio.gather(*waiting)
+    threads.close()
 
 
 async def test_threads_that_are_too_many_rest_while_work_waits() -> None:
     threads = OsThreads()
-    pool = threads._pool
-    pool._watched, pool._limit = True, FREE_RUNNING
-    waiting = [asyncio.create_task(threads.free().run(lambda: time.sleep(0.005), 30)) for _ in range(4000)]
-    await asyncio.sleep(0.01)
-    assert len(pool._active) == FREE_RUNNING
-    while pool._limit > 1:
-        with pool._lock:
-            assert pool._waiting
+    pool, ends = threads._pool, threading.Semaphore(0)
+    pool._watched, pool._limit = True, FREE_RUNNING  # these looks are all
+    waiting = [asyncio.create_task(threads.free().run(ends.acquire, 30)) for _ in range(3 * FREE_RUNNING)]
+    await until(lambda: len(pool._active) == FREE_RUNNING)
+    with pool._lock:
+        for _ in range(FREE_RUNNING):
             pool._look(False, stalled=False)
-        await asyncio.sleep(0.005)
-    assert pool._waiting and len(pool._active) < FREE_RUNNING / 2
-    pool._limit = FREE_RUNNING
-    pool.submit(())
+        assert (len(pool._active), pool._limit) == (FREE_RUNNING, 1), "what is at work does not hold the limit up"
+    ends.release(FREE_RUNNING - 1)
+    await until(lambda: len(pool._active) == 1)
+    assert len(pool._waiting) == 2 * FREE_RUNNING
+    ends.release(2 * FREE_RUNNING + 1)
     await asyncio.gather(*waiting)
+    threads.close()
 
 
 async def test_environments_that_block_on_the_free_pool_do_so_side_by_side() -> None:

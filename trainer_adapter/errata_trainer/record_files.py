@@ -28,6 +28,7 @@ KINDS: dict[str, type[Rollout] | type[SdpoItem] | type[DpoPair]] = {
     "dpo_pair": DpoPair,
 }
 _NAMES: dict[type, str] = {cls: name for name, cls in KINDS.items()}
+_KINDS = ", ".join(cls.__name__ for cls in KINDS.values())
 _INTS = frozenset(
     {"prompt_ids", "completion_ids", "mask", "teacher_ids", "student_positions", "teacher_positions", "target_ids",
      "context_ids", "chosen_ids", "rejected_ids"}
@@ -144,9 +145,6 @@ def read_records(path: str | os.PathLike[str], kind: type[R]) -> Iterator[R]:
             raise ValueError(f"{source}, row {number}: {error}") from error
         if isinstance(record, kind):
             yield record
-
-
-_KINDS = ", ".join(cls.__name__ for cls in KINDS.values())
 
 
 def _name_of(record: object) -> str:

@@ -136,9 +136,9 @@ class ClientProtocol(Receiving):
         """Queue a read; it is repeated until it is answered. ``capabilities`` and ``close_group`` have no session.
 
         Raises:
-            InvalidRequest: As for `request`, like the two below.
-            FrameTooLarge: Likewise.
-            LocalProtocolError: Likewise.
+            InvalidRequest: ``data`` is not JSON, or nests deeper than the wire allows.
+            FrameTooLarge: It is more than the server takes in one message.
+            LocalProtocolError: The session is over.
         """
         if session is not None and session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")

@@ -174,23 +174,32 @@ class Outbox:
         return frames
 
 
+class _Arriving:
+    """A message of which the last part has not come."""
+
+    __slots__ = ("of", "taken", "text")
+
+    def __init__(self, of: int) -> None:
+        self.of = of
+        self.taken = 0
+        self.text = bytearray()  # not a list of pieces: they may be as small as the peer likes, and as many
+
+
 class Assembly:
     """Messages of one socket that arrive in parts.
 
     Args:
-        max_message: Bytes of one message.
-        max_bytes: Bytes held at a time, over all of them.
+        max_bytes: Text of one message, and of all that are unfinished.
         retry_after_s: What a refusal for want of room tells.
     """
 
-    __slots__ = ("_messages", "_refused", "held", "max_bytes", "max_message", "retry_after_s")
+    __slots__ = ("_arriving", "_refused", "held", "max_bytes", "retry_after_s")
 
-    def __init__(self, max_message: int, max_bytes: int | None = None, retry_after_s: float = 0.1) -> None:
-        self.max_message = max_message
-        self.max_bytes = max_message if max_bytes is None else max_bytes
+    def __init__(self, max_bytes: int, retry_after_s: float = 0.1) -> None:
+        self.max_bytes = max_bytes
         self.retry_after_s = retry_after_s
         self.held = 0
-        self._messages: dict[tuple[object, ...], tuple[int, list[bytes]]] = {}
+        self._arriving: dict[tuple[object, ...], _Arriving] = {}
         self._refused: dict[tuple[object, ...], None] = {}
 
     def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> bytes | None:
@@ -212,16 +221,14 @@ class Assembly:
             Overloaded: Too much is held; the message can be sent again.
         """
         if address in self._refused:
+            if n == 1 or n >= of:
+                del self._refused[address]
             if n > 1:
-                if n >= of:
-                    del self._refused[address]
                 return None
-            del self._refused[address]
-        expected, pieces = self._messages.pop(address, (of, []))
-        size = sum(map(len, pieces))
-        self.held -= size
+        message = self._arriving.pop(address, None) or _Arriving(of)
+        self.held -= len(message.text)
         try:
-            pieces.append(self._checked(expected, pieces, size, n, of, text))
+            message.text += self._checked(message, n, of, text)
         except (InvalidEnvelope, FrameTooLarge, Overloaded):
             if n < of:
                 if len(self._refused) >= MESSAGES_AT_ONCE:
@@ -229,26 +236,29 @@ class Assembly:
                 self._refused[address] = None
             raise
         if n == of:
-            return b"".join(pieces)
-        self.held += size + len(pieces[-1])
-        self._messages[address] = (of, pieces)
+            return bytes(message.text)
+        message.taken = n
+        self.held += len(message.text)
+        self._arriving[address] = message
         return None
 
-    def _checked(self, expected: int, pieces: list[bytes], size: int, n: int, of: int, text: str) -> bytes:
+    def _checked(self, message: _Arriving, n: int, of: int, text: str) -> bytes:
         """Return a part's piece if it can be taken."""
         try:
             piece = text.encode()
         except UnicodeEncodeError as error:
             raise InvalidEnvelope("a part holds half of a surrogate pair: send the message again") from error
-        if of != expected or n != len(pieces) + 1 or n > of:
+        if of != message.of or n != message.taken + 1 or n > of:
             raise InvalidEnvelope(
-                f"part {n} of {of} does not follow part {len(pieces)} of {expected}: send the message again from part 1"
+                f"part {n} of {of} does not follow part {message.taken} of {message.of}: send the message again from "
+                "part 1"
             )
-        if size + len(piece) > self.max_message:
-            raise FrameTooLarge(f"a message in parts has more than {self.max_message} bytes: send less in one")
-        if self.held + size + len(piece) > self.max_bytes or len(self._messages) >= MESSAGES_AT_ONCE:
+        size = len(message.text) + len(piece)
+        if size > self.max_bytes:
+            raise FrameTooLarge(f"a message in parts has more than {self.max_bytes} bytes: send less in one")
+        if self.held + size > self.max_bytes or len(self._arriving) >= MESSAGES_AT_ONCE:
             raise Overloaded(
-                f"parts of {len(self._messages)} messages with {self.held} bytes are held, at most {MESSAGES_AT_ONCE} "
+                f"parts of {len(self._arriving)} messages with {self.held} bytes are held, at most {MESSAGES_AT_ONCE} "
                 f"and {self.max_bytes} may be: send the message again later, with less under way",
                 retry_after=self.retry_after_s,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import msgspec
 import pytest
@@ -123,20 +124,33 @@ def test_a_part_that_does_not_follow_drops_its_message(parts: list[tuple[int, in
 
 
 def test_parts_hold_a_bounded_number_of_bytes_and_messages() -> None:
-    assembly = Assembly(8, 10)
+    assembly = Assembly(10)
     assembly.add((SID,), 1, 2, "x" * 6)
     with pytest.raises(Overloaded, match="10 may be") as refused:
         assembly.add((OTHER,), 1, 2, "x" * 6)
     assert assembly.held == 6 and refused.value.details["retry_after"] == 0.1
-    with pytest.raises(FrameTooLarge, match="8 bytes"):
-        assembly.add((SID,), 2, 2, "x" * 3)
+    with pytest.raises(FrameTooLarge, match="10 bytes"):
+        assembly.add((SID,), 2, 2, "x" * 5)
+    assert assembly.held == 0
+    assembly.add((SID,), 1, 2, "x" * 6)
     with pytest.raises(InvalidEnvelope, match="surrogate"):
-        assembly.add((SID,), 1, 2, "\ud800")
+        assembly.add((SID,), 2, 2, "\ud800")
     assert assembly.held == 0
     for n in range(MESSAGES_AT_ONCE):
         assert assembly.add((OTHER, n), 1, 2, "") is None
     with pytest.raises(Overloaded, match=f"{MESSAGES_AT_ONCE} messages"):
         assembly.add((SID, 1), 1, 2, "")
+
+
+def test_pieces_however_small_take_no_more_room_than_their_text() -> None:
+    assembly, count = Assembly(1 << 20), 1 << 17
+    tracemalloc.start()
+    for n in range(1, count):
+        assert assembly.add((SID,), n, count, "xy") is None
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert assembly.held == 2 * (count - 1) and held < 2 * assembly.held
+    assert assembly.add((SID,), count, count, "z") == b"xy" * (count - 1) + b"z"
 
 
 def test_a_refused_message_is_refused_once_and_can_be_sent_again() -> None:
@@ -169,7 +183,7 @@ def test_what_is_remembered_of_refused_messages_is_bounded() -> None:
 
 def test_a_sender_has_so_much_under_way_as_its_peer_holds() -> None:
     size, sids = 3 * PART_BYTES, [f"{n}{SID}" for n in range(9)]
-    outbox, assembly = Outbox(8, 2 * size + 1000), Assembly(size + 1000, 2 * size + 1000)
+    outbox, assembly = Outbox(8, 2 * size + 1000), Assembly(2 * size + 1000)
     for sid in sids:
         outbox.put(sid, message(sid, "x" * (size - 100)), id=1)
     came = []
