@@ -15,6 +15,7 @@ import functools
 import heapq
 import random
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
@@ -79,11 +80,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.errors: list[BaseException] = []
         self.fail_fast = False
         self.work_time_s: Callable[[], float] | None = None
+        self._made: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self.set_exception_handler(_keep_error)
         self.set_debug(False)
 
     def time(self) -> float:
         return self._now_s
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **options)
+        self._made[task] = None
+        return task
 
     def _run_once(self) -> None:
         if self.crash_at is not None and self.steps >= self.crash_at:
@@ -237,8 +244,8 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
 
 
 def _tasks(loop: SimulatedLoop) -> list[asyncio.Task[Any]]:
-    """Return the tasks in the order they were made, which the set of them does not keep."""
-    return sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
+    """Return the tasks in the order they were made, which asyncio's set does not keep; it also is that of all loops."""
+    return [task for task in loop._made if not task.done()]
 
 
 def _finish(loop: SimulatedLoop, future: asyncio.Future[Any]) -> None:
