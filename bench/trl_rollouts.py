@@ -4,15 +4,17 @@
     python bench/trl_rollouts.py --smoke    # once, 4 rollouts
 
 Both arms play the same tasks in the same sandboxes with the same scripted student, so that generation costs both
-alike and next to nothing: four commands and `submit`, graded by the task's verifier. `stock` is OpenEnv's own server
-with the terminal environment's class, a socket and blocking client for each rollout, and TRL's tool loop. `errata`
-is our server (durable journal, fsync), `environment_factory` and `ThreeChannelGRPOTrainer` with channel 2 on. Wall
-time of `trainer.train()` for one step; medians of 5 alternating rounds. The model is tiny: with a real one,
-generation and the backward pass come on top of both.
+alike and next to nothing: four commands and `submit`, graded by the task's verifier. With `compute` each command keeps
+a core busy or is done at once; with `wait` the first waits 0.5 s, as what downloads or talks to a service does.
+`stock` is OpenEnv's own server with the terminal environment's class, a socket and blocking client for each rollout,
+and TRL's tool loop. `errata` is our server (durable journal, fsync), `environment_factory` and
+`ThreeChannelGRPOTrainer` with channel 2 on. Wall time of `trainer.train()` for one step; medians of 5 alternating
+rounds. The model is tiny: with a real one, generation and the backward pass come on top of both.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ ROUNDS = 1 if SMOKE else 5
 ROLLOUTS, GENERATIONS = (4, 2) if SMOKE else (64, 8)
 TASKS = ("orders-summary", "log-redaction", "shift-hours", "python-intervals", "file-permissions", "release-links")
 COMMANDS = ("ls -la", "cat README.md missing.txt", "python3 -c 'print(sum(range(1000)))'", "grep -rn total . | head -5")
+WORKLOADS = {"compute": COMMANDS, "wait": ("sleep 0.5", *COMMANDS[1:])}
 
 STOCK = """
 import sys, uvicorn
@@ -92,6 +96,9 @@ class StockEnvironment:
     def get_reward(self) -> float:
         return self._reward
 
+    def _close(self) -> None:  # a public method would be a tool
+        self._client.close()
+
 
 class StockTrainer(Scripted, trl.GRPOTrainer):  # type: ignore[misc]
     pass
@@ -101,20 +108,20 @@ class ErrataTrainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
     pass
 
 
-def student(row: int, turn: int) -> str:
+def student(row: int, turn: int, commands: tuple[str, ...] = COMMANDS) -> str:
     """Four commands, one of them a mistake, then the end."""
-    if turn < len(COMMANDS):
-        return call("run", command=COMMANDS[turn])
-    return call("submit") if turn == len(COMMANDS) else "done"
+    if turn < len(commands):
+        return call("run", command=commands[turn])
+    return call("submit") if turn == len(commands) else "done"
 
 
-def step(cls: Any, factory: Any, path: Path, **given: Any) -> float:
+def step(cls: Any, factory: Any, path: Path, commands: tuple[str, ...], **given: Any) -> float:
     """Return the wall time of one training step."""
     rows = [
         {"prompt": [{"role": "user", "content": "Do it. "}], "task_id": TASKS[n % len(TASKS)]}
         for n in range(ROLLOUTS // GENERATIONS)
     ]
-    tokenizer = tiny_tokenizer([call("run", command=command) for command in COMMANDS])
+    tokenizer = tiny_tokenizer([call("run", command=command) for command in commands])
     trainer = cls(
         model=tiny_model(tokenizer, hidden=32, layers=1, positions=16384),
         processing_class=tokenizer,
@@ -128,14 +135,32 @@ def step(cls: Any, factory: Any, path: Path, **given: Any) -> float:
         environment_factory=factory,
         **given,
     )
-    trainer.script = student
+    trainer.script = functools.partial(student, commands=commands)
     began = time.monotonic()
     trainer.train()
     took = time.monotonic() - began
+    if cls is StockTrainer:
+        for environment in trainer.environments:
+            environment._close()  # the server holds so many sessions and no more
     played = trainer.state.log_history[0]["tools/call_frequency"]
     if played != len(COMMANDS) + 1:
         raise RuntimeError(f"{played} calls a rollout instead of {len(COMMANDS) + 1}: the arms do not play the same")
     return took
+
+
+def compared(
+    arms: Mapping[str, Callable[[tuple[str, ...]], float]], commands: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
+    """Return the seconds of a step in each arm and the ratio of them, measured in turns."""
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    for _ in range(ROUNDS):
+        for arm, measure in arms.items():
+            seconds[arm].append(measure(commands))
+    ratios = [a / b for a, b in zip(seconds["stock"], seconds["errata"], strict=True)]
+    return {
+        "seconds": {arm: statistics.median(values) for arm, values in seconds.items()},
+        "times_faster": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+    }
 
 
 def main() -> None:
@@ -150,26 +175,21 @@ def main() -> None:
             with ServerProcess("terminal", path / "data") as server:
                 StockEnvironment.url = f"http://127.0.0.1:{port}"
                 factory = environment_factory(server.url, tools=["run", "submit"], task_columns=["task_id"])
-                arms = {
-                    "stock": lambda: step(StockTrainer, StockEnvironment, path),
-                    "errata": lambda: step(ErrataTrainer, factory, path, beta_replay=0.0),
+                arms: dict[str, Callable[[tuple[str, ...]], float]] = {
+                    "stock": lambda commands: step(StockTrainer, StockEnvironment, path, commands),
+                    "errata": lambda commands: step(ErrataTrainer, factory, path, commands, beta_replay=0.0),
                 }
                 for arm in arms.values():
-                    arm()  # tasks are unpacked and code is imported once
-                seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-                for _ in range(ROUNDS):
-                    for arm, measure in arms.items():
-                        seconds[arm].append(measure())
+                    arm(COMMANDS)  # tasks are unpacked and code is imported once
+                figures = {name: compared(arms, commands) for name, commands in WORKLOADS.items()}
         finally:
             stock.terminate()
             stock.wait()
-    ratios = [a / b for a, b in zip(seconds["stock"], seconds["errata"], strict=True)]
     found = {
         "rollouts": ROLLOUTS,
         "calls_a_rollout": len(COMMANDS) + 1,
         "machine": {"cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()},
-        "seconds": {arm: statistics.median(values) for arm, values in seconds.items()},
-        "times_faster": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        **figures,
     }
     print(json.dumps(found, indent=1))
 
