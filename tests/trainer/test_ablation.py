@@ -33,6 +33,7 @@ from errata_trainer.ablation import (
 )
 from errata_trainer.ablation.boxes import BOXES, KEYS, Boxes, hint_of, lessons
 from errata_trainer.ablation.controlled import BoxTeachers, terminal_of
+from errata_trainer.ablation.experiment import FAMILY_GRPO, controlled_plan
 from errata_trainer.ablation.report import data_of, text
 from errata_trainer.ablation.statistics import t_quantile
 from errata_trainer.ablation.training import DEFAULTS, RecordedTrainer, train
@@ -216,6 +217,18 @@ def test_a_plan_says_what_is_wrong_with_it(tmp_path: Path) -> None:
             read_plan(path)
     with pytest.raises(InvalidRequest, match="only once"):
         Plan(seeds=(1, 1))
+
+
+def test_a_plan_without_a_subject_sets_what_it_likes_of_the_controlled_family(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('[experiment]\nseeds = [4]\n[channels]\ndpo_reference = "initial"\n[grpo]\nlearning_rate = 1e-4\n')
+    plan = controlled_plan(read_plan(path))
+    assert plan.subject["family"] == "boxes" and plan.seeds == (4,) and plan.arms == ARMS
+    assert plan.channels == {"dpo_reference": "initial"}
+    assert plan.grpo == {**FAMILY_GRPO, "learning_rate": 1e-4}
+    path.write_text('[pairs]\nfactory = "a:b"\n')
+    with pytest.raises(InvalidRequest, match=r"\[policy\] is missing"):
+        read_plan(path)
 
 
 def test_arms_and_seeds_can_be_added_to_a_plan_and_nothing_else() -> None:

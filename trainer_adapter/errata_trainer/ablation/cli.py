@@ -52,24 +52,21 @@ def _run(options: argparse.Namespace, say: _Progress, command: str) -> int:
     import transformers
 
     from .experiment import controlled_plan, run
-    from .plan import ARMS, Plan, arms_of, read_plan
+    from .plan import Plan, arms_of, read_plan
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    seeds: tuple[int, ...] | None = options.seeds
-    if options.plan is None:
+    own = read_plan(options.plan) if options.plan else Plan()
+    named = {arm.name: arm for arm in own.arms}
+    arms = tuple(named[name] if name in named else arms_of([name])[0] for name in options.arms) or own.arms
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
+    grpo = {**own.grpo, "max_steps": steps} if steps else own.grpo
+    seeds = options.seeds or ((0, 1) if options.quick else own.seeds)
+    plan = Plan(arms, seeds, own.subject, grpo, own.channels, own.check)
+    if not own.subject:
         torch.set_num_threads(1)  # so small a policy is slower with more
-        changes = {"max_steps": options.steps} if options.steps else {}
-        changes = {"max_steps": QUICK_STEPS} if options.quick else changes
-        arms = arms_of(options.arms) if options.arms else ARMS
-        plan = controlled_plan(arms, seeds or tuple(range(2 if options.quick else 5)), **changes)
-    else:
-        own = read_plan(options.plan)
-        named = {arm.name: arm for arm in own.arms}
-        arms = tuple(named[name] if name in named else arms_of([name])[0] for name in options.arms) or own.arms
-        grpo = {**own.grpo, "max_steps": options.steps} if options.steps else own.grpo
-        plan = Plan(arms, seeds or own.seeds, own.subject, grpo, own.channels, own.check)
+        plan = controlled_plan(plan)
     result = run(plan, options.out, say, command=command, resume=options.resume)
     say.end()
     print(json.dumps(result.data, indent=1, default=str) if options.json else result.text, end="")
@@ -85,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "plan", type=Path, nargs="?", metavar="PLAN.toml",
-        help="model, environment and tasks; without, a tiny policy in the controlled family, on the CPU",
+        help="model, environment, tasks and settings; without the first three, a tiny policy in the controlled family",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path(".errata") / "ablation", metavar="DIR", help="[%(default)s]")
     parser.add_argument("--seeds", type=_seeds, metavar="N|A-B", help="0 to N - 1, or A to B [the plan's, or 5]")

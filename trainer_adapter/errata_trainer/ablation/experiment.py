@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from . import plot, records
 from .boxes import Boxes
 from .configured import configured
 from .controlled import BoxesSubject, terminal_of
-from .plan import TRL_SDPO, Arm, Plan
+from .plan import TRL_SDPO, Plan
 from .precondition import Precondition, precondition
 from .records import Run
 from .report import ArmReport, data_of, reports, text
@@ -76,15 +76,13 @@ class Result:
         return f"{told}{text(self.arms)}{self.finished} of {self.wanted} runs\n"
 
 
-def controlled_plan(arms: tuple[Arm, ...], seeds: tuple[int, ...], **changes: Any) -> Plan:
-    """Return the plan of the controlled family.
+def controlled_plan(plan: Plan) -> Plan:
+    """Return a plan of the controlled family.
 
     Args:
-        arms: To compare.
-        seeds: Of each.
-        **changes: Fields of `GRPOConfig` that differ from `FAMILY_GRPO`.
+        plan: Arms, seeds, channels and check; of ``grpo`` what differs from `FAMILY_GRPO`. Its subject is not used.
     """
-    return Plan(arms, seeds, FAMILY, {**FAMILY_GRPO, **changes})
+    return replace(plan, subject=FAMILY, grpo={**FAMILY_GRPO, **plan.grpo})
 
 
 @contextmanager

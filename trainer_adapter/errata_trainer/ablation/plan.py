@@ -50,7 +50,8 @@ class Plan:
         arms: In the order of the tables; the first is what the others are compared with.
         seeds: Each arm runs once with each. A seed decides sampling and the order of tasks.
         subject: What is trained: ``{"family": "boxes", ...}`` for the controlled family, else the tables
-            ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file.
+            ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a file has none:
+            `experiment.controlled_plan` makes it the controlled family's.
         grpo: Fields of TRL's `GRPOConfig`; the same in all arms, so all have the same budget of rollouts.
         channels: Keywords of `ThreeChannelGRPOTrainer` (``jsd_beta``, ``beta_dpo``, ``token_clip``) and fields of
             `ChannelSettings`.
@@ -99,6 +100,9 @@ _TABLES = ("policy", "environment", "tasks", "pairs")
 def read_plan(path: Path) -> Plan:
     """Read a plan from TOML; docs/ablation.md has an example.
 
+    A file without any of the tables ``policy``, ``environment``, ``tasks`` and ``pairs`` is of the controlled family:
+    its plan has no subject yet.
+
     Raises:
         InvalidRequest: The file is not of that form; the message says where.
     """
@@ -110,7 +114,7 @@ def read_plan(path: Path) -> Plan:
     for name in read:
         if name not in known:
             raise InvalidRequest(f"{path}: no table {name!r}: there are {', '.join(sorted(known))}")
-    for name in ("policy", "environment", "tasks"):
+    for name in ("policy", "environment", "tasks") if any(name in read for name in _TABLES) else ():
         if not isinstance(read.get(name), dict):
             raise InvalidRequest(f"{path}: the table [{name}] is missing")
     experiment = read.get("experiment", {})
@@ -119,7 +123,8 @@ def read_plan(path: Path) -> Plan:
         arms = tuple(Arm(**arm) for arm in read["arms"]) if "arms" in read else ARMS
         given = {name: read.get(name, {}) for name in ("grpo", "channels", "check")}
         subject = {name: read[name] for name in _TABLES if name in read}
-        subject["directory"] = str(path.resolve().parent)
+        if subject:
+            subject["directory"] = str(path.resolve().parent)
         return Plan(arms, tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds), subject, **given)
     except TypeError as error:
         raise InvalidRequest(f"{path}: {error}; an arm has {', '.join(f.name for f in fields(Arm))}") from error
