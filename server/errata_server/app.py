@@ -51,6 +51,7 @@ from .replay import Replay
 from .runtime import Runtime
 from .sessions import Sessions
 from .settings import Settings
+from .wire import by_itself
 
 __all__ = ["HTTPEnvServer", "create_app", "create_fastapi_app"]
 
@@ -172,14 +173,19 @@ class HTTPEnvServer(_UpstreamServer):
         async def plain_socket(websocket: WebSocket) -> None:
             replay = self.replay if simulation else None
             owner = http_routes.principal(websocket)
-            if asks_for_mux(websocket):
-                await MuxSocket(websocket, multiplex, owner).serve()
-                return
-            await PlainSocket(websocket, self.sessions, replay, self.mcp, self.action_cls, told, owner).serve()
+
+            async def serve(socket: WebSocket) -> None:
+                if asks_for_mux(socket):
+                    await MuxSocket(socket, multiplex, owner).serve()
+                else:
+                    await PlainSocket(socket, self.sessions, replay, self.mcp, self.action_cls, told, owner).serve()
+
+            await by_itself(websocket, serve)
 
         @app.websocket("/mcp")
         async def mcp_socket(websocket: WebSocket) -> None:
-            await McpSocket(websocket, self.sessions, self.mcp, http_routes.principal(websocket)).serve()
+            owner = http_routes.principal(websocket)
+            await by_itself(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
 
         app.state.errata = self
         self.told = told

@@ -1,4 +1,8 @@
-"""What one task reads ahead for another."""
+"""What one task reads ahead for another.
+
+Nothing is made here before it is needed: of 10,000 sockets nearly all wait for their client, and an empty deque takes
+700 bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ class Inbox(Generic[T]):
         self._most_bytes = most_bytes
         self._bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None  # asked once: on Python 3.11 that is a system call
-        self._items: deque[tuple[T | None, int]] = deque()
+        self._items: list[tuple[T | None, int]] = []
         self._arrived: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
 
@@ -52,10 +56,69 @@ class Inbox(Generic[T]):
         while not self._items:
             self._arrived = self._future()
             await self._arrived
-        item, size_bytes = self._items.popleft()
+        item, size_bytes = self._items.pop(0)
         self._bytes -= size_bytes
         _wake(self._taken)
         return item
+
+
+class Arrivals(Generic[T]):
+    """What of asyncio.Queue an ASGI server uses, for one task that takes."""
+
+    __slots__ = ("_arrived", "_items")
+
+    def __init__(self) -> None:
+        self._items: deque[T] | None = None  # while there are any: they may be thousands, of a socket that floods
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put_nowait(self, item: T) -> None:
+        """Put ``item`` in; there always is room."""
+        if self._items is None:
+            self._items = deque()
+        self._items.append(item)
+        _wake(self._arrived)
+
+    def empty(self) -> bool:
+        """Say whether nothing is there."""
+        return self._items is None
+
+    async def get(self) -> T:
+        """Return the next item when there is one."""
+        while self._items is None:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        item = self._items.popleft()
+        if not self._items:
+            self._items = None
+        return item
+
+
+class Gate:
+    """What of asyncio.Event an ASGI server uses; open at first."""
+
+    __slots__ = ("_opened",)
+
+    def __init__(self) -> None:
+        self._opened: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Open it."""
+        opened, self._opened = self._opened, None
+        _wake(opened)
+
+    def clear(self) -> None:
+        """Close it."""
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+
+    def is_set(self) -> bool:
+        """Say whether it is open."""
+        return self._opened is None
+
+    async def wait(self) -> None:
+        """Return once it is open."""
+        if self._opened is not None:
+            await asyncio.shield(self._opened)  # others wait for it too
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from .client_frames import TOGETHER, ClientFrames, Other
+from .inbox import Arrivals, Gate
 
 READ_AHEAD_BYTES = 256 * 1024
 """Messages that came together wait in memory up to this size; beyond it the socket is not read."""
@@ -55,11 +60,18 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     An application may call ``scope["extensions"][TOGETHER]()`` before it accepts: messages that came together are then
     one event, ``websocket.receive`` with a list of bytes under ``messages``. For a socket of thousands of small
     messages a second, what is done for each message costs more than the message.
+
+    What it holds for each socket is small: no queue of asyncio's, no headers once they were answered.
     """
 
     _frames: ClientFrames | None = None
     _early = False
     _waiting_bytes = 0
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.queue = Arrivals()  # type: ignore[assignment]
+        self.writable = Gate()  # type: ignore[assignment]
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
@@ -107,6 +119,9 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self.request.headers.clear()  # the parser keeps them as long as the socket lives
+            self.response.headers.clear()
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             # The handshake was answered, with a refusal: uvicorn would log it as an application that answered nothing.
             self.handshake_complete = True
@@ -118,3 +133,56 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if not self.writable.is_set():
             self.transport.pause_reading()
         return message
+
+
+Serve = Callable[[WebSocket], Awaitable[None]]
+
+BY_ITSELF = "errata.by_itself"
+"""Name of an ASGI extension: see `LoneSocket`."""
+
+KEPT_SCOPE = ("type", "path", "query_string", "client", "subprotocols", "extensions")
+
+
+async def by_itself(websocket: WebSocket, serve: Serve) -> None:
+    """Serve a socket that is not yet accepted: by itself where the server can do that, else in here.
+
+    Args:
+        websocket: What the endpoint got.
+        serve: Is called with it, or with another of which only path, query, subprotocols and peer are known.
+    """
+    take = websocket.scope.get("extensions", {}).get(BY_ITSELF)
+    if take is None:
+        await serve(websocket)
+    else:
+        take(serve)
+
+
+class LoneSocket(BoundedSocket):
+    """Serves an endpoint without what was called before it: see `by_itself`.
+
+    Middleware and routing are a dozen coroutines that wait for an endpoint to return, beneath each socket. Here one may
+    call ``scope["extensions"][BY_ITSELF](serve)`` and return: ``serve`` runs when they are gone. That is for
+    applications without middleware that wants to know how long a socket lives or what goes over it.
+    """
+
+    _serve: Serve | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == SWITCHING_PROTOCOLS:
+            self.scope["extensions"][BY_ITSELF] = self._serve_by_itself
+
+    def _serve_by_itself(self, serve: Serve) -> None:
+        self._serve = serve
+
+    async def run_asgi(self) -> None:
+        self.app = functools.partial(self._run, self.app)  # type: ignore[assignment]
+        await super().run_asgi()
+
+    async def _run(self, app: ASGIApp, scope: Any, receive: Any, send: Any) -> None:
+        await app(scope, receive, send)
+        serve, self._serve = self._serve, None
+        if serve is not None:
+            self.scope = {name: scope[name] for name in KEPT_SCOPE}  # type: ignore[misc]
+            del app, scope
+            await serve(WebSocket(self.scope, receive, send))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from errata_server.inbox import Inbox
+from errata_server.inbox import Arrivals, Gate, Inbox
 
 
 async def test_items_come_out_in_order_and_none_is_the_end() -> None:
@@ -59,3 +59,38 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await taking
     assert await inbox.take() == 1
+
+
+async def test_arrivals_come_out_in_order_to_one_who_waits_or_comes_later() -> None:
+    arrivals = Arrivals[int]()
+    taking = asyncio.create_task(arrivals.get())
+    await asyncio.sleep(0)
+    assert arrivals.empty() and not taking.done()
+    for number in range(3):
+        arrivals.put_nowait(number)
+    assert await taking == 0
+    assert [await arrivals.get(), arrivals.empty(), await arrivals.get(), arrivals.empty()] == [1, False, 2, True]
+    taking = asyncio.create_task(arrivals.get())
+    await asyncio.sleep(0)
+    taking.cancel()
+    arrivals.put_nowait(3)  # before the cancelled task ran
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await arrivals.get() == 3
+
+
+async def test_a_gate_lets_all_through_who_wait_for_it_and_one_who_gave_up_spoils_nothing() -> None:
+    gate = Gate()
+    assert gate.is_set()
+    await gate.wait()
+    gate.clear()
+    gate.clear()
+    waiting = [asyncio.create_task(gate.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    assert not gate.is_set() and not any(task.done() for task in waiting[1:])
+    gate.set()
+    gate.set()
+    await asyncio.gather(*waiting[1:])
+    assert gate.is_set() and waiting[0].cancelled()

@@ -13,12 +13,18 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from errata_server import wire
 from errata_server.app import create_fastapi_app
+from errata_server.serving import Bind, _config
 from errata_server.settings import Settings
 
 from .conftest import simulated
@@ -37,10 +43,10 @@ def make_app(settings: Settings | None = None) -> FastAPI:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
+async def serving(app: Starlette, door: type[wire.BoundedSocket] = wire.LoneSocket) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=wire.BoundedHttp, ws=wire.BoundedSocket, log_config=None, lifespan="off",
+        app, http=wire.BoundedHttp, ws=door, log_config=None, lifespan="off",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -50,11 +56,11 @@ async def serving(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     await running
 
 
-@pytest.fixture
-async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+@pytest.fixture(params=[wire.BoundedSocket, wire.LoneSocket])
+async def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, int]]:
     """Where a server answers that gives 0.3 s for a request's headers."""
     monkeypatch.setattr(wire, "HEADERS_S", 0.3)
-    async with serving(make_app()) as where:
+    async with serving(make_app(), request.param) as where:
         yield where
 
 
@@ -174,3 +180,39 @@ async def test_who_never_reads_its_replies_is_not_read_either(address: tuple[str
             sent += len(frames)
     assert sent < ENOUGH
     writer.transport.abort()
+
+
+class Watching:
+    """Middleware that wants to know how long a socket lives."""
+
+    def __init__(self, app: ASGIApp, lived: list[str]) -> None:
+        self.app, self.lived = app, lived
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+        self.lived.append(scope["type"])
+
+
+async def test_a_socket_is_served_when_what_was_called_before_it_is_gone() -> None:
+    lived: list[str] = []
+    app = Watching(make_app(), lived)
+    for door, before in ((wire.BoundedSocket, []), (wire.LoneSocket, ["websocket"])):
+        async with serving(app, door) as (host, port), connect(f"ws://{host}:{port}/ws?session_id=") as client:
+            await client.send('{"type":"reset","data":{}}')
+            assert json.loads(await client.recv())["type"] == "observation"
+            assert lived == before
+        assert lived == ["websocket"]
+        lived.clear()
+
+
+def test_only_where_no_middleware_wants_to_know_of_it() -> None:
+    def of(app: Starlette) -> type:
+        return _config(app, Bind()).ws  # type: ignore[return-value]
+
+    ours, watched, alone = make_app(), make_app(), make_app()
+    ours.mount("/static", StaticFiles(directory="."))
+    watched.add_middleware(Watching, lived=[])
+    assert of(ours) is of(Starlette(routes=[Mount("/a", ours)])) is wire.LoneSocket
+    assert of(watched) is of(Starlette(routes=[Mount("/a", watched)])) is wire.BoundedSocket
+    assert of(Starlette(routes=[Mount("/a", Watching(alone, []))])) is wire.BoundedSocket
+    assert of(Starlette(routes=[Mount("/a", alone)], middleware=[Middleware(Watching, lived=[])])) is wire.BoundedSocket
