@@ -85,6 +85,7 @@ class MuxSocket:
             self._multiplex.disconnect(connection)
             writing.cancel()
             await asyncio.wait([writing])
+            self._connection = None
             await self._close()
 
     async def _read(self, connection: ServerConnection) -> None:

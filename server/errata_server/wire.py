@@ -78,6 +78,16 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self.response.status_code == SWITCHING_PROTOCOLS:
             self.scope["extensions"][TOGETHER] = self._take_together
 
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            self.scope["extensions"].clear()  # methods of this object, which it would keep alive
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.conn.parser.close()  # a generator that waits for more keeps itself alive, and all of its connection
+
     def _take_together(self) -> None:
         if not self._early and not self.conn.extensions and not self.handshake_complete:
             self._frames = ClientFrames(self.config.ws_max_size)
@@ -176,8 +186,12 @@ class LoneSocket(BoundedSocket):
         self._serve = serve
 
     async def run_asgi(self) -> None:
-        self.app = functools.partial(self._run, self.app)  # type: ignore[assignment]
-        await super().run_asgi()
+        app = self.app
+        self.app = functools.partial(self._run, app)  # type: ignore[assignment]
+        try:
+            await super().run_asgi()
+        finally:
+            self.app = app
 
     async def _run(self, app: ASGIApp, scope: Any, receive: Any, send: Any) -> None:
         await app(scope, receive, send)

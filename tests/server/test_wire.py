@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvicorn
@@ -19,11 +20,14 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from errata_server import wire
 from errata_server.app import create_fastapi_app
+from errata_server.mux_ws import MuxSocket
+from errata_server.plain_ws import PlainSocket
 from errata_server.serving import Bind, _config
 from errata_server.settings import Settings
 
@@ -34,6 +38,14 @@ PING = b"\x89\xfd\0\0\0\0" + b"x" * 125
 STEP = b"\x81\x8f\0\0\0\0" + b'{"type":"stat"}'
 ENOUGH = 64 * 2**20
 """Bytes after which a server that would read for ever is found out; socket buffers hold far less."""
+
+
+async def until(said: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if said():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it does not come true")
 
 
 def make_app(settings: Settings | None = None) -> FastAPI:
@@ -180,6 +192,32 @@ async def test_who_never_reads_its_replies_is_not_read_either(address: tuple[str
             sent += len(frames)
     assert sent < ENOUGH
     writer.transport.abort()
+
+
+@pytest.mark.parametrize("protocol", ["", "openenv.mux.v1"])
+@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
+async def test_a_socket_that_is_gone_leaves_nothing_to_the_garbage_collector(
+    door: type[wire.BoundedSocket], protocol: str
+) -> None:
+    subprotocols = [Subprotocol(protocol)] if protocol else None
+    of_a_socket = (wire.BoundedSocket, ServerProtocol, PlainSocket, MuxSocket)
+
+    def alive() -> list[str]:
+        return [type(found).__name__ for found in gc.get_objects() if issubclass(type(found), of_a_socket)]
+
+    async with serving(make_app(), door) as (host, port):
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            for _ in range(3):
+                async with connect(f"ws://{host}:{port}/ws", subprotocols=subprotocols) as client:
+                    await client.send('{"type":"reset","data":{}}')  # a multiplexed socket is closed for it
+                    with contextlib.suppress(ConnectionClosedError):
+                        await client.recv()
+            await until(lambda: alive() == before)
+        finally:
+            gc.enable()
 
 
 class Watching:
