@@ -85,7 +85,6 @@ class MuxSocket:
             self._multiplex.disconnect(connection)
             writing.cancel()
             await asyncio.wait([writing])
-            self._connection = None
             await self._close()
 
     async def _read(self, connection: ServerConnection) -> None:
@@ -120,6 +119,7 @@ class MuxSocket:
         except GONE as error:
             log.debug("a multiplexed socket is gone: %s", error)
         finally:
+            self._connection = None  # nobody empties it any more: who waits for room has to hear that the peer is gone
             self._drained.set()
 
     async def _close(self) -> None:
