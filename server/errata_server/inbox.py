@@ -63,20 +63,20 @@ class Inbox(Generic[T]):
 
 
 class Arrivals(Generic[T]):
-    """What of asyncio.Queue an ASGI server uses, for one task that takes."""
+    """What of asyncio.Queue an ASGI server uses."""
 
-    __slots__ = ("_arrived", "_items")
+    __slots__ = ("_items", "_takers")
 
     def __init__(self) -> None:
         self._items: deque[T] | None = None  # while there are any: they may be thousands, of a socket that floods
-        self._arrived: asyncio.Future[None] | None = None
+        self._takers: list[asyncio.Future[None]] | None = None  # while there are any, in the order they came
 
     def put_nowait(self, item: T) -> None:
         """Put ``item`` in; there always is room."""
         if self._items is None:
             self._items = deque()
         self._items.append(item)
-        _wake(self._arrived)
+        self._wake_one()
 
     def empty(self) -> bool:
         """Say whether nothing is there."""
@@ -85,12 +85,28 @@ class Arrivals(Generic[T]):
     async def get(self) -> T:
         """Return the next item when there is one."""
         while self._items is None:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            taker = asyncio.get_running_loop().create_future()
+            self._takers = [*(self._takers or ()), taker]
+            try:
+                await taker
+            except asyncio.CancelledError:
+                if taker.cancelled():
+                    self._takers = [other for other in self._takers or () if other is not taker] or None
+                elif self._items is not None:
+                    self._wake_one()  # it was woken for an item that another can take
+                raise
         item = self._items.popleft()
         if not self._items:
             self._items = None
         return item
+
+    def _wake_one(self) -> None:
+        while self._takers:
+            taker, *rest = self._takers
+            self._takers = rest or None
+            if not taker.done():
+                taker.set_result(None)
+                return
 
 
 class Gate:

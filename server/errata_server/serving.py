@@ -17,16 +17,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.applications import Starlette
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from .auth import LOOPBACK_NAMES, Guard, is_loopback
-from .bad_input import BodyLimit
+from .above import only_ours
+from .auth import LOOPBACK_NAMES, is_loopback
 from .compose import compose, mount_by_name
 from .loading import Stated, load_all
 from .runtime import Runtime
@@ -203,25 +199,13 @@ def _config(app: FastAPI, bind: Bind) -> uvicorn.Config:
         port=bind.port,
         loop="uvloop" if sys.platform == "linux" else "asyncio",
         http=BoundedHttp,
-        ws=LoneSocket if _only_ours(app) else BoundedSocket,
+        ws=LoneSocket if only_ours(app) else BoundedSocket,
         ws_max_size=MAX_WIRE_FRAME,
         ws_per_message_deflate=False,
         access_log=False,
         log_config=None,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-
-
-def _only_ours(app: Starlette) -> bool:
-    """Say whether nothing lies above our doors but middleware of ours, which is done once a socket is let in."""
-    if not all(middleware.cls in (Guard, BodyLimit) for middleware in app.user_middleware):
-        return False
-    mounted = [route.app for route in app.router.routes if isinstance(route, Mount) and route.app is not app.router]
-    return all(_only_ours(below) if isinstance(below, Starlette) else _has_no_door(below) for below in mounted)
-
-
-def _has_no_door(app: ASGIApp) -> bool:
-    return isinstance(app, StaticFiles) or type(app).__module__ == "errata_server.web"
 
 
 def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:

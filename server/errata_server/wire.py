@@ -87,6 +87,10 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.conn.parser.close()  # a generator that waits for more keeps itself alive, and all of its connection
+        refused = self.conn.handshake_exc
+        while refused is not None:  # likewise the frames in which a handshake was refused
+            refused.__traceback__ = None
+            refused = refused.__context__
 
     def _take_together(self) -> None:
         if not self._early and not self.conn.extensions and not self.handshake_complete:
@@ -156,12 +160,17 @@ KEPT_SCOPE = ("type", "path", "query_string", "client", "subprotocols", "extensi
 async def by_itself(websocket: WebSocket, serve: Serve) -> None:
     """Serve a socket that is not yet accepted: by itself where the server can do that, else in here.
 
+    By itself, an exception out of ``serve`` is the server's to log, not an exception handler's to answer.
+
     Args:
         websocket: What the endpoint got.
         serve: Is called with it, or with another of which only path, query, subprotocols and peer are known.
     """
     take = websocket.scope.get("extensions", {}).get(BY_ITSELF)
-    if take is None:
+    depends = getattr(
+        websocket.scope.get("route"), "dependencies", ()
+    )  # with what they hold until the endpoint returns
+    if take is None or depends:
         await serve(websocket)
     else:
         take(serve)
@@ -172,7 +181,7 @@ class LoneSocket(BoundedSocket):
 
     Middleware and routing are a dozen coroutines that wait for an endpoint to return, beneath each socket. Here one may
     call ``scope["extensions"][BY_ITSELF](serve)`` and return: ``serve`` runs when they are gone. That is for
-    applications without middleware that wants to know how long a socket lives or what goes over it.
+    applications without middleware that wants to know how long a socket lives or what goes over it: `only_ours`.
     """
 
     _serve: Serve | None = None

@@ -79,6 +79,21 @@ async def test_arrivals_come_out_in_order_to_one_who_waits_or_comes_later() -> N
     assert await arrivals.get() == 3
 
 
+async def test_each_of_two_who_take_gets_what_arrives_also_if_one_gives_up() -> None:
+    arrivals = Arrivals[int]()
+    taking = [asyncio.create_task(arrivals.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    taking[0].cancel()
+    await asyncio.wait(taking[:1])
+    arrivals.put_nowait(1)
+    taking[1].cancel()  # it was woken and did not run
+    arrivals.put_nowait(2)
+    with pytest.raises(asyncio.CancelledError):
+        await taking[1]
+    assert await asyncio.wait_for(taking[2], 5) == 1
+    assert await arrivals.get() == 2 and arrivals.empty()
+
+
 async def test_a_gate_lets_all_through_who_wait_for_it_and_one_who_gave_up_spoils_nothing() -> None:
     gate = Gate()
     assert gate.is_set()

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from openenv.core.env_server.http_server import HTTPEnvServer
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.routing import Mount
+from starlette.routing import Host, Mount, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
@@ -24,7 +25,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from errata_server import wire
+from errata_server import adopt, wire
 from errata_server.app import create_fastapi_app
 from errata_server.mux_ws import MuxSocket
 from errata_server.plain_ws import PlainSocket
@@ -243,14 +244,106 @@ async def test_a_socket_is_served_when_what_was_called_before_it_is_gone() -> No
         lived.clear()
 
 
-def test_only_where_no_middleware_wants_to_know_of_it() -> None:
+async def test_what_a_socket_depends_on_is_there_as_long_as_it_lives() -> None:
+    held: list[str] = []
+
+    async def lock() -> AsyncIterator[None]:
+        held.append("lock")
+        yield
+        held.clear()
+
+    app = FastAPI(dependencies=[Depends(lock)])
+    HTTPEnvServer(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4).register_routes(app)
+    app = adopt(app, runtime=simulated(), max_concurrent_envs=4)
+    async with serving(app, wire.LoneSocket) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
+        await client.send('{"type":"reset","data":{}}')
+        assert json.loads(await client.recv())["type"] == "observation"
+        assert held == ["lock"]
+
+
+def test_only_where_nothing_wants_to_know_of_it() -> None:
     def of(app: Starlette) -> type:
         return _config(app, Bind()).ws  # type: ignore[return-value]
 
-    ours, watched, alone = make_app(), make_app(), make_app()
+    class Other(FastAPI):
+        pass
+
+    ours, watched, rebuilt, with_mount, itself = (make_app() for _ in range(5))
     ours.mount("/static", StaticFiles(directory="."))
+    ours.include_router(APIRouter())
     watched.add_middleware(Watching, lived=[])
-    assert of(ours) is of(Starlette(routes=[Mount("/a", ours)])) is wire.LoneSocket
-    assert of(watched) is of(Starlette(routes=[Mount("/a", watched)])) is wire.BoundedSocket
-    assert of(Starlette(routes=[Mount("/a", Watching(alone, []))])) is wire.BoundedSocket
-    assert of(Starlette(routes=[Mount("/a", alone)], middleware=[Middleware(Watching, lived=[])])) is wire.BoundedSocket
+    rebuilt.build_middleware_stack = lambda: Watching(ours, [])  # type: ignore[method-assign]
+    inner = APIRouter()
+    inner.mount("/a", Watching(ours, []))
+    with_mount.include_router(inner)
+    itself.mount("/again", itself)
+    for app in (ours, itself, Starlette(routes=[Mount("/a", ours)]), Starlette(routes=[Mount("/a", Router())])):
+        assert of(app) is wire.LoneSocket
+    for app in (
+        watched,
+        rebuilt,
+        with_mount,
+        Other(),
+        Starlette(routes=[Mount("/a", watched)]),
+        Starlette(routes=[Mount("/a", Watching(ours, []))]),
+        Starlette(routes=[Mount("/a", ours, middleware=[Middleware(Watching, lived=[])])]),
+        Starlette(routes=[Mount("/a", Router(middleware=[Middleware(Watching, lived=[])]))]),
+        Starlette(routes=[Host("a", ours)]),
+        Starlette(routes=[Mount("/a", ours)], middleware=[Middleware(Watching, lived=[])]),
+    ):
+        assert of(app) is wire.BoundedSocket
+
+
+@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
+async def test_a_refused_handshake_leaves_nothing_either(door: type[wire.BoundedSocket]) -> None:
+    def alive() -> int:
+        return sum(issubclass(type(found), (wire.BoundedSocket, ServerProtocol)) for found in gc.get_objects())
+
+    async with serving(make_app(), door) as address:
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            for version in ("12", "13"):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(
+                    "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    f"Sec-WebSocket-Version: {version}\r\n\r\n".encode()
+                )
+                assert b" 4" in await asyncio.wait_for(reader.read(), 30)
+                writer.close()
+            await until(lambda: alive() == before)
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
+async def test_who_leaves_while_replies_pile_up_is_not_served_any_longer(
+    door: type[wire.BoundedSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[MuxSocket] = []
+    serve = MuxSocket.serve
+
+    async def seen(self: MuxSocket) -> None:
+        served.append(self)
+        await serve(self)
+        served.remove(self)
+
+    monkeypatch.setattr(MuxSocket, "serve", seen)
+    body = b"[" + b",".join([b"1"] * 250) + b"]"  # each is told to be wrong
+    frame = b"\x81\xfe" + len(body).to_bytes(2, "big") + b"\0\0\0\0" + body
+    async with serving(make_app(), door) as address:
+        _, writer = await _websocket(address, mux=True)
+        await until(lambda: len(served) == 1)
+        sending = asyncio.create_task(_send_for_ever(writer, frame * 100))
+        await until(lambda: not served[0]._drained.is_set())
+        await asyncio.sleep(0.2)
+        sending.cancel()
+        writer.transport.abort()
+        await until(lambda: not served)
+
+
+async def _send_for_ever(writer: asyncio.StreamWriter, data: bytes) -> None:
+    while True:
+        writer.write(data)
+        await writer.drain()
