@@ -15,6 +15,8 @@ from pathlib import Path
 
 from errata_protocol.errors import ErrataError
 
+from .plan import Plan, arms_of, read_plan
+
 INTERRUPTED = 128 + signal.SIGINT
 QUICK_STEPS = 2
 
@@ -29,12 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if options.plan is None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its server would outlive it
     say = _Progress()
     try:
-        return _run(options, say, shlex.join(["errata", "ablate", *arguments]))
+        own = read_plan(options.plan) if options.plan else Plan()
+        if not own.subject:
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
+        return _run(options, own, say, shlex.join(["errata", "ablate", *arguments]))
     except ErrataError as error:
         say.end()
         print(f"errata ablate: {error.message}", file=sys.stderr)
@@ -45,19 +48,17 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _run(options: argparse.Namespace, say: _Progress, command: str) -> int:
+def _run(options: argparse.Namespace, own: Plan, say: _Progress, command: str) -> int:
     import warnings
 
     import torch
     import transformers
 
     from .experiment import controlled_plan, run
-    from .plan import Plan, arms_of, read_plan
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    own = read_plan(options.plan) if options.plan else Plan()
     named = {arm.name: arm for arm in own.arms}
     arms = tuple(named[name] if name in named else arms_of([name])[0] for name in options.arms) or own.arms
     steps = options.steps or (QUICK_STEPS if options.quick else None)
@@ -66,6 +67,8 @@ def _run(options: argparse.Namespace, say: _Progress, command: str) -> int:
     plan = Plan(arms, seeds, own.subject, grpo, own.channels, own.check)
     if not own.subject:
         torch.set_num_threads(1)  # so small a policy is slower with more
+        if options.plan:
+            say(f"{options.plan} names no policy, environment or tasks: the built-in tasks")
         plan = controlled_plan(plan)
     result = run(plan, options.out, say, command=command, resume=options.resume)
     say.end()
