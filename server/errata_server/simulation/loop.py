@@ -240,6 +240,9 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
             loop.run_forever()
     else:
         raise SimulationError(f"what crashed cannot be unwound: {_waiting(loop)}")
+    for task in loop._made:
+        if task.done() and not task.cancelled():
+            task.exception()  # nobody is left to ask: told at a garbage collection, it would be the next boot's
     loop.errors.clear()
 
 
