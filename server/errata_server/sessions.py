@@ -266,7 +266,7 @@ class Sessions(Idling):
 
     async def _end(self, sid: str) -> bool:
         session = self._live.get(sid)
-        if session is None:
+        if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)
             if row is None or row.environment != self.environment:
                 return False

@@ -35,6 +35,7 @@ FOUND_WIDENED = {
     5001094: "a restored instance took a failed step and a tools/call for one delivery, and credited the wrong ones",
     282002: "a reward that was committed while its session was looked up was never pushed",
     284237: "likewise",
+    428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",
 }
 """Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""
 
