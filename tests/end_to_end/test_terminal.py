@@ -146,7 +146,8 @@ async def test_a_thousand_forks_of_one_state_cost_no_disk_of_their_own(server: S
         await env.step(TerminalAction(command="head -c 5000000 /dev/urandom > big"))
         eid = env.eid
         before = _disk(data_dir / "sandboxes")
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        early = httpx.Limits(keepalive_expiry=1.0)  # the server lets go of what is idle for 5 s, as httpx would: a race
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=early) as http:
 
             async def fork(n: int) -> dict[str, Any]:
                 answer = await http.post(f"/episodes/{eid}/fork", json={"t": 1, "request_id": f"r{n}"})

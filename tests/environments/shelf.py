@@ -20,8 +20,13 @@ class ShelfObservation(ErrorMarkers, Observation):
     text: str = ""
 
 
+TOGETHER = 8
+"""Sessions that have to look at `together` at the same time, or all of them wait for ever."""
+
+
 class ShelfEnvironment(Environment[ShelfAction, ShelfObservation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    waiting: "list[asyncio.Future[None]]" = []  # noqa: RUF012 # of all sessions
 
     def __init__(self):
         super().__init__()
@@ -44,6 +49,14 @@ class ShelfEnvironment(Environment[ShelfAction, ShelfObservation, State]):
         self._state.step_count += 1
         if action.path == "slow":
             await asyncio.sleep(0.2)
+        if action.path == "together":
+            mine = asyncio.get_running_loop().create_future()
+            self.waiting.append(mine)
+            if len(self.waiting) == TOGETHER:
+                for waiting in self.waiting:
+                    waiting.set_result(None)
+                self.waiting.clear()
+            await mine
         if action.path == "broken":
             raise RuntimeError("the shelf fell")
         if action.tool == "read" and action.path == self._place:

@@ -244,6 +244,7 @@ async def test_a_stopped_launcher_of_a_dead_owner_is_killed_at_start(data_dir: P
         [sys.executable, "-c", OWNER, str(data_dir), lasting(76543)], stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
+    assert [owner.stdout.readline() for _ in range(2)][1], "its sandbox is open"
     until(lambda: len(processes_with(lasting(76543))) >= 2, "the command runs")
     launcher = int((data_dir / "launcher").read_text().split()[0])
     os.kill(launcher, signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ MAIN = Path(__file__).parent / "ddp_main.py"
 
 
 def run(*command: str) -> None:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # also where the machine's own name leads nowhere
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -23,7 +25,15 @@ def run(*command: str) -> None:
 @pytest.mark.parametrize("options", [(), ("--checkpointing",)], ids=["plain", "checkpointing"])
 def test_two_ranks_train_as_one_process_does(server: ServerProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
     together = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d")
-    run(*together, "--rdzv_endpoint=127.0.0.1:0", str(MAIN), server.url, str(tmp_path), *options)
+    run(
+        *together,
+        "--rdzv_endpoint=127.0.0.1:0",
+        "--local_addr=127.0.0.1",
+        str(MAIN),
+        server.url,
+        str(tmp_path),
+        *options,
+    )
     run(str(MAIN), server.url, str(tmp_path), *options)
     alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert alone["log"][0]["sdpo/tokens"] > 0 and alone["log"][0]["dpo/pairs"] == 3.0
