@@ -143,8 +143,8 @@ def step(cls: Any, factory: Any, path: Path, commands: tuple[str, ...], **given:
         for environment in trainer.environments:
             environment._close()  # the server holds so many sessions and no more
     played = trainer.state.log_history[0]["tools/call_frequency"]
-    if played != len(COMMANDS) + 1:
-        raise RuntimeError(f"{played} calls a rollout instead of {len(COMMANDS) + 1}: the arms do not play the same")
+    if played != len(commands) + 1:
+        raise RuntimeError(f"{played} calls a rollout instead of {len(commands) + 1}: the arms do not play the same")
     return took
 
 
@@ -186,6 +186,7 @@ def main() -> None:
             stock.terminate()
             stock.wait()
     found = {
+        "rounds": ROUNDS,
         "rollouts": ROLLOUTS,
         "calls_a_rollout": len(COMMANDS) + 1,
         "machine": {"cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()},

@@ -14,8 +14,8 @@ settings.load_profile("shared")
 def pytest_collection_finish() -> None:
     """Take what was imported out of the garbage collector's sight, as the server does at its start.
 
-    With torch it is a million objects: each look through them stopped everything in this process for 0.9 s on an idle
-    machine, and for longer than a step's deadline of 2 s on a busy one.
+    With torch it is a million objects. A look through them and what tests left stopped everything in this process for
+    0.9 to 2.7 s (`gc.callbacks`, one run of the suite), longer than a step's deadline of 2 s.
     """
     gc.collect()
     gc.freeze()

@@ -65,9 +65,10 @@ class Inbox(Generic[T]):
 class Arrivals(Generic[T]):
     """What of asyncio.Queue an ASGI server uses."""
 
-    __slots__ = ("_items", "_takers")
+    __slots__ = ("_items", "_loop", "_takers")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._items: deque[T] | None = None  # while there are any: they may be thousands, of a socket that floods
         self._takers: list[asyncio.Future[None]] | None = None  # while there are any, in the order they came
 
@@ -85,7 +86,7 @@ class Arrivals(Generic[T]):
     async def get(self) -> T:
         """Return the next item when there is one."""
         while self._items is None:
-            taker = asyncio.get_running_loop().create_future()
+            taker = self._loop.create_future()
             self._takers = [*(self._takers or ()), taker]
             try:
                 await taker
@@ -112,9 +113,10 @@ class Arrivals(Generic[T]):
 class Gate:
     """What of asyncio.Event an ASGI server uses; open at first."""
 
-    __slots__ = ("_opened",)
+    __slots__ = ("_loop", "_opened")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._opened: asyncio.Future[None] | None = None
 
     def set(self) -> None:
@@ -125,7 +127,7 @@ class Gate:
     def clear(self) -> None:
         """Close it."""
         if self._opened is None:
-            self._opened = asyncio.get_running_loop().create_future()
+            self._opened = self._loop.create_future()
 
     def is_set(self) -> bool:
         """Say whether it is open."""

@@ -70,8 +70,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.queue = Arrivals()  # type: ignore[assignment]
-        self.writable = Gate()  # type: ignore[assignment]
+        self.queue = Arrivals(self.loop)  # type: ignore[assignment]
+        self.writable = Gate(self.loop)  # type: ignore[assignment]
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
@@ -155,6 +155,7 @@ BY_ITSELF = "errata.by_itself"
 """Name of an ASGI extension: see `LoneSocket`."""
 
 KEPT_SCOPE = ("type", "path", "query_string", "client", "subprotocols", "extensions")
+"""What our doors and uvicorn's log lines read of it."""
 
 
 async def by_itself(websocket: WebSocket, serve: Serve) -> None:
@@ -167,10 +168,8 @@ async def by_itself(websocket: WebSocket, serve: Serve) -> None:
         serve: Is called with it, or with another of which only path, query, subprotocols and peer are known.
     """
     take = websocket.scope.get("extensions", {}).get(BY_ITSELF)
-    depends = getattr(
-        websocket.scope.get("route"), "dependencies", ()
-    )  # with what they hold until the endpoint returns
-    if take is None or depends:
+    # What the route depends on is given back when the endpoint returns.
+    if take is None or getattr(websocket.scope.get("route"), "dependencies", ()):
         await serve(websocket)
     else:
         take(serve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
@@ -49,6 +50,13 @@ def connect(client: TestClient, path: str = "/ws", *, told: bool = True) -> Iter
 
 
 Connect = Callable[..., AbstractContextManager[Socket]]
+
+
+async def until(said: Callable[[], bool]) -> None:
+    """Wait for what has no event of its own: a thread says it, or a peer."""
+    async with asyncio.timeout(20):
+        while not said():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def simulated(settings: Settings | None = None) -> Runtime:

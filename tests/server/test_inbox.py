@@ -62,7 +62,7 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
 
 
 async def test_arrivals_come_out_in_order_to_one_who_waits_or_comes_later() -> None:
-    arrivals = Arrivals[int]()
+    arrivals = Arrivals[int](asyncio.get_running_loop())
     taking = asyncio.create_task(arrivals.get())
     await asyncio.sleep(0)
     assert arrivals.empty() and not taking.done()
@@ -80,7 +80,7 @@ async def test_arrivals_come_out_in_order_to_one_who_waits_or_comes_later() -> N
 
 
 async def test_each_of_two_who_take_gets_what_arrives_also_if_one_gives_up() -> None:
-    arrivals = Arrivals[int]()
+    arrivals = Arrivals[int](asyncio.get_running_loop())
     taking = [asyncio.create_task(arrivals.get()) for _ in range(3)]
     await asyncio.sleep(0)
     taking[0].cancel()
@@ -95,7 +95,7 @@ async def test_each_of_two_who_take_gets_what_arrives_also_if_one_gives_up() -> 
 
 
 async def test_a_gate_lets_all_through_who_wait_for_it_and_one_who_gave_up_spoils_nothing() -> None:
-    gate = Gate()
+    gate = Gate(asyncio.get_running_loop())
     assert gate.is_set()
     await gate.wait()
     gate.clear()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from errata_server.settings import Settings
 from errata_server.simulation.threads import SimulatedThreads
 from errata_server.threads import Threads
 
-from .conftest import connect
+from .conftest import connect, until
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
 
 Opened = tuple[Sessions, Runtime]
@@ -154,12 +154,6 @@ async def opened(sessions: Sessions, count: int) -> list[Session]:
     for session in made:
         await reset(sessions, session)
     return made
-
-
-async def until(said: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not said():  # noqa: ASYNC110 - a thread says it
-            await asyncio.sleep(0.01)
 
 
 # -- one thread for all calls of an environment ---------------------------------------------------------------------

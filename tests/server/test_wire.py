@@ -8,7 +8,7 @@ import contextlib
 import gc
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
@@ -32,21 +32,13 @@ from errata_server.plain_ws import PlainSocket
 from errata_server.serving import Bind, _config
 from errata_server.settings import Settings
 
-from .conftest import simulated
+from .conftest import simulated, until
 from .environments import CountAction, CountEnvironment, CountObservation
 
 PING = b"\x89\xfd\0\0\0\0" + b"x" * 125
 STEP = b"\x81\x8f\0\0\0\0" + b'{"type":"stat"}'
 ENOUGH = 64 * 2**20
 """Bytes after which a server that would read for ever is found out; socket buffers hold far less."""
-
-
-async def until(said: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if said():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it does not come true")
 
 
 def make_app(settings: Settings | None = None) -> FastAPI:
@@ -236,7 +228,7 @@ async def test_a_socket_is_served_when_what_was_called_before_it_is_gone() -> No
     lived: list[str] = []
     app = Watching(make_app(), lived)
     for door, before in ((wire.BoundedSocket, []), (wire.LoneSocket, ["websocket"])):
-        async with serving(app, door) as (host, port), connect(f"ws://{host}:{port}/ws?session_id=") as client:
+        async with serving(app, door) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
             await client.send('{"type":"reset","data":{}}')
             assert json.loads(await client.recv())["type"] == "observation"
             assert lived == before

@@ -288,6 +288,6 @@ def _keep_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
     loop.errors.append(context.get("exception") or SimulationError(str(context.get("message"))))
 
 
-def _waiting(loop: asyncio.AbstractEventLoop) -> str:
-    names = sorted(f"{t.get_name()} in {t.get_coro()}" for t in asyncio.all_tasks(loop))
+def _waiting(loop: SimulatedLoop) -> str:
+    names = sorted(f"{t.get_name()} in {t.get_coro()}" for t in _tasks(loop))
     return "; ".join(names[:5]) or "no task is left"
