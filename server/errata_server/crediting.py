@@ -27,8 +27,6 @@ class Credit:
     def __init__(self, env: object) -> None:
         self._env = env
         self._t_of: list[int | None] = []
-        self._all_own = True
-        self._only_steps = False
 
     @property
     def compute(self) -> Callable[[], Any] | None:
@@ -55,28 +53,27 @@ class Credit:
             self._t_of = []
             return
         if reset:
-            self._all_own = True
             old = before if after >= before else 0  # an environment that does not reset its rubric
             self._t_of = [None] * old + [t] * (after - old)
             return
-        if not self._t_of and 0 < before == t - 1 and self._all_own and self._only_steps:
-            self._t_of = list(range(1, t))  # it remembers every step, and none that failed
         known = self._t_of[:before]
         self._t_of = known + [None] * (before - len(known)) + [t] * (after - before)
 
-    def restored(self, *, only_steps: bool) -> None:
-        """Take note that the instance was restored from a snapshot, and may remember what was judged before.
+    def restored(self, t: int, *, only_steps: bool) -> None:
+        """Take note that the instance was restored from the snapshot of delivery ``t``, with what it remembers.
+
+        That is one judged step for each delivery, or else nobody knows of which.
 
         Args:
+            t: Where it stands now.
             only_steps: All deliveries since the reset are steps. A tools/call that was not judged and a step that was
                 judged and failed would else be taken for one delivery.
         """
-        self._only_steps = only_steps
+        self._t_of = list(range(1, t + 1)) if only_steps and self.judged() == t else []
 
     def forked(self) -> None:
         """Take note that deliveries count from 0 again: what was judged before is the parent's."""
-        self._t_of = [None] * len(self._t_of)
-        self._all_own = False
+        self._t_of = []
 
     def by_delivery(self, t: int, values: Any) -> dict[int, float]:
         """Return rewards by delivery, up to ``t``; several of one delivery are added up.

@@ -128,7 +128,7 @@ class Waker:
                 if last.kind == "fork":
                     await host.forked(last.eid)
                 elif host.credit.compute is not None:
-                    await self._look_at_credit(host, last.eid)
+                    await self._look_at_credit(host, last.eid, last.t)
                 return
             if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
                 if host.recovery is Recovery.NONE:
@@ -151,14 +151,14 @@ class Waker:
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
 
-    async def _look_at_credit(self, host: EnvHost, eid: str) -> None:
+    async def _look_at_credit(self, host: EnvHost, eid: str, t: int) -> None:
         """Tell what may have been judged before the snapshot that ``host`` was restored from."""
         row = await self._runtime.read(self._runtime.journal.episode, eid)
         if row is not None and row.origin_eid is not None:
             host.credit.forked()
             return
         turns = await self._runtime.read(self._runtime.journal.turns, eid)
-        host.credit.restored(only_steps=all(turn.kind == "step" for turn in turns if turn.t > 0))
+        host.credit.restored(t, only_steps=all(turn.kind == "step" for turn in turns if turn.t > 0))
 
     async def _lose(self, session: Session, why: str) -> None:
         session.lost = session.lost_message(why)

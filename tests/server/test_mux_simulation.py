@@ -33,6 +33,7 @@ FOUND_WIDENED = {
     103: "a session that was looked up while its episode was deleted went on, and was lost at its next request",
     162: "likewise, and stood on the episode",
     5001094: "a restored instance took a failed step and a tools/call for one delivery, and credited the wrong ones",
+    536944: "likewise where both came after it was restored",
     282002: "a reward that was committed while its session was looked up was never pushed",
     284237: "likewise",
     428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",

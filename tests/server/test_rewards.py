@@ -361,6 +361,22 @@ def test_a_session_that_was_woken_credits_the_steps_before_too(
         assert _late(client, eid) == {1: 0.5, 2: 1.0}
 
 
+def test_a_woken_session_takes_a_judged_step_that_failed_for_no_delivery(tmp_path: Path) -> None:
+    def app() -> FastAPI:
+        return _game(SavedGameEnvironment, Runtime(Settings(data_dir=tmp_path)))
+
+    with TestClient(app()) as client:
+        sid = client.post("/mcp", json=CREATE).json()["result"]["session_id"]
+        with connect(client, f"/ws?session_id={sid}") as socket:
+            eid = socket.ask("reset", {})["eid"]
+    with TestClient(app()) as client:
+        with connect(client, f"/ws?session_id={sid}") as socket:
+            socket.ask("step", {"do": "pass"})  # a delivery that nobody judged
+            socket.ask("step", {"do": "crash"})  # judged, and no delivery
+            assert socket.ask("step", {"do": "win"})["t"] == 2
+        assert _late(client, eid) == {2: 1.0}
+
+
 @pytest.mark.parametrize(("env", "options"), [(SavedGameEnvironment, {}), (GameEnvironment, {"deterministic": True})])
 def test_a_fork_credits_its_own_steps_and_leaves_the_parents_alone(env: Any, options: dict[str, Any]) -> None:
     with TestClient(_game(env, **options)) as client:
