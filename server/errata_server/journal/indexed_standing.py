@@ -1,0 +1,173 @@
+"""Where sessions and episodes of a journal in segments with an index stand, and what stands against a commit to it."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from .base import DeliveryRow, Journal, RewardRow
+from .codec import LogRecord
+from .index import decode_replies, decode_turns
+from .live import Episode, Live, Session, Turn
+from .segments import Segments
+
+_STANDS = (
+    "SELECT json_group_array(json_array(e.eid, e.n, e.session, t.last_t, t.deliveries, printf('%!.17g', t.reward), "
+    "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest))) "
+    "FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
+    "WHERE e.eid IN (SELECT value FROM json_each(?))"
+)
+_SESSION_STANDS = (
+    "SELECT json_group_array(json_array(s.sid, s.n, s.environment IS NOT NULL, coalesce(c.last_id, 0), "
+    "coalesce(c.last_seq, 0))) FROM sessions s LEFT JOIN counters c ON c.session = s.n "
+    "WHERE s.sid IN (SELECT value FROM json_each(?))"
+)
+
+
+class IndexedStanding(Journal):
+    """What is asked of a journal before each commit; `Journal` for the rest, see `IndexedReads`."""
+
+    durable = True
+    blocking = True
+
+    def __init__(self, segments: Segments, live: Live) -> None:
+        self._segments = segments
+        self._live = live
+        self._rewarded: set[tuple[int, str]] = set()
+
+    @abstractmethod
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query on the index; none where a value is one that SQLite cannot hold."""
+
+    def _turn(self, eid: str, t: int) -> Turn | None:
+        if eid in self._live.deleted:
+            return None
+        episode = self._live.episodes.get(eid)
+        if episode is not None:
+            for batch in self._live.batches():
+                if (waiting := batch.turns.get(episode.n, {}).get(t)) is not None:
+                    return Turn._make(waiting)
+        sql = (
+            "SELECT run FROM turns WHERE episode = (SELECT n FROM episodes WHERE eid = ?) AND last >= ? "
+            "ORDER BY last LIMIT 1"
+        )
+        for (run,) in self._rows(sql, (eid, t)):
+            for turn in decode_turns(run):
+                if turn.t == t:
+                    return turn
+        return None
+
+    def _forked(self, fork_of: str | None, request: str) -> str | None:
+        for batch in self._live.batches():
+            if (fork_of, request) in batch.forks:
+                return batch.forks[fork_of, request]
+        rows = self._rows("SELECT sid FROM sessions WHERE fork_of IS ? AND fork_request = ?", (fork_of, request))
+        return str(rows[0][0]) if rows else None
+
+    def _episode(self, eid: str) -> Episode | None:
+        if eid in self._live.deleted:
+            return None
+        return self._live.episodes.get(eid) or self._stands([eid]).get(eid)
+
+    def _session(self, sid: str) -> Session | None:
+        return self._live.sessions.get(sid) or self._session_stands([sid]).get(sid)
+
+    def _stands(self, eids: Iterable[str]) -> dict[str, Episode]:
+        rows = self._rows(_STANDS, (json.dumps(list(eids)),))
+        found = {}
+        for eid, n, session, last_t, deliveries, reward, done, kinds, *sizes, newest in (
+            json.loads(rows[0][0]) if rows else ()
+        ):
+            if last_t is None:
+                found[eid] = Episode(n, session)
+                continue
+            found[eid] = Episode(
+                n, session, last_t, last_t, deliveries, float(reward), bool(done), kinds_of(kinds) or None, *sizes,
+                float(newest),
+            )  # fmt: skip
+        return found
+
+    def _session_stands(self, sids: Iterable[str]) -> dict[str, Session]:
+        rows = self._rows(_SESSION_STANDS, (json.dumps(list(sids)),))
+        return {
+            sid: Session(n, bool(known), last_id, last_id, last_seq)
+            for sid, n, known, last_id, last_seq in (json.loads(rows[0][0]) if rows else ())
+        }
+
+    def _meet(self, records: Iterable[LogRecord]) -> None:
+        """Look up where the episodes and sessions of records stand, and which of their rewards are there, all in three
+        queries, before they are checked or taken in: no row costs a query of its own."""
+        live = self._live
+        rewards: list[RewardRow] = []
+        eids, sids = set[str](), set[str]()
+        known_episodes, known_sessions = live.episodes, live.sessions
+        for record in records:
+            if type(record) is DeliveryRow and record.eid in known_episodes and record.sid in known_sessions:
+                continue
+            sid, eid = getattr(record, "sid", None), getattr(record, "eid", None)
+            if sid is not None and sid not in live.sessions:
+                sids.add(sid)
+            if eid and eid not in live.episodes and eid not in live.deleted:
+                eids.add(eid)
+            if isinstance(record, RewardRow):
+                rewards.append(record)
+        if eids:
+            live.episodes.update(self._stands(eids))
+        if sids:
+            live.sessions.update(self._session_stands(sids))
+        self._rewarded = self._rewards_there(rewards) if rewards else set()
+
+    def _rewards_there(self, rewards: Iterable[RewardRow]) -> set[tuple[int, str]]:
+        asked = [(self._live.episodes[r.eid].n, r.reward_id) for r in rewards if r.eid in self._live.episodes]
+        there = {(n, id) for batch in self._live.batches() for n, id in asked if id in batch.rewards.get(n, ())}
+        sql = (
+            "SELECT json_group_array(json_array(episode, reward_id)) FROM rewards WHERE (episode, reward_id) IN "
+            "(SELECT value->>0, value->>1 FROM json_each(?))"
+        )
+        rows = self._rows(sql, (json.dumps(asked),))
+        return there.union((n, id) for n, id in json.loads(rows[0][0]))
+
+    # -- what stands against a commit (errata_server.journal.claims) ---------------------------------------------
+
+    def has_session(self, sid: str) -> bool:
+        session = self._live.sessions.get(sid)
+        return session is not None and session.known
+
+    def has_episode(self, eid: str) -> bool:
+        return eid in self._live.episodes
+
+    def has_delivery(self, eid: str, t: int) -> bool:
+        episode = self._live.episodes.get(eid)
+        if episode is None:
+            episode = self._episode(eid)  # an origin: it was not looked up with the others
+        return episode is not None and t <= episode.last_t and self._turn(eid, t) is not None
+
+    def has_id(self, sid: str, id: int) -> bool:
+        session = self._live.sessions.get(sid)
+        if session is None or id > session.last_id:
+            return False
+        if any(id in batch.replies.get(session.n, ()) for batch in self._live.batches()):
+            return True
+        sql = "SELECT run FROM replies WHERE session = ? AND last >= ? ORDER BY last LIMIT 1"
+        return any(reply.id == id for (run,) in self._rows(sql, (session.n, id)) for reply in decode_replies(run))
+
+    def has_fork(self, fork_of: str | None, request: str) -> bool:
+        return self._forked(fork_of, request) is not None
+
+    def has_reward(self, eid: str, reward_id: str) -> bool:
+        episode = self._live.episodes.get(eid)
+        return episode is not None and (episode.n, reward_id) in self._rewarded
+
+    def has_seq(self, sid: str, seq: int) -> bool:
+        session = self._live.sessions.get(sid)
+        if session is None or seq > session.last_seq:
+            return False
+        if any(seq in batch.pushes.get(session.n, ()) for batch in self._live.batches()):
+            return True
+        return bool(self._rows("SELECT 1 FROM rewards WHERE session = ? AND seq = ?", (session.n, seq)))
+
+
+def kinds_of(text: str | None) -> dict[str, int]:
+    return dict(json.loads(text)) if text else {}
