@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from .crediting import Credit
 from .deadlines import ends_within
 from .handover import CallAbandoned, ThreadGone
 from .mcp_keeper import McpKeeper
+from .parameters import accepted, parameters_of
 from .placing import EnvironmentFactory, overrides, place_for
 from .recovery_class import found_others, recovery_of
 from .threads import Place, Threads
@@ -45,30 +45,6 @@ CANCEL_S = 1.0
 
 class ThreadLost(StepTimeout):
     """The call did not run: the thread that the instance shared was given up, because another's call hangs on it."""
-
-
-def _accepted(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    if not given:
-        return {}
-    parameters = _parameters(method)
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return {k: v for k, v in given.items() if takes_any or k in parameters}
-
-
-def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return what a bound method takes. Python looks longer for it than most resets run, so once for a function."""
-    function = getattr(method, "__func__", None)
-    if function is None:
-        return inspect.signature(method).parameters
-    known = _PARAMETERS.get(function)
-    if known is None:
-        known = _PARAMETERS[function] = inspect.signature(method).parameters
-    return known
-
-
-_PARAMETERS: weakref.WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class EnvHost:
@@ -259,12 +235,12 @@ class EnvHost:
     @property
     def reset_parameters(self) -> Mapping[str, inspect.Parameter]:
         """What the environment's reset takes."""
-        return _parameters(self.env.reset_async if self._async_reset else self.env.reset)
+        return parameters_of(self.env.reset_async if self._async_reset else self.env.reset)
 
     async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
         method = self.env.reset_async if self._async_reset else self.env.reset
-        kwargs = _accepted(method, data)
+        kwargs = accepted(method, data)
         try:
             return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
         finally:
@@ -273,7 +249,7 @@ class EnvHost:
     async def step(self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float) -> Observation:
         """Step the environment, with those of ``given``'s keys that its signature takes."""
         method = self.env.step_async if self._async_step else self.env.step
-        kwargs = _accepted(method, given) if given else {}
+        kwargs = accepted(method, given) if given else {}
         kwargs.pop("action", None)
         return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s, action)
 

@@ -20,6 +20,7 @@ from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandb
 from .base_tree import BaseTree
 from .cgroups import Counters
 from .command import Ending, Exchange
+from .descriptors import append_only, close_all, memory_file
 from .diskwatch import DiskWatch, over
 from .output import BoundedOutput
 from .runners import Runner
@@ -103,10 +104,10 @@ class NamespaceSandbox(Sandbox):
         with contextlib.ExitStack() as fds:
             fds.callback(runner.close)
             give: list[int] = []
-            fds.callback(_close_all, give)
+            fds.callback(close_all, give)
             streams, state_fd = {}, -1
             try:
-                give.append(_memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                give.append(memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
                 for stream in (out, err):
                     read_end, write_end = os.pipe()
                     fds.callback(os.close, read_end)
@@ -117,7 +118,7 @@ class NamespaceSandbox(Sandbox):
                     state_fd = os.memfd_create("shell")
                     fds.callback(os.close, state_fd)
                     os.write(state_fd, startup)
-                    give.append(_append_only(state_fd))
+                    give.append(append_only(state_fd))
             except OSError as error:
                 raise SandboxFailed(f"the pipes of a command could not be made: {error}") from error
             ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
@@ -245,7 +246,7 @@ class NamespaceSandbox(Sandbox):
                 order,
                 give,
                 streams,
-                after_send=lambda: _close_all(give),
+                after_send=lambda: close_all(give),
                 kill=lambda: backend.runners.kill(runner),
                 watch=self._disk_watch(runner).run if watch else None,
             )
@@ -323,7 +324,7 @@ class NamespaceSandbox(Sandbox):
         if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
             raise _refused(path, errno.EDQUOT)
         self._backend.check_room(len(data))
-        content = _memory_file(data)
+        content = memory_file(data)
         try:
             await self._file_request(path, {"do": "write", "mode": mode}, content)
         finally:
@@ -426,26 +427,3 @@ def _refused(path: str, number: int) -> PathRefused:
     number = errno.EACCES if number == errno.EXDEV else number
     message = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
     return PathRefused(path, errno.errorcode.get(number, str(number)), message)
-
-
-def _memory_file(content: bytes) -> int:
-    """Return a read-only descriptor of ``content``."""
-    fd = os.memfd_create("content")
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
-        made = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(fd)
-    return made
-
-
-def _close_all(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
-
-
-def _append_only(fd: int) -> int:
-    """Return another descriptor of a memory file that only appends."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -1,0 +1,29 @@
+"""File descriptors that are given to a command."""
+
+from __future__ import annotations
+
+import os
+
+
+def memory_file(content: bytes) -> int:
+    """Return a read-only descriptor of ``content``."""
+    fd = os.memfd_create("content")
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        made = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+    return made
+
+
+def close_all(fds: list[int]) -> None:
+    """Close them, and forget them one by one: what is closed twice may be another's by then."""
+    while fds:
+        os.close(fds.pop())
+
+
+def append_only(fd: int) -> int:
+    """Return another descriptor of a memory file that only appends."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
