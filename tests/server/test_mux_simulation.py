@@ -36,6 +36,7 @@ FOUND_WIDENED = {
     536944: "likewise where both came after it was restored",
     282002: "a reward that was committed while its session was looked up was never pushed",
     284237: "likewise",
+    675031: "what followed a close was refused before replies ahead of it that were being recalled came",
     428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",
 }
 """Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""

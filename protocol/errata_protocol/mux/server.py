@@ -83,7 +83,6 @@ from .server_session import (
     ServerConfig,
     ServerConnection,
     ServerSession,
-    Told,
     optional,
 )
 from .state import Action, Event, Role, State, transition
@@ -327,10 +326,7 @@ class ServerProtocol:
         self._requests.completed(effect, reply, now)
         session = effect.session
         if reply.type == "closed" and session.state is not State.ABSENT:
-            connection, unsent = session.connection, session.sent + 1
             self._attachments.bury(session, "closed", told=False, now=now)
-            if connection is not None and unsent <= effect.id:  # replies before it were still being recalled
-                self._out.effects.append(Recall(session, unsent, effect.id, Told(connection)))
         return self._out.take()
 
     def rejected(self, effect: Run, error: ErrataError) -> list[Effect]:

@@ -278,25 +278,28 @@ class Attachments:
         self._unlink(session)
 
     def bury(self, session: ServerSession, reason: EndReason, *, told: bool, now: float) -> None:
-        """End a session: answer what is queued, and tell its socket if it does not know by its reply.
+        """End a session: answer what is queued, behind the replies that are still due.
 
         Args:
             session: In memory.
             reason: Why.
-            told: Send ``detached``.
+            told: Send ``detached``: its socket does not know by a reply.
             now: As everywhere.
         """
         connection = session.connection
         cls, text = _ENDS[reason]
         self._forget(session, Event.ENDED)
+        refused: dict[int, ErrataError] = {}
         for pending in session.queue:
             pending.release()
-            if connection is not None:
-                self._out.error(connection, cls(text, eid=session.eid, t=session.t), session.sid, id=pending.id)
+            refused[pending.id] = cls(text, eid=session.eid, t=session.t)
         session.queue.clear()
         if connection is not None:
             connection.sessions.pop(session.sid, None)
             session.connection = None
-            if told:
-                self._out.detached(connection, session.sid, reason)
+            end = Told(connection, refused, reason if told else None)
+            if session.sent < session.done:  # replies were still being recalled, or waited for room
+                self._out.effects.append(Recall(session, session.sent + 1, session.done, end))
+            else:
+                self._out.last_words(session.sid, end)
         self._replay(session, now)

@@ -228,6 +228,7 @@ class Requests:
         if isinstance(token, Told):
             for recorded in replies:
                 self.out.recorded(token.connection, session, recorded)
+            self.out.last_words(session.sid, token)
         elif isinstance(token, Asked):
             token.connection.in_flight -= 1
             if session.connection is token.connection:

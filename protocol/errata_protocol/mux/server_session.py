@@ -173,6 +173,10 @@ class Told(Struct, frozen=True):
     """Why replies are recalled: a session is over, and its owner missed some."""
 
     connection: ServerConnection
+    refused: dict[int, ErrataError] = {}
+    """What to tell after them, by id: of requests that nobody runs any more."""
+    detached: EndReason | None = None
+    """And last, unless the client knows by a reply."""
 
 
 class ServerSession:
@@ -358,6 +362,13 @@ class Out:
         """Queue a late reward."""
         message = write_envelope({"sid": session.sid, "seq": seq, "type": "reward"}, data)
         self.send(connection, session.sid, message, seq=seq)
+
+    def last_words(self, sid: str, told: Told) -> None:
+        """Queue what follows the last reply of a session that is over."""
+        for id, error in told.refused.items():
+            self.error(told.connection, error, sid, id=id)
+        if told.detached is not None:
+            self.detached(told.connection, sid, told.detached)
 
     def detached(self, connection: ServerConnection, sid: str, reason: EndReason | Literal["taken_over"]) -> None:
         """Queue the push that ends an attachment."""

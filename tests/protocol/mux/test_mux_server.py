@@ -588,6 +588,37 @@ def test_d2_close_ends_the_session_behind_what_came_before(server: Server) -> No
     assert server.protocol.sessions == 0 and server.socket.in_flight == 0 and not server.socket.sessions
 
 
+@pytest.mark.parametrize("reason", ["by its client", "by somebody else"])
+def test_d4_what_follows_a_close_is_refused_behind_the_replies_that_are_still_recalled(
+    server: Server, reason: str
+) -> None:
+    (run,) = server.say(step(1))
+    assert isinstance(run, Run)
+    server.run(run)
+    for id in range(2, 8):  # so many that the first one is the journal's
+        (later,) = server.say(step(id))
+        server.run(later)
+    new = server.protocol.connect()
+    due, close = server.say(resume(), {"sid": SID, "id": 8, "type": "close"}, step(9), socket=new)
+    assert isinstance(due, Recall) and isinstance(close, Run) and codes(server.told(new)) == ["resumed"]
+    if reason == "by its client":
+        (missed,) = server.run(close, Reply("closed", b"{}"))
+    else:
+        (missed,) = server.take(server.protocol.ended(SID, "closed", 0.0))
+    assert server.told(new) == [] and server.protocol.sessions == 0
+    assert isinstance(missed, Recall) and missed.first == 1
+    rows = [Recorded(id, "step", b"", reply(id - 1)) for id in range(1, missed.last + 1)]
+    assert server.take(server.protocol.recalled(due, rows[: due.last])) == [], "it is not that attachment's any more"
+    server.take(server.protocol.recalled(missed, rows))
+    said = server.told(new)
+    if reason == "by its client":
+        assert [m["id"] for m in said] == [*range(1, 10)] and codes(said)[-1] == "SESSION_CLOSED"
+    else:
+        assert [m.get("id") for m in said] == [*range(1, 10), None]
+        assert codes(said)[-3:] == ["SESSION_CLOSED", "SESSION_CLOSED", "detached"]
+    assert new.in_flight == 0
+
+
 # -- D6, D10 ------------------------------------------------------------------------------------------------------
 
 
