@@ -6,8 +6,9 @@ import hmac
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
-from errata_protocol.errors import Conflict, EnvironmentFailed, ErrataError, SessionLost
+from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataError, SessionLost
 from errata_protocol.mux import Find, ServerSession, Stored
 from errata_protocol.mux.state import State
 
@@ -21,6 +22,13 @@ SOUGHT_AT_ONCE = 256
 """Sessions that are looked for in the journal in one go: a thousand that resume would each wait for a thread."""
 
 
+class _Sought(NamedTuple):
+    """A session that is looked for, and what to say where there is none."""
+
+    find: Find
+    otherwise: Exception
+
+
 class Finding:
     """Opens sessions and looks for them.
 
@@ -30,7 +38,7 @@ class Finding:
 
     def __init__(self, shell: MuxShell) -> None:
         self._shell = shell
-        self._sought: list[Find] = []
+        self._sought: list[_Sought] = []
         self._reading: list[dict[str, int]] = []  # of each look into the journal: the last push since, by sid
 
     def find(self, effect: Find) -> None:
@@ -50,21 +58,26 @@ class Finding:
             if sid in since:
                 since[sid] = max(since[sid], seq)
 
-    def _seek(self, find: Find) -> None:
+    def _seek(self, find: Find, otherwise: Exception | None = None) -> None:
         """Look for a session in the journal, together with all others that are looked for now."""
-        self._sought.append(find)
+        unknown = SessionLost("no session with this sid and key: open another")
+        self._sought.append(_Sought(find, otherwise or unknown))
         if len(self._sought) == 1:
             self._shell.loop.call_soon(lambda: self._shell.spawn(self._seek_all()))
 
     def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
         """Take a session that was opened, or why it was not: the journal says if there is one of that id."""
-        if isinstance(error, Conflict):
-            self._seek(find)
-        elif session is None:
-            self._refuse(find, error or EnvironmentFailed("the session could not be opened"))
-        else:
+        if session is not None:
             find.session.handle = session
             self._tell(find, Stored(recovery=session.row.recovery, group=find.session.group))
+        elif isinstance(error, Conflict):
+            self._seek(find)
+        elif isinstance(error, ErrataError) and CODES[error.code].retryable:
+            self._refuse(find, error)
+        else:
+            # The client would take it that nothing of what it sent had an effect, and an open of a process before this
+            # one may be committed that was never answered.
+            self._seek(find, error or EnvironmentFailed("the session could not be opened"))
 
     def _tell(self, find: Find, stored: Stored) -> None:
         """Give the machine a session; nobody may be there for it any more."""
@@ -83,7 +96,8 @@ class Finding:
 
     async def _seek_all(self) -> None:
         while self._sought:
-            finds, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
+            sought, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
+            finds = [one.find for one in sought]
             since = {find.session.sid: 0 for find in finds}
             self._reading.append(since)
             try:
@@ -96,17 +110,17 @@ class Finding:
                 continue
             finally:
                 self._reading = [other for other in self._reading if other is not since]
-            for find, (row, last, next_id, seq) in zip(finds, found, strict=True):
-                if journal_sid(find.session.sid) in outdated:
-                    self._sought.append(find)
+            for one, (row, last, next_id, seq) in zip(sought, found, strict=True):
+                sid = one.find.session.sid
+                if journal_sid(sid) in outdated:
+                    self._sought.append(one)
+                elif row is None:
+                    self._refuse(one.find, one.otherwise)
                 else:
-                    self._found(find, row, last, next_id, max(seq, since[find.session.sid]))
+                    self._found(one.find, row, last, next_id, max(seq, since[sid]))
 
-    def _found(self, find: Find, row: SessionRow | None, last: DeliveryRow | None, next_id: int, seq: int) -> None:
+    def _found(self, find: Find, row: SessionRow, last: DeliveryRow | None, next_id: int, seq: int) -> None:
         mine = find.session
-        if row is None:
-            self._refuse(find, SessionLost("no session with this sid and key: open another"))
-            return
         if row.status == "open":
             mine.handle = self._shell.sessions.dormant(row, last)
         stored = Stored(

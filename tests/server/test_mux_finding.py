@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
+from errata_protocol.errors import ErrataError
 from errata_server.app import create_fastapi_app
 from errata_server.journal import MemoryJournal
 from errata_server.runtime import Runtime
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation
-from .test_mux_door import joined
+from .test_mux_door import joined, n_of
 
 
 class _HeldJournal(MemoryJournal):
@@ -52,3 +55,35 @@ async def test_a_reward_that_comes_while_its_session_is_looked_up_is_pushed() ->
         journal.goes_on.set()
         await trainer.ask(opened, "step", {"n": 1})
         assert row.seq == 1 and [push["reward_id"] for push in trainer.pushed] == ["r"]
+
+
+class _MadeOnce(CountEnvironment):
+    """Its factory fails from the second time on, until it is mended."""
+
+    mended = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        if type(self).made > 1 and not type(self).mended:
+            raise OSError("the machine is gone")
+
+
+async def test_an_open_that_comes_again_finds_its_session_though_no_environment_can_be_made() -> None:
+    made = type("Made", (_MadeOnce,), {"made": 0})
+    app = create_fastapi_app(made, CountAction, CountObservation, runtime=Runtime(Settings(detach_ttl_s=0.0)))
+    async with joined(app) as before:
+        assert n_of(await before.ask(await before.open(), "reset")) == 0
+        await before.cut()
+        async with asyncio.timeout(10):
+            while app.state.errata.sessions._live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
+                await asyncio.sleep(0.01)
+    async with joined(app) as again:  # with the same secrets: as one that never heard of its open
+        session = await again.open()
+        assert session.eid is not None and session.t == 0
+        assert n_of(await again.ask(session, "reset")) == 0, "what was recorded"
+        made.mended = True  # type: ignore[attr-defined]
+        assert n_of(await again.ask(session, "step", {"n": 5})) == 5
+    made.mended = False  # type: ignore[attr-defined]
+    async with joined(app, seed=1) as other:
+        with pytest.raises(ErrataError, match="the machine is gone"):
+            await other.open()

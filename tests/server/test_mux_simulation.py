@@ -37,6 +37,7 @@ FOUND_WIDENED = {
     282002: "a reward that was committed while its session was looked up was never pushed",
     284237: "likewise",
     675031: "what followed a close was refused before replies ahead of it that were being recalled came",
+    772183: "an open that came again was refused because its environment could not be made, and it had been committed",
     428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",
 }
 """Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""
