@@ -82,6 +82,7 @@ class Hearing:
         self._asked: dict[ClientRequest, Asked] = {}
         self._wanted: dict[ClientRead, Wanted] = {}
         self._intruding: set[str] = set()
+        self._over_here: set[str] = set()  # sessions that ended on this socket, and may be told so more than once
         self._durable: dict[str, tuple[int, int]] = {}  # what it finds after a crash
         self._draw = chance
         self._keeps = chance.choice([1.0, 1.0, 0.5])  # chance that a reply is kept at once
@@ -135,6 +136,7 @@ class Hearing:
         if self.socket is not None or self._server is None:
             return
         self._mangled = False
+        self._over_here.clear()
         self._away_s = None
         self.socket = socket = SimulatedSocket(
             self._server.app,
@@ -362,6 +364,7 @@ class Hearing:
             self._at.pop(sid, None)
             self.world.intruders += 1
             return
+        self._over_here.add(sid)
         self.world.ledger.ended(sid, error.code)
 
     def _drop(self, session: ClientSession) -> None:

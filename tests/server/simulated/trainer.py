@@ -298,6 +298,8 @@ class Trainer(Hearing):
             return
         known = self._draw.choice(others)
         key = known.key if known.principal != self.principal else self._secret()
+        if known.sid in self._over_here:
+            return
         self._intruding.add(known.sid)
         self.note(f"{known.sid[:6]} intrude")
         if self._draw.random() < 0.5:
