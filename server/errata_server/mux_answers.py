@@ -134,9 +134,9 @@ class Answers:
             self._shell.do(self._shell.protocol.rejected(run, error))
 
     def _end(self, sid: str, session: Session, reason: EndReason) -> None:
-        """Let go of a session whose row says already what became of it."""
+        """Let go of a session; its row says what became of it, or is told now."""
         self._shell.end(sid, reason)
-        self._shell.spawn(self._shell.sessions.close(session))
+        self._shell.spawn(self._shell.sessions.close(session, status=reason))
 
     async def _recorded_error(self, session: Session, run: Run | Record, error: ErrataError) -> Reply | None:
         """Commit an error as the reply to a request; None where that could not be."""
