@@ -24,7 +24,6 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_protocol.mux import Record, Reply, Run, injected_fork
-from errata_protocol.mux.effects import EndReason
 
 from .delivery import Admitted, error_row, forked_row, refused_row, replied_row
 from .ids import name_of
@@ -105,7 +104,7 @@ class Answers:
         if reply is not None:
             self._shell.do(self._shell.protocol.completed(run, reply, self._shell.now()))
         if session.lost is not None:  # with this request: its client is told now, not at its next one
-            self._end(run.session.sid, session, "lost")
+            self._shell.let_go(run.session.sid, session, "lost")
 
     async def _executed(self, session: Session, run: Run, request: Request | None) -> Reply:
         if run.kind == "fork":
@@ -129,14 +128,11 @@ class Answers:
     def _give_back(self, run: Run, error: ErrataError) -> None:
         """Take an error that consumes no id: nothing ran, or the session is over."""
         if isinstance(error, SessionLost | SessionUnknown | SessionClosed):
-            self._end(run.session.sid, run.session.handle, "lost" if isinstance(error, SessionLost) else "closed")
+            self._shell.let_go(
+                run.session.sid, run.session.handle, "lost" if isinstance(error, SessionLost) else "closed"
+            )
         else:
             self._shell.do(self._shell.protocol.rejected(run, error))
-
-    def _end(self, sid: str, session: Session, reason: EndReason) -> None:
-        """Let go of a session; its row says what became of it, or is told now."""
-        self._shell.end(sid, reason)
-        self._shell.spawn(self._shell.sessions.close(session, status=reason))
 
     async def _recorded_error(self, session: Session, run: Run | Record, error: ErrataError) -> Reply | None:
         """Commit an error as the reply to a request; None where that could not be."""
