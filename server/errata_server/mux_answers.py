@@ -104,7 +104,7 @@ class Answers:
         if reply is not None:
             self._shell.do(self._shell.protocol.completed(run, reply, self._shell.now()))
         if session.lost is not None:  # with this request: its client is told now, not at its next one
-            self._shell.let_go(run.session.sid, session, "lost")
+            self._shell.let_go(run.session, "lost")
 
     async def _executed(self, session: Session, run: Run, request: Request | None) -> Reply:
         if run.kind == "fork":
@@ -128,9 +128,7 @@ class Answers:
     def _give_back(self, run: Run, error: ErrataError) -> None:
         """Take an error that consumes no id: nothing ran, or the session is over."""
         if isinstance(error, SessionLost | SessionUnknown | SessionClosed):
-            self._shell.let_go(
-                run.session.sid, run.session.handle, "lost" if isinstance(error, SessionLost) else "closed"
-            )
+            self._shell.let_go(run.session, "lost" if isinstance(error, SessionLost) else "closed")
         else:
             self._shell.do(self._shell.protocol.rejected(run, error))
 

@@ -60,8 +60,7 @@ class Finding:
 
     def _seek(self, find: Find, otherwise: Exception | None = None) -> None:
         """Look for a session in the journal, together with all others that are looked for now."""
-        unknown = SessionLost("no session with this sid and key: open another")
-        self._sought.append(_Sought(find, otherwise or unknown))
+        self._sought.append(_Sought(find, otherwise or SessionLost("no session with this sid and key: open another")))
         if len(self._sought) == 1:
             self._shell.loop.call_soon(lambda: self._shell.spawn(self._seek_all()))
 

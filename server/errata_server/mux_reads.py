@@ -82,9 +82,9 @@ class Reads:
             log.exception("a read failed")
             reply = Reply("error", msgspec.json.encode(EnvironmentFailed(str(error)).to_wire()))
         self._shell.do(self._shell.protocol.answered(read, reply))
-        session: Session | None = read.session.handle if read.session is not None else None
-        if read.session is not None and session is not None and session.lost is not None:
-            self._shell.let_go(read.session.sid, session, "lost")  # nobody may ever ask it for more
+        mine = read.session
+        if mine is not None and mine.handle is not None and mine.handle.lost is not None:
+            self._shell.let_go(mine, "lost")  # with this read: nobody may ever ask it for more
 
     async def _looked_up(self, read: Read) -> Reply:
         fields = read.fields

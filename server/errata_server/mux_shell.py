@@ -104,10 +104,11 @@ class MuxShell:
         self.idle.pop(sid, None)
         self.do(self.protocol.ended(sid, reason, self.now()))
 
-    def let_go(self, sid: str, session: Session, reason: EndReason) -> None:
+    def let_go(self, mine: ServerSession, reason: EndReason) -> None:
         """End a session that a request or a read found over; its row says what became of it, or is told now."""
-        self.end(sid, reason)
-        self.spawn(self.sessions.close(session, status=reason))
+        if self.protocol.session(mine.sid) is mine:
+            self.end(mine.sid, reason)
+        self.spawn(self.sessions.close(mine.handle, status=reason))
 
     def keep_idle(self, mine: ServerSession) -> None:
         """Take that no socket speaks for a session: it may make room for others, and ends in time as upstream's do."""

@@ -113,7 +113,7 @@ class MuxSocket:
                         await self._websocket.send_text(frame.decode())
                     if connection.accepts_input:
                         self._drained.set()
-                        if connection.behind:
+                        if connection.holds_back:
                             self._multiplex.drained(connection)
                 connection.data_to_send()  # nothing left: the machine says anew when there is
         except GONE as error:

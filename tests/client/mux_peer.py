@@ -242,7 +242,7 @@ class MuxPeer:
                     spoiled = self.garble.pop(0)(frame) if self.garble else frame
                     for _ in range(2 if self.twice else 1):
                         await socket.send(spoiled.decode())
-                if peer.behind and peer.accepts_input:
+                if peer.holds_back and peer.accepts_input:
                     self._take(self.protocol.drained(peer))
         except ConnectionClosed:
             pass

@@ -38,7 +38,7 @@ FOUND_WIDENED = {
     284237: "likewise",
     675031: "what followed a close was refused before replies ahead of it that were being recalled came",
     772183: "an open that came again was refused because its environment could not be made, and it had been committed",
-    1052866: "a session that was lost while its server stopped was told to be closed by its owner to who resumed it",
+    1052866: "who resumed a session that was lost while its server stopped was told that its owner had closed it",
     1080168: "a session that was found lost by a read stayed in memory where its client never came back",
     428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",
 }

@@ -317,7 +317,7 @@ class ServerProtocol:
     # -- outcomes ---------------------------------------------------------------------------------------------
 
     def drained(self, connection: ServerConnection) -> list[Effect]:
-        """Take that a socket with sessions `ServerConnection.behind` accepts input again."""
+        """Take that a socket that `ServerConnection.holds_back` accepts input again."""
         self._requests.drained(connection)
         return self._out.take()
 

@@ -17,7 +17,7 @@ from ..errors import (
     SessionExpired,
     SessionLost,
 )
-from .effects import EndReason, Find, Hibernate, Recall, Stored
+from .effects import EndReason, Find, Hibernate, Stored
 from .envelope import MAX_ID, write_envelope
 from .server_requests import hash_key
 from .server_session import Arrival, Message, Out, ServerConfig, ServerConnection, ServerSession, Told, optional
@@ -215,9 +215,8 @@ class Attachments:
         told = cls(text, next_id=stored.next_id, eid=stored.eid, t=stored.t)
         self._out.error(arrival.connection, told, session.sid)
         session.inherited = stored.next_id - 1
-        if arrival.last < stored.next_id - 1 and not arrival.connection.lost:
-            missed = Recall(session, arrival.last + 1, stored.next_id - 1, Told(arrival.connection))
-            self._out.effects.append(missed)
+        if not arrival.connection.lost:
+            self._out.part(session, arrival.last + 1, Told(arrival.connection, stored.next_id - 1))
         self._replay(session, now)
 
     def _unlink(self, session: ServerSession, *connections: ServerConnection) -> None:
@@ -297,9 +296,6 @@ class Attachments:
         if connection is not None:
             connection.sessions.pop(session.sid, None)
             session.connection = None
-            end = Told(connection, refused, reason if told else None)
-            if session.sent < session.done:  # replies were still being recalled, or waited for room
-                self._out.effects.append(Recall(session, session.sent + 1, session.done, end))
-            else:
-                self._out.last_words(session.sid, end)
+            end = Told(connection, session.done, refused, reason if told else None)
+            self._out.part(session, session.sent + 1, end)
         self._replay(session, now)

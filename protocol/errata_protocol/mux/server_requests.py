@@ -228,7 +228,8 @@ class Requests:
         if isinstance(token, Told):
             for recorded in replies:
                 self.out.recorded(token.connection, session, recorded)
-            self.out.last_words(session.sid, token)
+            if not token.connection.lost:
+                self.out.part(session, effect.last + 1, token)
         elif isinstance(token, Asked):
             token.connection.in_flight -= 1
             if session.connection is token.connection:
@@ -252,6 +253,9 @@ class Requests:
         for session in behind.values():
             if session.connection is connection and session.recall is None:
                 self.out.flush(session)
+        parting, connection.parting = connection.parting, []
+        for over, first, told in parting:
+            self.out.part(over, first, told)
 
     def pushed(self, session: ServerSession, seq: int, data: bytes) -> None:
         """Let a late reward leave, behind those before it."""

@@ -58,8 +58,8 @@ class ServerConnection:
     """
 
     __slots__ = (
-        *("armed", "assembly", "behind", "config", "handle", "held_bytes", "in_flight", "lost", "outbox", "principal"),
-        "sessions",
+        *("armed", "assembly", "behind", "config", "handle", "held_bytes", "in_flight", "lost", "outbox", "parting"),
+        *("principal", "sessions"),
     )
 
     def __init__(self, config: ServerConfig, principal: str | None, handle: object) -> None:
@@ -75,6 +75,8 @@ class ServerConnection:
         """Size of the requests in flight that have their session's turn before them."""
         self.behind: dict[str, ServerSession] = {}
         """Sessions with replies due that wait until the socket has room for them, by sid."""
+        self.parting: list[tuple[ServerSession, int, Told]] = []
+        """Likewise of sessions that are over: each with the next id to recall."""
         self.armed = False
         self.lost = False
 
@@ -92,6 +94,11 @@ class ServerConnection:
     def has_data(self) -> bool:
         """There is more to send."""
         return bool(self.outbox)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the shell has to call `drained` once the socket accepts input."""
+        return bool(self.behind or self.parting)
 
     @property
     def accepts_input(self) -> bool:
@@ -173,8 +180,10 @@ class Told(Struct, frozen=True):
     """Why replies are recalled: a session is over, and its owner missed some."""
 
     connection: ServerConnection
+    last: int
+    """Id of the last reply."""
     refused: dict[int, ErrataError] = {}
-    """What to tell after them, by id: of requests that nobody runs any more."""
+    """What to tell after it, by id: of requests that nobody runs any more."""
     detached: EndReason | None = None
     """And last, unless the client knows by a reply."""
 
@@ -363,12 +372,20 @@ class Out:
         message = write_envelope({"sid": session.sid, "seq": seq, "type": "reward"}, data)
         self.send(connection, session.sid, message, seq=seq)
 
-    def last_words(self, sid: str, told: Told) -> None:
-        """Queue what follows the last reply of a session that is over."""
-        for id, error in told.refused.items():
-            self.error(told.connection, error, sid, id=id)
-        if told.detached is not None:
-            self.detached(told.connection, sid, told.detached)
+    def part(self, session: ServerSession, first: int, told: Told) -> None:
+        """Ask for what the owner of a session that is over missed from ``first`` on, a few replies at a time and while
+        its socket has room; then tell the rest."""
+        connection = told.connection
+        if first > told.last:
+            for id, error in told.refused.items():
+                self.error(connection, error, session.sid, id=id)
+            if told.detached is not None:
+                self.detached(connection, session.sid, told.detached)
+        elif connection.accepts_input:
+            last = min(told.last, first + RECALLED_AT_ONCE - 1)
+            self.effects.append(Recall(session, first, last, told))
+        else:
+            connection.parting.append((session, first, told))
 
     def detached(self, connection: ServerConnection, sid: str, reason: EndReason | Literal["taken_over"]) -> None:
         """Queue the push that ends an attachment."""

@@ -505,6 +505,25 @@ def test_d12_who_resumes_a_session_that_is_over_is_told_and_gets_what_was_missed
     assert server.protocol.sessions == 0
 
 
+def test_d9_what_was_missed_of_sessions_that_are_over_is_recalled_as_the_socket_has_room() -> None:
+    server = Server(high_water_bytes=1000)
+    (find,) = server.say(resume())
+    assert isinstance(find, Find)
+    effects = server.take(server.protocol.found(find, Stored(41, "e-1", 39, 0, "none", "expired"), 0.0))
+    told, waited = codes(server.told()), 0
+    while effects:
+        (recall,) = effects
+        assert isinstance(recall, Recall) and recall.last - recall.first < 16
+        rows = [Recorded(id, "step", b"", reply(id - 1)) for id in range(recall.first, recall.last + 1)]
+        effects = server.take(server.protocol.recalled(recall, rows))
+        assert server.socket.outbox.buffered < 16 * 250
+        if server.socket.holds_back:
+            assert effects == [] and not server.socket.accepts_input
+            told += codes(server.told())
+            effects, waited = server.take(server.protocol.drained(server.socket)), waited + 1
+    assert told + codes(server.told()) == ["SESSION_EXPIRED", *["observation"] * 40] and waited > 1
+
+
 @pytest.mark.parametrize("sid", [SID, OTHER])
 def test_d12_a_socket_that_did_not_open_a_session_is_not_attached_to_it(server: Server, sid: str) -> None:
     new = server.protocol.connect()
