@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{scenario.name:22}{scenario.title} ({size})")
         return 0
     try:
-        scenarios = suite.chosen(SCENARIOS, options.only, smoke=options.quick)
+        pairs = bool(options.against or options.no_stock)
+        scenarios = suite.chosen(SCENARIOS, options.only, smoke=options.quick, pairs=pairs)
+        against = machine.interpreter(options.against) if options.against else None
     except ValueError as error:
         return _refuse(str(error))
     directory: Path = options.data_dir
@@ -62,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
             directory=directory,
             smoke=options.quick,
             progress=partial(_say, scenario.name),
+            against=options.against,
+            stock=not options.no_stock,
         )
         _say(scenario.name, f"{plan.sessions:,} {scenario.counted}, {plan.rounds} rounds")
         try:
@@ -77,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         command=shlex.join(["errata", "bench", *arguments]),
         smoke=options.quick,
         machine=machine.describe(directory, load_before),
+        against=against,
         scenarios=reports,
     )
     if options.json:
@@ -102,12 +108,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data-dir", type=Path, default=_scratch(), metavar="DIR", help=f"on the disk to be measured [{_scratch()}]"
     )
+    parser.add_argument(
+        "--against",
+        type=_executable,
+        metavar="PYTHON",
+        help="also measure the Errata that is installed for this interpreter, each arm right beside its own",
+    )
+    parser.add_argument("--no-stock", action="store_true", help="leave stock OpenEnv out")
     parser.add_argument("--list", action="store_true", help="name the scenarios and end")
     return parser
 
 
 def _scratch() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata" / "bench"
+
+
+def _executable(text: str) -> Path:
+    found = shutil.which(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text} is no program")
+    return Path(os.path.abspath(found))  # noqa: PTH100 - resolve() would follow a virtual environment's link to its base
 
 
 def _positive(text: str) -> int:
@@ -125,6 +145,10 @@ def _command(options: argparse.Namespace, name: str) -> str:
     for option in ("sessions", "rounds", "seconds"):
         if getattr(options, option):
             words += [f"--{option}", f"{getattr(options, option):g}"]
+    if options.against:
+        words += ["--against", str(options.against)]
+    if options.no_stock:
+        words.append("--no-stock")
     if options.sockets != 16:
         words += ["--sockets", str(options.sockets)]
     return shlex.join([*words, "--data-dir", str(options.data_dir)])

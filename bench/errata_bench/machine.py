@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from .report import Machine
+import errata_server
+
+from .report import Interpreter, Machine
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 PACKAGES = ("openenv-errata", "openenv", "uvicorn", "uvloop", "websockets", "pydantic", "msgspec", "apsw")
@@ -50,6 +54,31 @@ def describe(directory: Path, load_before: float) -> Machine:
         load_average_before=round(load_before, 2),
         load_average_after=round(os.getloadavg()[0], 2),
     )
+
+
+def interpreter(python: Path) -> Interpreter:
+    """Return the facts of a second interpreter.
+
+    Raises:
+        ValueError: It does not start, has no Errata, or has the same installation as this interpreter.
+    """
+    program = (
+        "import json, platform; from importlib.metadata import version; import errata_server;"
+        'print(json.dumps([platform.python_version(), version("openenv-errata"), errata_server.__file__]))'
+    )
+    try:
+        # -P: the current directory may hold a package of that name.
+        made = subprocess.run([python, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"--against {python} does not start: {error}") from error
+    if made.returncode:
+        why = made.stderr.strip().rpartition("\n")[2]
+        raise ValueError(f"--against {python} cannot import Errata ({why}): {python} -m pip install CHECKOUT")
+    release, errata, file = json.loads(made.stdout)
+    location = Path(file).resolve().parent
+    if location == Path(errata_server.__file__).resolve().parent:
+        raise ValueError(f"--against {python} has the same installation, {location}: give another checkout's")
+    return Interpreter(executable=str(python), python=release, errata=errata, location=str(location))
 
 
 def allow_descriptors() -> int:

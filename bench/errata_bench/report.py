@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .budgets import Budget
 from .figures import Arms, Spread, ratio, spread
-from .scenario import Scenario
+from .scenario import AGAINST, ERRATA, Scenario, arm_of
 
-SCHEMA: Literal["errata-bench/1"] = "errata-bench/1"
+SCHEMA: Literal["errata-bench/2"] = "errata-bench/2"
 
 
 class _Model(BaseModel):
@@ -46,6 +46,7 @@ class Figure(_Model):
         unit: Its unit, empty for a count.
         values: By round.
         ratio: To the baseline arm, taken in each round; None for the baseline itself and where it has no such figure.
+        against: To the same arm on the second interpreter, taken in each round; None where there is none.
     """
 
     arm: str
@@ -54,6 +55,7 @@ class Figure(_Model):
     unit: str
     values: Values
     ratio: Values | None = None
+    against: Values | None = None
 
 
 class Judged(_Model):
@@ -92,6 +94,22 @@ class ScenarioReport(_Model):
     budgets: list[Judged] = Field(default_factory=list)
 
 
+class Interpreter(_Model):
+    """The second interpreter.
+
+    Attributes:
+        executable: Its path, as given by ``--against``.
+        python: Its version.
+        errata: The version of Errata that it has installed.
+        location: Where that lies.
+    """
+
+    executable: str
+    python: str
+    errata: str
+    location: str
+
+
 class Machine(_Model):
     """Where it was measured."""
 
@@ -110,11 +128,12 @@ class Machine(_Model):
 class Report(_Model):
     """One run."""
 
-    schema_: Literal["errata-bench/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["errata-bench/2"] = Field(default=SCHEMA, alias="schema")
     made: str
     command: str
     smoke: bool
     machine: Machine
+    against: Interpreter | None = None
     scenarios: list[ScenarioReport]
 
 
@@ -126,9 +145,11 @@ def figures(scenario: Scenario, arms: Arms) -> list[Figure]:
             found = spread(arms, arm, metric.key)
             if found is None:
                 continue
-            compared = None
+            compared = previous = None
             if scenario.baseline not in (None, arm) and metric.compared:
                 compared = ratio(arms, arm, str(scenario.baseline), metric.key)
+            if arm.startswith(ERRATA) and metric.compared:
+                previous = ratio(arms, arm, arm_of(AGAINST, arm), metric.key)
             made.append(
                 Figure(
                     arm=arm,
@@ -137,6 +158,7 @@ def figures(scenario: Scenario, arms: Arms) -> list[Figure]:
                     unit=metric.unit,
                     values=Values.of(found),
                     ratio=None if compared is None else Values.of(compared),
+                    against=None if previous is None else Values.of(previous),
                 )
             )
     return made

@@ -21,6 +21,15 @@ PLAIN = "errata, plain sockets"
 MUX_1 = "errata, mux, frames of 1"
 MUX_64 = "errata, mux, frames of 64"
 
+ERRATA = "errata"
+AGAINST = "against"
+"""The server of the second interpreter, ``--against``."""
+
+
+def arm_of(server: str, arm: str) -> str:
+    """Return the name of one of `ERRATA`'s arms on another server, such as ``against, mux, frames of 1``."""
+    return server + arm.removeprefix(ERRATA)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -51,6 +60,8 @@ class Plan:
         directory: On the disk that is measured; each server gets a directory of its own in it.
         smoke: Small and quick: shows that it runs, measures nothing.
         progress: Takes one line.
+        against: A second interpreter, with another version of Errata: each Errata arm is also measured with it.
+        stock: Whether stock OpenEnv is measured.
     """
 
     sessions: int
@@ -60,6 +71,13 @@ class Plan:
     directory: Path
     smoke: bool
     progress: Callable[[str], None]
+    against: Path | None = None
+    stock: bool = True
+
+    @property
+    def errata_servers(self) -> tuple[str, ...]:
+        """The Errata servers that are measured: `ERRATA`, and `AGAINST` where there is a second interpreter."""
+        return (ERRATA,) if self.against is None else (ERRATA, AGAINST)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -94,6 +112,7 @@ class Scenario:
         baseline: The arm that ratios are taken to.
         descriptors: Sockets that one process holds for each session.
         counted: What ``sessions`` counts.
+        pairs: Whether it can measure a second interpreter, and leave the stock arm out.
     """
 
     name: str
@@ -108,6 +127,7 @@ class Scenario:
     baseline: str | None = STOCK
     descriptors: int = 1
     counted: str = "sessions"
+    pairs: bool = False
 
 
 async def alternate(plan: Plan, arms: Mapping[str, Callable[[], Awaitable[Round]]], notes: Sequence[str] = ()) -> Found:

@@ -19,6 +19,8 @@ from errata_server.process import ServerProcess
 
 _ANNOUNCED = re.compile(r"serving .*127\.0\.0\.1:(\d+)")
 
+HARNESS = Path(__file__).parents[1]
+
 STOP_S = 90.0
 """Stock takes up to a quarter of a minute to let 10,000 threads go."""
 
@@ -43,10 +45,23 @@ class Server:
 
     @classmethod
     def errata(
-        cls, target: str, sessions: int, data_dir: Path, *options: str, env: dict[str, str] | None = None
+        cls,
+        target: str,
+        sessions: int,
+        data_dir: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        python: Path | None = None,
     ) -> Server:
-        """Start ``errata serve``."""
-        running = ServerProcess(target, data_dir, "--max-sessions", str(sessions), *options, env=env)
+        """Start ``errata serve``; ``python`` is another interpreter than this one.
+
+        Another interpreter serves the environments of this harness all the same, so that both serve the same ones.
+        """
+        env = dict(env or {})
+        if python is not None:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
+        options = ("--max-sessions", str(sessions), *options)
+        running = ServerProcess(target, data_dir, *options, env=env, python=python or sys.executable)
         return cls(running.process, int(running.url.rsplit(":", 1)[1]))
 
     @classmethod

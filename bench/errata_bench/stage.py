@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .figures import Round
 from .load import Load
-from .scenario import Plan
+from .scenario import AGAINST, ERRATA, STOCK, Plan
 from .servers import Server
 
 DOORS = 2
@@ -40,10 +40,40 @@ class Stage:
         return await self._start(partial(Server.stock, kind, self._places, deflate=deflate, env=env))
 
     async def errata(
-        self, target: str, *options: str, name: str = "errata", env: dict[str, str] | None = None
+        self,
+        target: str,
+        *options: str,
+        name: str = ERRATA,
+        env: dict[str, str] | None = None,
+        python: Path | None = None,
     ) -> Server:
         """Start ``errata serve``; ``name`` is that of its data directory, kept until the stage ends."""
-        return await self._start(partial(Server.errata, target, self._places, self.directory / name, *options, env=env))
+        directory = self.directory / name
+        return await self._start(
+            partial(Server.errata, target, self._places, directory, *options, env=env, python=python)
+        )
+
+    async def servers(
+        self, kind: str, *, deflate: bool = False, env: Mapping[str, dict[str, str]] | None = None
+    ) -> dict[str, Server]:
+        """Start all servers that the plan measures with one of our environments.
+
+        Args:
+            kind: Which environment.
+            deflate: The stock server compresses.
+            env: Environment variables by server.
+
+        Returns:
+            By name: `STOCK` unless it is left out, `ERRATA`, and `AGAINST` where there is a second interpreter.
+        """
+        env = env or {}
+        starting = {}
+        if self.plan.stock:
+            starting[STOCK] = self.stock(kind, deflate=deflate, env=env.get(STOCK))
+        for name in self.plan.errata_servers:
+            python = self.plan.against if name == AGAINST else None
+            starting[name] = self.errata(target(kind), name=name, env=env.get(name), python=python)
+        return dict(zip(starting, await asyncio.gather(*starting.values()), strict=True))
 
     async def forgetful(self, target: str) -> Server:
         """Start Errata with its journal in memory."""

@@ -49,7 +49,7 @@ async def run(scenario: Scenario, plan: Plan, command: str) -> ScenarioReport:
         sessions=plan.sessions,
         counted=scenario.counted,
         rounds=plan.rounds,
-        baseline=scenario.baseline,
+        baseline=scenario.baseline if scenario.baseline in result.arms else None,
         load_average_before=round(load, 2),
         load_average_after=round(os.getloadavg()[0], 2),
         notes=result.notes,
@@ -58,16 +58,33 @@ async def run(scenario: Scenario, plan: Plan, command: str) -> ScenarioReport:
     )
 
 
-def chosen(scenarios: Sequence[Scenario], only: Sequence[str], *, smoke: bool = False) -> list[Scenario]:
+def chosen(
+    scenarios: Sequence[Scenario], only: Sequence[str], *, smoke: bool = False, pairs: bool = False
+) -> list[Scenario]:
     """Return the scenarios of these names in their own order; without names all, in a smoke run those that are small.
 
+    Args:
+        scenarios: All there are.
+        only: The names.
+        smoke: Whether it is a smoke run.
+        pairs: Only those that can measure a second interpreter, or leave the stock arm out.
+
     Raises:
-        ValueError: There is none of a name.
+        ValueError: There is none of a name, or one of these names cannot be measured in pairs.
     """
     known = {scenario.name for scenario in scenarios}
     unknown = [name for name in only if name not in known]
     if unknown:
         raise ValueError(f"no scenario {', '.join(unknown)}; there are: {', '.join(s.name for s in scenarios)}")
+    if pairs:
+        able = [scenario for scenario in scenarios if scenario.pairs]
+        refused = set(only) - {scenario.name for scenario in able}
+        if refused:
+            raise ValueError(
+                f"{', '.join(sorted(refused))} cannot run with --against or --no-stock; "
+                f"these can: {', '.join(scenario.name for scenario in able)}"
+            )
+        scenarios = able
     if only:
         return [scenario for scenario in scenarios if scenario.name in only]
     return [scenario for scenario in scenarios if scenario.smoke_sessions or not smoke]

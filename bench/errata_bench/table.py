@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .report import Figure, Judged, Report, ScenarioReport, Values
+from .scenario import AGAINST
 
-Row = tuple[str, str, str, str, str, str]
-"""Name, median, range, ratio, its range, budget."""
+Row = tuple[str, ...]
+"""Name, median, range, ratio, its range, ratio to the second interpreter, its range, budget."""
 
 
 def text(report: Report) -> str:
@@ -26,6 +27,11 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"data directory {machine.data_dir} on {machine.file_system}; " + ", ".join(
         f"{name} {version}" for name, version in machine.versions.items()
     )
+    if report.against is not None:
+        yield (
+            f"against {report.against.location}: Errata {report.against.errata} under {report.against.executable}, "
+            f"Python {report.against.python}"
+        )
     if report.smoke:
         yield "SMOKE RUN: shows that everything runs; small, short, and no measurement"
     for scenario in report.scenarios:
@@ -48,13 +54,17 @@ def scenario_lines(scenario: ScenarioReport) -> Iterator[str]:
     for arm, reason in scenario.failed_arms.items():
         yield f"  FAILED: {arm}: {reason}"
     against = f"to {scenario.baseline}" if scenario.baseline else ""
-    rows = [("", "median", "rounds", against, "rounds", "")]
+    rows: list[Row] = [("", "median", "rounds", against, "rounds", f"to {AGAINST}", "rounds", "")]
     label = ""
     for figure in scenario.figures:
         if figure.label != label:
             label = figure.label
-            rows.append((f"{label}{f', {figure.unit}' if figure.unit else ''}", "", "", "", "", ""))
+            rows.append((f"{label}{f', {figure.unit}' if figure.unit else ''}", *[""] * 7))
         rows.append(_row(figure, scenario.budgets))
+    if not any(figure.against for figure in scenario.figures):
+        rows = [row[:5] + row[7:] for row in rows]
+    if not scenario.baseline:
+        rows = [row[:3] + row[5:] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
@@ -64,13 +74,12 @@ def scenario_lines(scenario: ScenarioReport) -> Iterator[str]:
 def _row(figure: Figure, budgets: list[Judged]) -> Row:
     own = [budget for budget in budgets if (budget.arm, budget.key) == (figure.arm, figure.key)]
     must = "; ".join(f"must {budget.must}: {_verdict(budget)}" for budget in own)
-    ratio = figure.ratio
     return (
         f"    {figure.arm}",
         number(figure.values.median),
         _range(figure.values),
-        "" if ratio is None else f"{number(ratio.median)} x",
-        "" if ratio is None else _range(ratio),
+        *("" if figure.ratio is None else f"{number(figure.ratio.median)} x", _range(figure.ratio)),
+        *("" if figure.against is None else f"{figure.against.median:.3f} x", _range(figure.against)),
         must,
     )
 
@@ -79,8 +88,10 @@ def _verdict(budget: Judged) -> str:
     return "not judged" if budget.met is None else "met" if budget.met else "MISSED"
 
 
-def _range(values: Values) -> str:
-    return f"{number(values.low)} to {number(values.high)}" if len(values.rounds) > 1 else ""
+def _range(values: Values | None) -> str:
+    if values is None or len(values.rounds) == 1:
+        return ""
+    return f"{number(values.low)} to {number(values.high)}"
 
 
 def number(value: float) -> str:

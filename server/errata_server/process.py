@@ -29,6 +29,7 @@ class ServerProcess:
         options: Further command-line options.
         env: Environment variables beside this process's own.
         start_s: How long to wait for the port.
+        python: The interpreter that runs it, by default this process's own.
 
     Raises:
         ServiceError: The server ended or did not open its port; the message is its own last line.
@@ -45,11 +46,12 @@ class ServerProcess:
         *options: str,
         env: Mapping[str, str] | None = None,
         start_s: float = 60.0,
+        python: str | os.PathLike[str] = sys.executable,
     ) -> None:
         self.log: deque[str] = deque(maxlen=10_000)
         self._lines: queue.Queue[str | None] = queue.Queue()
         command = [
-            sys.executable,
+            os.fspath(python),
             "-m",
             "errata_server.cli",
             "serve",
@@ -60,7 +62,7 @@ class ServerProcess:
             str(data_dir),
         ]
         self.process = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), "--no-log-json", *options],
+            [*command, "--no-log-json", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

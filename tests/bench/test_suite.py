@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from errata_bench import cli, machine, page_cache, suite
+from errata_bench import cli, machine, page_cache, suite, table
 from errata_bench.budgets import Budget
 from errata_bench.figures import Round
 from errata_bench.report import Report
@@ -99,6 +101,28 @@ async def test_a_budget_is_judged_on_the_ratio_of_each_round(tmp_path: Path) -> 
     assert ours.ratio.rounds == [3.0, 1.1, 2.5]
 
 
+async def test_an_arm_of_ours_is_compared_with_the_same_arm_of_the_second_interpreter(tmp_path: Path) -> None:
+    async def run(how: Plan) -> Found:
+        assert how.errata_servers == ("errata", "against")
+        return Found(
+            {
+                "errata, mux": [{"steps_per_s": 3.0}, {"steps_per_s": 11.0}, {"steps_per_s": 2.5}],
+                "against, mux": [{"steps_per_s": 2.0}, {"steps_per_s": 10.0}, {"steps_per_s": 5.0}],
+            }
+        )
+
+    how = dataclasses.replace(plan(tmp_path), against=Path("/elsewhere/python"), stock=False)
+    report = await suite.run(scenario(run), how, "errata bench --only one")
+    assert report.baseline is None
+    ours, against = report.figures
+    assert ours.against is not None
+    assert ours.against.rounds == [1.5, 1.1, 0.5]
+    assert (ours.ratio, against.ratio, against.against) == (None, None, None)
+    header, _, row, _ = list(table.scenario_lines(report))[2:]
+    assert header.split() == ["median", "rounds", "to", "against", "rounds"]
+    assert " ".join(row.split()) == "errata, mux 3.00 2.50 to 11.0 1.100 x 0.50 to 1.50"
+
+
 async def test_more_sockets_than_a_process_may_have_are_refused_before_anything_runs(tmp_path: Path) -> None:
     async def run(how: Plan) -> Found:
         raise AssertionError("ran")
@@ -121,6 +145,21 @@ def test_scenarios_are_chosen_by_name_and_an_unknown_one_is_refused(capsys: pyte
     assert {s.name for s in suite.chosen(SCENARIOS, [], smoke=True)} < {s.name for s in SCENARIOS}
     assert cli.main(["--only", "everything"]) == 2
     assert "no scenario everything; there are: opens" in capsys.readouterr().err
+
+
+def test_a_scenario_without_pairs_and_an_interpreter_that_is_no_other_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"opens", "steps-any-thread", "steps-async"} <= {s.name for s in suite.chosen(SCENARIOS, [], pairs=True)}
+    assert cli.main(["--no-stock", "--only", "opens", "restart"]) == 2
+    assert "restart cannot run with --against or --no-stock" in capsys.readouterr().err
+    assert cli.main(["--only", "opens", "--against", sys.executable]) == 2
+    assert "has the same installation" in capsys.readouterr().err
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    assert cli.main(["--only", "opens", "--against", str(bare)]) == 2
+    assert "cannot import Errata (ModuleNotFoundError: " in capsys.readouterr().err
 
 
 def test_a_directory_in_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +212,30 @@ def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp
     assert "SMOKE RUN" in out
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(ROOT / "server" / "errata_server", tmp_path / "other" / "errata_server").parent
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={elsewhere}:"$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    out = tmp_path / "report.json"
+    words = ["--only", "steps-async", "--sessions", "4", "--seconds", "0.1", "--no-stock", "--against", str(python)]
+    running = started(*words, "--json", str(out), "--data-dir", str(tmp_path / "data"))
+    out_text, err = running.communicate(timeout=100)
+    assert running.returncode == 0, out_text + err
+    report = Report.model_validate_json(out.read_text())
+    assert report.against is not None
+    assert report.against.location == str(elsewhere / "errata_server")
+    (ran,) = report.scenarios
+    assert f"--against {python} --no-stock" in ran.command
+    steps = {figure.arm: figure for figure in ran.figures if figure.key == "steps_per_s"}
+    assert list(steps) == [f"{name}, mux, frames of {n}" for n in (1, 64) for name in ("errata", "against")]
+    for n in (1, 64):
+        ours, other = steps[f"errata, mux, frames of {n}"], steps[f"against, mux, frames of {n}"]
+        assert ours.against is not None
+        assert ours.against.median == pytest.approx(ours.values.median / other.values.median, rel=1e-4)
 
 
 @pytest.mark.timeout(120)

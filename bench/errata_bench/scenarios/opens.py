@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from ..budgets import Budget
 from ..environments import COUNTER_VARIABLE
 from ..figures import Round
 from ..load import Load
-from ..scenario import MUX_1, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate
+from ..scenario import MUX_1, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate, arm_of
 from ..servers import Server
-from ..stage import Stage, stage, target
+from ..stage import Stage, stage
 
 THREADS_LEFT = 64
 """More threads than these are of sessions of an earlier round."""
@@ -62,19 +61,19 @@ def _arm(
 async def run(plan: Plan) -> Found:
     """Open and close all sessions, three times in each arm and round."""
     async with stage(plan) as here:
-        counters = {name: str(here.directory / name) for name in ("stock.made", "errata.made")}
-        stock, errata = await asyncio.gather(
-            here.stock("any-thread", env={COUNTER_VARIABLE: counters["stock.made"]}),
-            here.errata(target("any-thread"), env={COUNTER_VARIABLE: counters["errata.made"]}),
-        )
-        theirs, ours = await here.load("plain", stock), await here.load("plain", errata)
-        links = await here.load("mux", errata)
-        arms = {
-            STOCK: _arm(here, stock, theirs, counters["stock.made"], lazy=True),
-            PLAIN: _arm(here, errata, ours, counters["errata.made"], lazy=True),
-            MUX_1: _arm(here, errata, links, counters["errata.made"], frame=1),
-            MUX_64: _arm(here, errata, links, counters["errata.made"], frame=64),
-        }
+        counters = {name: str(here.directory / f"{name}.made") for name in (STOCK, *plan.errata_servers)}
+        env = {name: {COUNTER_VARIABLE: counter} for name, counter in counters.items()}
+        servers = await here.servers("any-thread", env=env)
+        plain = {name: await here.load("plain", server) for name, server in servers.items()}
+        mux = {name: await here.load("mux", servers[name]) for name in plan.errata_servers}
+        arms = {}
+        if plan.stock:
+            arms[STOCK] = _arm(here, servers[STOCK], plain[STOCK], counters[STOCK], lazy=True)
+        for name in plan.errata_servers:
+            arms[arm_of(name, PLAIN)] = _arm(here, servers[name], plain[name], counters[name], lazy=True)
+        for arm, frame in ((MUX_1, 1), (MUX_64, 64)):
+            for name in plan.errata_servers:
+                arms[arm_of(name, arm)] = _arm(here, servers[name], mux[name], counters[name], frame=frame)
         notes = [
             "On plain sockets 64 are opened at a time and one that is open has answered a handshake, a read of its "
             "state, or a reset; over mux all are opened at once."
@@ -89,5 +88,6 @@ SCENARIOS = (
         run,
         METRICS,
         (Budget(MUX_64, "factory_per_s", ">=", 60, to=STOCK), Budget(MUX_1, "factory_per_s", ">=", 60, to=STOCK)),
+        pairs=True,
     ),
 )

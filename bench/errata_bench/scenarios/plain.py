@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
 from ..budgets import Budget
 from ..figures import Round
-from ..scenario import ACTION, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate
+from ..scenario import ACTION, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate, arm_of
 from ..servers import Server
-from ..stage import stage, stepping, target
+from ..stage import stage, stepping
 from . import steps
 
 METRICS = (
@@ -24,7 +23,7 @@ OFFERED = (
 
 
 async def run(plan: Plan, *, kind: str, mux: bool = False) -> Found:
-    """Hold all sessions open on both servers, and step them in turn.
+    """Hold all sessions open on every server, and step them in turn.
 
     Args:
         plan: How it is to run.
@@ -32,16 +31,19 @@ async def run(plan: Plan, *, kind: str, mux: bool = False) -> Found:
         mux: Also over a few multiplexed sockets.
     """
     async with stage(plan) as here:
-        stock, errata = await asyncio.gather(here.stock(kind, deflate=True), here.errata(target(kind)))
+        servers = await here.servers(kind, deflate=True)
 
         async def step(server: Server, door: str, **how: Any) -> Round:
             options = {"as_upstream": True} if door == "plain" else {}
             load = await here.opened(door, server, **options)
             return await stepping(server, load, plan.seconds, action=ACTION, **how)
 
-        arms = {STOCK: partial(step, stock, "plain"), PLAIN: partial(step, errata, "plain")}
+        arms = {STOCK: partial(step, servers[STOCK], "plain")} if plan.stock else {}
+        for name in plan.errata_servers:
+            arms[arm_of(name, PLAIN)] = partial(step, servers[name], "plain")
         if mux:
-            arms[MUX_64] = partial(step, errata, "mux", frame=64)
+            for name in plan.errata_servers:
+                arms[arm_of(name, MUX_64)] = partial(step, servers[name], "mux", frame=64)
         return await alternate(plan, arms, [OFFERED])
 
 
@@ -53,6 +55,7 @@ def _plain(kind: str, title: str, *budgets: Budget, smoke_sessions: int = 0) -> 
         METRICS,
         budgets,
         seconds=steps.SECONDS,
+        pairs=True,
         smoke_sessions=smoke_sessions,
     )
 
@@ -66,6 +69,7 @@ def _waiting(kind: str, title: str, sessions: int, smoke_sessions: int = 20) -> 
         sessions=sessions,
         smoke_sessions=smoke_sessions,
         seconds=6.0,
+        pairs=True,
     )
 
 

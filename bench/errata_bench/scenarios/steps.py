@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from ..budgets import Budget
 from ..figures import Round
-from ..scenario import ACTION, MUX_1, MUX_64, STOCK, Found, Metric, Plan, Scenario, alternate
-from ..stage import stage, stepping, target
+from ..scenario import ACTION, MUX_1, MUX_64, STOCK, Found, Metric, Plan, Scenario, alternate, arm_of
+from ..servers import Server
+from ..stage import stage, stepping
 
 SECONDS = 12.0
 """Stock takes 6 s for one step of each of 10,000 sessions; less than two of them would be no steady state."""
@@ -26,19 +26,17 @@ METRICS = (
 
 
 async def run(plan: Plan, *, kind: str) -> Found:
-    """Hold all sessions open on both servers, and step them in turn."""
+    """Hold all sessions open on every server, and step them in turn."""
     async with stage(plan) as here:
-        stock, errata = await asyncio.gather(here.stock(kind), here.errata(target(kind)))
+        servers = await here.servers(kind)
 
-        async def step(door: str, **how: int) -> Round:
-            server = stock if door == "plain" else errata
+        async def step(server: Server, door: str, **how: int) -> Round:
             return await stepping(server, await here.opened(door, server), plan.seconds, action=ACTION, **how)
 
-        arms = {
-            STOCK: partial(step, "plain"),
-            MUX_1: partial(step, "mux", frame=1),
-            MUX_64: partial(step, "mux", frame=64),
-        }
+        arms = {STOCK: partial(step, servers[STOCK], "plain")} if plan.stock else {}
+        for arm, frame in ((MUX_1, 1), (MUX_64, 64)):
+            for name in plan.errata_servers:  # the two of a pair one after the other
+                arms[arm_of(name, arm)] = partial(step, servers[name], "mux", frame=frame)
         return await alternate(plan, arms)
 
 
@@ -61,6 +59,7 @@ SCENARIOS = (
         METRICS,
         _budgets(12, 25),
         seconds=SECONDS,
+        pairs=True,
     ),
     Scenario(
         "steps-async",
@@ -69,6 +68,7 @@ SCENARIOS = (
         METRICS,
         _budgets(4, 8),
         seconds=SECONDS,
+        pairs=True,
         smoke_sessions=0,
     ),
     Scenario(
@@ -81,6 +81,7 @@ SCENARIOS = (
             Budget(MUX_64, "steps_per_s", ">=", 2, to=STOCK),
         ),
         seconds=SECONDS,
+        pairs=True,
         smoke_sessions=0,
     ),
 )
