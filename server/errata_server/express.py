@@ -18,10 +18,10 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError, StepTimeout
 
 from .admission import Admission
-from .deadlines import Deadlines
+from .concurrency.calls import Call, CallAbandoned, ThreadGone
+from .concurrency.deadlines import Deadlines
 from .delivery import Admitted, wire_digest
 from .execution import Execution
-from .handover import Call, CallAbandoned, ThreadGone
 from .hosting import EnvHost
 from .journal.base import DeliveryRow
 from .runtime import Runtime

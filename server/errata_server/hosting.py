@@ -21,15 +21,15 @@ from openenv.core.env_server.types import Action, Observation
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
 
+from .concurrency.calls import CallAbandoned, ThreadGone
+from .concurrency.deadlines import ends_within
+from .concurrency.threads import Place, Threads
 from .context import SessionContext, _current
 from .crediting import Credit
-from .deadlines import ends_within
-from .handover import CallAbandoned, ThreadGone
 from .mcp_keeper import McpKeeper
 from .parameters import accepted, parameters_of
 from .placing import EnvironmentFactory, overrides, place_for
 from .recovery_class import found_others, recovery_of
-from .threads import Place, Threads
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from errata_protocol.errors import ErrataError
 
-from .handover import Call, ThreadGone
+from .concurrency.calls import Call, ThreadGone
 from .hosting import EnvHost
 from .session import Session
 

@@ -18,9 +18,9 @@ from pydantic_core import to_json
 from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
 from errata_protocol.replay import RewardPost, RewardRecord
 
+from .concurrency.fair_lock import Turnstile
 from .journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .ownership import absence, owned_episode
-from .turnstile import Turnstile
 
 if TYPE_CHECKING:
     from .runtime import Runtime

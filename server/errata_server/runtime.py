@@ -18,17 +18,17 @@ from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 
 from .clock import Clock
+from .concurrency.fair_lock import Turnstile
+from .concurrency.os_threads import OsThreads
+from .concurrency.threads import Threads
 from .data_directory import lock
 from .ids import Ids
 from .journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
 from .metrics import Metrics
-from .os_threads import OsThreads
 from .rewards import Rewards
 from .room import Room
 from .sandbox.base import Backend, CollectReport
 from .settings import Settings
-from .threads import Threads
-from .turnstile import Turnstile
 
 log = logging.getLogger("errata.server")
 

@@ -13,10 +13,10 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.environment import Recovery
 
+from .concurrency.fair_lock import Turnstile
 from .hosting import EnvHost
 from .journal.base import RecordKind, SessionRow
 from .room import Room
-from .turnstile import Turnstile
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 

@@ -28,12 +28,12 @@ from errata_protocol.errors import (
 )
 
 from .admission import Admission
-from .deadlines import Deadlines
+from .concurrency.calls import ThreadGone
+from .concurrency.deadlines import Deadlines
 from .declared import Declared
 from .decoding import Decoder
 from .execution import Execution
 from .express import Express, Settled
-from .handover import ThreadGone
 from .hosting import EnvHost
 from .idling import Idling
 from .journal.base import DeliveryRow, SessionChange, SessionRow

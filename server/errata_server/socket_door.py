@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from .inbox import Inbox
+from .concurrency.queues import Inbox
 from .session import Session
 from .sessions import Sessions
 

@@ -11,6 +11,7 @@ from openenv.core.env_server.interfaces import Environment
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import ServiceError, SessionLost
 
+from .concurrency.threads import Place
 from .context import SessionContext
 from .hosting import EnvHost, factory_failed, scoped
 from .ids import name_of
@@ -21,7 +22,6 @@ from .recovery_class import recovery_of
 from .runtime import Runtime
 from .sandbox.base import Backend
 from .session import Session
-from .threads import Place
 
 
 class Waker:

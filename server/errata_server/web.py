@@ -35,13 +35,13 @@ from errata_protocol.errors import SessionLost
 
 from .app import HTTPEnvServer
 from .auth import principal_of
+from .concurrency.fair_lock import Turnstile
 from .decoding import reset_request
 from .hosting import EnvHost
 from .room import Room
 from .runtime import Runtime
 from .session import Reply, Session
 from .session import Request as Delivery
-from .turnstile import Turnstile
 
 log = logging.getLogger("errata.web")
 

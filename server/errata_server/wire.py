@@ -13,7 +13,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from .client_frames import TOGETHER, ClientFrames, Other
-from .inbox import Arrivals, Gate
+from .concurrency.queues import Arrivals, Gate
 
 READ_AHEAD_BYTES = 256 * 1024
 """Messages that came together wait in memory up to this size; beyond it the socket is not read."""

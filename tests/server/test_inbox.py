@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from errata_server.inbox import Arrivals, Gate, Inbox
+from errata_server.concurrency.queues import Arrivals, Gate, Inbox
 
 
 async def test_items_come_out_in_order_and_none_is_the_end() -> None:

@@ -19,15 +19,15 @@ from errata_client import ErrataClient
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionLost, StepTimeout
 from errata_server.app import create_fastapi_app
-from errata_server.handover import CallAbandoned, ThreadGone
-from errata_server.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK_S, OsThreads
+from errata_server.concurrency.calls import CallAbandoned, ThreadGone
+from errata_server.concurrency.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK_S, OsThreads
+from errata_server.concurrency.threads import Threads
 from errata_server.process import ServerProcess
 from errata_server.runtime import Runtime
 from errata_server.session import Request, Session
 from errata_server.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation.threads import SimulatedThreads
-from errata_server.threads import Threads
 
 from .conftest import connect, until
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment

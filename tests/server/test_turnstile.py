@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from errata_server.turnstile import Turnstile
+from errata_server.concurrency.fair_lock import Turnstile
 
 
 async def test_requests_pass_one_at_a_time_in_order_of_arrival() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from errata_server.handover import Call, ThreadGone
-from errata_server.threads import Ledger, Threads
+from errata_server.concurrency.calls import Call, ThreadGone
+from errata_server.concurrency.threads import Ledger, Threads
 
 from .clock import SimulatedClock
 

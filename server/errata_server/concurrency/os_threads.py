@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from .clock import Clock
-from .handover import Call, ThreadGone
+from ..clock import Clock
+from .calls import Call, ThreadGone
 from .threads import Ledger, Threads
 
 FREE_BASE = 1

@@ -26,8 +26,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from errata_protocol.errors import CapacityReached
 
-from .clock import Clock
-from .handover import Call, CallAbandoned, ThreadGone, Worker
+from ..clock import Clock
+from .calls import Call, CallAbandoned, ThreadGone, Worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
