@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost, SessionUnknown, StepTimeout
 
-from .delivery import Admitted, error_row, wire_digest
 from .execution import Execution
 from .hosting import EnvHost, ThreadLost
 from .ids import name_of
 from .journal.base import EpisodeRow, Record
 from .recovery import drawn
-from .room import Room
-from .runtime import Runtime
+from .runtime.capacity import Room
+from .runtime.rows import Admitted, error_row, wire_digest
+from .runtime.runtime import Runtime
 from .session import Reply, Request, Session
 from .waking import Waker
 

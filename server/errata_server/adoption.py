@@ -35,7 +35,7 @@ from .app import HTTPEnvServer
 from .app import lifespan as serving_lifespan
 from .auth import guard
 from .compose import mount_by_name
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 from .settings import Settings
 
 log = logging.getLogger("errata.server")

@@ -48,7 +48,7 @@ from .mux_requests import Reading
 from .mux_ws import MuxSocket, asks_for_mux
 from .plain_ws import PlainSocket
 from .replay import Replay
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 from .sessions import Sessions
 from .settings import Settings
 from .wire import by_itself

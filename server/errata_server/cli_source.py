@@ -28,10 +28,10 @@ from errata_protocol.errors import (
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
 from .auth import principal_of
-from .data_directory import owner_url
 from .journal import ReadOnlyJournal, journal_in
-from .rewards import reward_record
-from .runtime import Runtime
+from .runtime.data_lock import owner_url
+from .runtime.rewards import reward_record
+from .runtime.runtime import Runtime
 from .settings import Settings
 
 T = TypeVar("T")

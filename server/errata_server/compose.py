@@ -18,7 +18,7 @@ from . import http_routes
 from .auth import guard
 from .replay import Replay
 from .routing import TASK_API, Forwarded
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = frozenset(

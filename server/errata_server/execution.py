@@ -11,11 +11,11 @@ from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid
 
 from .declared import Declared
-from .delivery import Admitted, mcp_row, observation_row
 from .detecting import marked_observation, marked_response
 from .hosting import EnvHost
 from .journal.base import DeliveryRow
-from .runtime import Runtime
+from .runtime.rows import Admitted, mcp_row, observation_row
+from .runtime.runtime import Runtime
 from .session import Request
 
 

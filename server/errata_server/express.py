@@ -20,11 +20,11 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError,
 from .admission import Admission
 from .concurrency.calls import Call, CallAbandoned, ThreadGone
 from .concurrency.deadlines import Deadlines
-from .delivery import Admitted, wire_digest
 from .execution import Execution
 from .hosting import EnvHost
 from .journal.base import DeliveryRow
-from .runtime import Runtime
+from .runtime.rows import Admitted, wire_digest
+from .runtime.runtime import Runtime
 from .session import Reply, Request, Session
 
 LOOK_S = 0.01

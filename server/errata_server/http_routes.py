@@ -15,15 +15,15 @@ from starlette.responses import StreamingResponse
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
-from . import metrics
 from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
 from .bundling import bundle
 from .frames import parse_json, parse_object
 from .mcp import McpDoor, read_rpc
 from .reading import EpisodeReads
 from .replay import Replay
-from .rewards import reward_record
-from .runtime import Runtime
+from .runtime import metrics
+from .runtime.rewards import reward_record
+from .runtime.runtime import Runtime
 
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024

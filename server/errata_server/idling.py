@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 from errata_protocol.errors import SessionUnknown
 
 from .journal.base import Record, SessionChange, SessionStatus
-from .room import Room
-from .runtime import Runtime
+from .runtime.capacity import Room
+from .runtime.runtime import Runtime
 from .session import Session
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from . import discovery, importing
 from .adoption import adopt, is_ours, the_server
 from .app import HTTPEnvServer, create_app
 from .environment_types import hints_of, needed_parameters, types_of
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 
 MAX_SESSIONS = 10_000
 """Environment instances at once, where neither the operator nor an application says how many."""

@@ -32,8 +32,8 @@ from .mux_reads import Reads
 from .mux_requests import Reading
 from .mux_shell import PREFIX, Door, MuxShell
 from .replay import Replay
-from .rewards import push_data
-from .room import Room
+from .runtime.capacity import Room
+from .runtime.rewards import push_data
 from .session import Session
 from .sessions import Sessions
 

@@ -28,12 +28,12 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 from errata_protocol.payload import first_difference, semantic_sha256, without_fields
 
 from .decoding import Decoder
-from .delivery import Admitted
 from .execution import Executed, Execution
 from .hosting import EnvHost
 from .ids import name_of
 from .journal.base import DeliveryRow
-from .runtime import Runtime
+from .runtime.rows import Admitted
+from .runtime.runtime import Runtime
 from .session import Request
 
 log = logging.getLogger("errata.recovery")

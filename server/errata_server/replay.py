@@ -19,13 +19,13 @@ from errata_protocol.replay import (
     TurnRecord,
 )
 
-from .delivery import Admitted, forked_row, wire_digest
 from .ids import name_of
 from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
-from .ownership import absence, owned_episode
 from .reading import Delivered
-from .rewards import reward_record
-from .runtime import Runtime
+from .runtime.ownership import absence, owned_episode
+from .runtime.rewards import reward_record
+from .runtime.rows import Admitted, forked_row, wire_digest
+from .runtime.runtime import Runtime
 from .session import Session
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .journal.base import HeldEpisode
 from .rollouts import all_held
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 
 log = logging.getLogger("errata.retention")
 

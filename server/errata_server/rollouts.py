@@ -24,7 +24,7 @@ from errata_protocol.rollouts import (
 from .bundling import contents, describe
 from .discovery import published
 from .journal.base import HeldEpisode
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 
 log = logging.getLogger("errata.export")
 

@@ -25,7 +25,7 @@ from .above import only_ours
 from .auth import LOOPBACK_NAMES, is_loopback
 from .compose import compose, mount_by_name
 from .loading import Stated, load_all
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 from .settings import Settings
 from .wire import BoundedHttp, BoundedSocket, LoneSocket
 

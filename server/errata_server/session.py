@@ -16,7 +16,7 @@ from errata_protocol.environment import Recovery
 from .concurrency.fair_lock import Turnstile
 from .hosting import EnvHost
 from .journal.base import RecordKind, SessionRow
-from .room import Room
+from .runtime.capacity import Room
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 

@@ -40,8 +40,8 @@ from .journal.base import DeliveryRow, SessionChange, SessionRow
 from .opening import Opened, Opening
 from .placing import EnvironmentFactory
 from .recovery import Reexecution
-from .room import Room, Share
-from .runtime import Runtime
+from .runtime.capacity import Room, Share
+from .runtime.runtime import Runtime
 from .session import Address, Reply, Request, Session
 from .waking import Waker
 

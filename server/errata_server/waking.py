@@ -19,7 +19,7 @@ from .journal.base import DeliveryRow, SessionChange
 from .placing import EnvironmentFactory, place_for
 from .recovery import NotRepeatable, Reexecution
 from .recovery_class import recovery_of
-from .runtime import Runtime
+from .runtime.runtime import Runtime
 from .sandbox.base import Backend
 from .session import Session
 

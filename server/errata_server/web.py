@@ -38,8 +38,8 @@ from .auth import principal_of
 from .concurrency.fair_lock import Turnstile
 from .decoding import reset_request
 from .hosting import EnvHost
-from .room import Room
-from .runtime import Runtime
+from .runtime.capacity import Room
+from .runtime.runtime import Runtime
 from .session import Reply, Session
 from .session import Request as Delivery
 

@@ -33,7 +33,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.payload import digest
 from errata_server.app import create_app
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 DEADLY = 999

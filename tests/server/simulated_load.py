@@ -19,7 +19,7 @@ from errata_protocol.errors import CapacityReached, EnvironmentFailed, JournalUn
 from errata_protocol.replay import ForkRequest
 from errata_server.context import current_session
 from errata_server.replay import Replay
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
 from errata_server.sandbox.fake import FakeBackend
 from errata_server.session import Reply, Request, Session

@@ -28,7 +28,7 @@ from errata_server import importing
 from errata_server.adoption import sites
 from errata_server.loading import Stated, load, load_all
 from errata_server.process import ServerProcess
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.serving import Bind, build
 from errata_server.settings import Settings
 

@@ -34,7 +34,7 @@ from errata_server.archive import Archive, archive_app
 from errata_server.bundling import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect

@@ -19,7 +19,7 @@ from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError, ServiceError, SessionUnknown
 from errata_server.app import create_fastapi_app
 from errata_server.process import ServerProcess
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.session import Request
 from errata_server.sessions import Sessions
 from errata_server.settings import Settings

@@ -23,7 +23,7 @@ from websockets.sync.client import connect as connect_websocket
 from errata_server.app import create_app, create_fastapi_app
 from errata_server.log import NoIds, hide_ids, redact
 from errata_server.process import ServerProcess
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from errata_protocol.errors import CapacityReached
 from errata_server.app import create_fastapi_app
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect

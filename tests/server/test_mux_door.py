@@ -38,7 +38,7 @@ from errata_protocol.errors import (
 from errata_server.app import create_fastapi_app
 from errata_server.mux_shell import journal_sid
 from errata_server.mux_ws import READS_AT_ONCE
-from errata_server.runtime import RETENTION_EVERY_S, Runtime
+from errata_server.runtime.runtime import RETENTION_EVERY_S, Runtime
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer

@@ -10,7 +10,7 @@ import pytest
 from errata_protocol.errors import ErrataError
 from errata_server.app import create_fastapi_app
 from errata_server.journal import MemoryJournal
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation

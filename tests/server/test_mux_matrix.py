@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from errata_protocol.errors import SandboxFailed, SessionClosed, SessionLost
 from errata_protocol.mux import ClientSession, Replied
 from errata_server.app import create_fastapi_app
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment

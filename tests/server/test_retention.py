@@ -19,7 +19,7 @@ from errata_server.journal import IndexedJournal, Journal, MemoryJournal
 from errata_server.process import ServerProcess
 from errata_server.retention import DAY_S, apply, plan
 from errata_server.rollouts import all_held
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect, simulated

@@ -20,8 +20,8 @@ from errata_server import adopt
 from errata_server.app import create_fastapi_app
 from errata_server.compose import compose
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal, RewardRow
-from errata_server.rewards import push_data
-from errata_server.runtime import Runtime
+from errata_server.runtime.rewards import push_data
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect, simulated

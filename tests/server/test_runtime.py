@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.app import create_fastapi_app
 from errata_server.journal import IndexedJournal, ReadOnlyJournal
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 from errata_server.simulation import DiskFaults, SimulatedMachine
 

@@ -23,7 +23,7 @@ from errata_server.concurrency.calls import CallAbandoned, ThreadGone
 from errata_server.concurrency.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK_S, OsThreads
 from errata_server.concurrency.threads import Threads
 from errata_server.process import ServerProcess
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.session import Request, Session
 from errata_server.sessions import Sessions
 from errata_server.settings import Settings

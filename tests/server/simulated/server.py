@@ -25,7 +25,7 @@ from errata_server.multiplex import Multiplex
 from errata_server.mux_requests import Reading
 from errata_server.mux_ws import MuxSocket
 from errata_server.replay import Replay
-from errata_server.runtime import Runtime
+from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake import FakeBackend
 from errata_server.sessions import Sessions
 from errata_server.settings import Settings

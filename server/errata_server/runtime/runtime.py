@@ -17,18 +17,18 @@ from typing import ParamSpec, TypeVar
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 
-from .clock import Clock
-from .concurrency.fair_lock import Turnstile
-from .concurrency.os_threads import OsThreads
-from .concurrency.threads import Threads
-from .data_directory import lock
-from .ids import Ids
-from .journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
+from ..clock import Clock
+from ..concurrency.fair_lock import Turnstile
+from ..concurrency.os_threads import OsThreads
+from ..concurrency.threads import Threads
+from ..ids import Ids
+from ..journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
+from ..sandbox.base import Backend, CollectReport
+from ..settings import Settings
+from .capacity import Room
+from .data_lock import lock
 from .metrics import Metrics
 from .rewards import Rewards
-from .room import Room
-from .sandbox.base import Backend, CollectReport
-from .settings import Settings
 
 log = logging.getLogger("errata.server")
 
@@ -259,7 +259,7 @@ class Runtime:
 
     async def retain(self) -> None:
         """Delete what the settings say is kept no longer."""
-        from .retention import apply, plan
+        from ..retention import apply, plan
 
         settings = self.settings
         try:
@@ -378,10 +378,10 @@ class Runtime:
 
     def _make_sandboxes(self) -> Backend:
         if self.settings.sandbox == "fake":
-            from .sandbox.fake import FakeBackend
+            from ..sandbox.fake import FakeBackend
 
             return FakeBackend()
-        from .sandbox.namespace import RESERVE_BYTES, NamespaceBackend
+        from ..sandbox.namespace import RESERVE_BYTES, NamespaceBackend
 
         if self.data_dir is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="errata-", ignore_cleanup_errors=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
 
-from .journal.base import EpisodeRow
+from ..journal.base import EpisodeRow
 
 if TYPE_CHECKING:
     from .runtime import Runtime

@@ -16,7 +16,7 @@ from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
 from errata_protocol.payload import DIGEST_PREFIX, encode_payload
 
-from .journal.base import DeliveryRow, RecordKind
+from ..journal.base import DeliveryRow, RecordKind
 
 log = logging.getLogger("errata.delivery")
 

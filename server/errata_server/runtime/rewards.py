@@ -18,8 +18,8 @@ from pydantic_core import to_json
 from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
 from errata_protocol.replay import RewardPost, RewardRecord
 
-from .concurrency.fair_lock import Turnstile
-from .journal.base import DeliveryRow, Record, RewardRow, SessionRow
+from ..concurrency.fair_lock import Turnstile
+from ..journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .ownership import absence, owned_episode
 
 if TYPE_CHECKING:
