@@ -44,13 +44,25 @@ def test_every_room_imports_only_what_it_may() -> None:
     ("module", "line", "contract"),
     [
         ("protocol/errata_protocol/added.py", "import socket", "The protocol imports no other room"),
-        ("protocol/errata_protocol/added.py", "import errata_server.context", "The protocol imports no other room"),
-        ("client/errata_client/added.py", "import errata_server.context", "The client imports the protocol"),
+        (
+            "protocol/errata_protocol/added.py",
+            "import errata_server.environments.context",
+            "The protocol imports no other room",
+        ),
+        (
+            "client/errata_client/added.py",
+            "import errata_server.environments.context",
+            "The client imports the protocol",
+        ),
         ("server/errata_server/added.py", "import terminal_env.models", "The server names no environment"),
         ("server/errata_server/added.py", "import errata_client", "The server names no environment"),
-        ("envs/terminal_env/models.py", "import errata_server.context", "What an environment publishes"),
+        ("envs/terminal_env/models.py", "import errata_server.environments.context", "What an environment publishes"),
         ("envs/terminal_env/models.py", "import terminal_env.server", "The published half of an environment"),
-        ("trainer_adapter/errata_trainer/added.py", "import errata_server.context", "The trainer adapter imports"),
+        (
+            "trainer_adapter/errata_trainer/added.py",
+            "import errata_server.environments.context",
+            "The trainer adapter imports",
+        ),
         ("server/errata_server/added.py", "import errata_bench.cli", "Nothing imports the benchmark"),
         ("bench/errata_bench/mux_load.py", "import errata_protocol.mux", "The benchmark's load and its stock server"),
         ("bench/errata_bench/suite.py", "import errata_client", "The benchmark knows environments and clients"),
@@ -73,7 +85,7 @@ def test_a_new_module_of_an_environment_must_say_on_which_side_it_is(copy: Path)
 
 
 def test_the_servers_half_of_an_environment_may_use_the_server(copy: Path) -> None:
-    (copy / "envs/terminal_env/server/added.py").write_text("import errata_server.context\n")
+    (copy / "envs/terminal_env/server/added.py").write_text("import errata_server.environments.context\n")
     assert lint(copy).returncode == 0
 
 

@@ -1,6 +1,6 @@
 """Errata's OpenEnv server: a drop-in for ``openenv.core.env_server`` with markers, state(t), fork and recovery."""
 
-from .context import SessionContext, current_session
+from .environments.context import SessionContext, current_session
 from .settings import Settings
 
 __all__ = [

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost, SessionUnknown, StepTimeout
 
+from .environments.host import EnvHost, ThreadLost
 from .execution import Execution
-from .hosting import EnvHost, ThreadLost
 from .ids import name_of
 from .journal.base import EpisodeRow, Record
 from .recovery import drawn

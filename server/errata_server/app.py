@@ -37,9 +37,9 @@ from . import http_routes, routing, stateless
 from .auth import guard
 from .bad_input import BodyLimit
 from .compose import mount_by_name
-from .declared import Declared, field_names
 from .decoding import Decoder
-from .detecting import FieldMap
+from .environments.declarations import Declared, field_names
+from .environments.detection import FieldMap
 from .mcp import McpDoor
 from .mcp_tools import McpTools
 from .mcp_ws import McpSocket

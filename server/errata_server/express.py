@@ -20,8 +20,8 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError,
 from .admission import Admission
 from .concurrency.calls import Call, CallAbandoned, ThreadGone
 from .concurrency.deadlines import Deadlines
+from .environments.host import EnvHost
 from .execution import Execution
-from .hosting import EnvHost
 from .journal.base import DeliveryRow
 from .runtime.rows import Admitted, wire_digest
 from .runtime.runtime import Runtime

@@ -28,7 +28,7 @@ from errata_protocol.errors import InvalidRequest
 from . import discovery, importing
 from .adoption import adopt, is_ours, the_server
 from .app import HTTPEnvServer, create_app
-from .environment_types import hints_of, needed_parameters, types_of
+from .environments.signatures import hints_of, needed_parameters, types_of
 from .runtime.runtime import Runtime
 
 MAX_SESSIONS = 10_000

@@ -17,8 +17,8 @@ from errata_protocol.errors import (
     SessionUnknown,
 )
 
+from .environments.host import EnvHost
 from .frames import Refused, parse_object
-from .hosting import EnvHost
 from .mcp_tools import McpTools
 from .session import Reply, Request, Session
 from .sessions import Sessions

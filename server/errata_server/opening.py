@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from errata_protocol.errors import ErrataError
 
 from .concurrency.calls import Call, ThreadGone
-from .hosting import EnvHost
+from .environments.host import EnvHost
 from .session import Session
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 from errata_protocol.payload import first_difference, semantic_sha256, without_fields
 
 from .decoding import Decoder
+from .environments.host import EnvHost
 from .execution import Executed, Execution
-from .hosting import EnvHost
 from .ids import name_of
 from .journal.base import DeliveryRow
 from .runtime.rows import Admitted

@@ -14,7 +14,7 @@ from openenv.core.env_server.types import Action
 from errata_protocol.environment import Recovery
 
 from .concurrency.fair_lock import Turnstile
-from .hosting import EnvHost
+from .environments.host import EnvHost
 from .journal.base import RecordKind, SessionRow
 from .runtime.capacity import Room
 

@@ -30,15 +30,15 @@ from errata_protocol.errors import (
 from .admission import Admission
 from .concurrency.calls import ThreadGone
 from .concurrency.deadlines import Deadlines
-from .declared import Declared
 from .decoding import Decoder
+from .environments.declarations import Declared
+from .environments.host import EnvHost
+from .environments.placement import EnvironmentFactory
 from .execution import Execution
 from .express import Express, Settled
-from .hosting import EnvHost
 from .idling import Idling
 from .journal.base import DeliveryRow, SessionChange, SessionRow
 from .opening import Opened, Opening
-from .placing import EnvironmentFactory
 from .recovery import Reexecution
 from .runtime.capacity import Room, Share
 from .runtime.runtime import Runtime

@@ -12,13 +12,13 @@ from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import ServiceError, SessionLost
 
 from .concurrency.threads import Place
-from .context import SessionContext
-from .hosting import EnvHost, factory_failed, scoped
+from .environments.context import SessionContext
+from .environments.host import EnvHost, factory_failed, scoped
+from .environments.placement import EnvironmentFactory, place_for
+from .environments.recovery_class import recovery_of
 from .ids import name_of
 from .journal.base import DeliveryRow, SessionChange
-from .placing import EnvironmentFactory, place_for
 from .recovery import NotRepeatable, Reexecution
-from .recovery_class import recovery_of
 from .runtime.runtime import Runtime
 from .sandbox.base import Backend
 from .session import Session

@@ -37,7 +37,7 @@ from .app import HTTPEnvServer
 from .auth import principal_of
 from .concurrency.fair_lock import Turnstile
 from .decoding import reset_request
-from .hosting import EnvHost
+from .environments.host import EnvHost
 from .runtime.capacity import Room
 from .runtime.runtime import Runtime
 from .session import Reply, Session

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from errata_server import context
+from errata_server.environments import context
 from errata_server.sandbox.base import Backend
 from errata_server.sandbox.namespace import NamespaceBackend
 from terminal_env.server.environment import TerminalEnvironment

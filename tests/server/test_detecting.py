@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_server.app import create_app, create_fastapi_app
-from errata_server.detecting import META_KEY, FieldMap, marked_observation, marked_response
+from errata_server.environments.detection import META_KEY, FieldMap, marked_observation, marked_response
 from errata_server.process import ServerProcess
 
 from .conftest import Socket, connect

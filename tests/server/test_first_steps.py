@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NotSupported, Unauthorized
 from errata_server import auth, cli
 from errata_server.app import create_app, create_fastapi_app
-from errata_server.declared import field_names
+from errata_server.environments.declarations import field_names
 from errata_server.runtime import runtime
 from errata_server.runtime.runtime import Runtime
 from errata_server.serving import Bind, _listen

@@ -7,7 +7,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from errata_server.context import current_session
+from errata_server.environments.context import current_session
 from errata_server.sandbox.base import Backend
 
 DATA_VARIABLE = "ERRATA_DATA_DIR"

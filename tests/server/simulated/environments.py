@@ -12,7 +12,7 @@ from openenv.core.env_server.types import State
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import SandboxFailed
-from errata_server.context import current_session
+from errata_server.environments.context import current_session
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
 
 from ..environments import CountAction, CountObservation

@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import Capabilities, ServerLimits
 from errata_protocol.errors import JournalUnavailable
 from errata_protocol.mux import ServerConfig, ServerProtocol
-from errata_server.declared import Declared
 from errata_server.decoding import Decoder
+from errata_server.environments.declarations import Declared
 from errata_server.mcp import McpDoor
 from errata_server.mcp_tools import McpTools
 from errata_server.multiplex import Multiplex

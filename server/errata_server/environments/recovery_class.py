@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from errata_protocol.environment import Recovery, Snapshot
 
-from .environment_types import hints_of, needed_parameters
+from .signatures import hints_of, needed_parameters
 
 _ARE_OURS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 """By environment class, because it is asked for each instance and looking into signatures is dear."""

@@ -9,7 +9,7 @@ from openenv.core.env_server.types import Observation
 
 from errata_protocol.errors import InvalidRequest
 
-from .detecting import FieldMap
+from .detection import FieldMap
 
 
 def field_names(given: Sequence[str] | str) -> tuple[str, ...]:

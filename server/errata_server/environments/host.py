@@ -21,15 +21,15 @@ from openenv.core.env_server.types import Action, Observation
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
 
-from .concurrency.calls import CallAbandoned, ThreadGone
-from .concurrency.deadlines import ends_within
-from .concurrency.threads import Place, Threads
+from ..concurrency.calls import CallAbandoned, ThreadGone
+from ..concurrency.deadlines import ends_within
+from ..concurrency.threads import Place, Threads
 from .context import SessionContext, _current
-from .crediting import Credit
-from .mcp_keeper import McpKeeper
-from .parameters import accepted, parameters_of
-from .placing import EnvironmentFactory, overrides, place_for
+from .mcp_session import McpKeeper
+from .placement import EnvironmentFactory, overrides, place_for
 from .recovery_class import found_others, recovery_of
+from .reset_parameters import accepted, parameters_of
+from .reward_credit import Credit
 
 T = TypeVar("T")
 

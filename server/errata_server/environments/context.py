@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from .sandbox.base import Backend
+from ..sandbox.base import Backend
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
