@@ -40,6 +40,7 @@ from .compose import mount_by_name
 from .decoding import Decoder
 from .environments.declarations import Declared, field_names
 from .environments.detection import FieldMap
+from .episodes.reads import Replay
 from .mcp import McpDoor
 from .mcp_tools import McpTools
 from .mcp_ws import McpSocket
@@ -47,7 +48,6 @@ from .multiplex import Multiplex
 from .mux_requests import Reading
 from .mux_ws import MuxSocket, asks_for_mux
 from .plain_ws import PlainSocket
-from .replay import Replay
 from .runtime.runtime import Runtime
 from .sessions import Sessions
 from .settings import Settings

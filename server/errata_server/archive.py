@@ -17,7 +17,7 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
 
 from . import http_routes
 from .auth import guard
-from .reading import Delivered
+from .episodes.interface import Delivered
 from .runtime.ownership import absent
 from .serving import Bind, protected, run_reading
 from .settings import Settings

@@ -148,7 +148,7 @@ class Source:
                 write(part)
 
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
-        from .bundling import bundle
+        from .episodes.bundles import bundle
 
         assert self._runtime is not None
         async for line in bundle(self._runtime, eids, self._principal, ancestors=ancestors):
@@ -188,7 +188,7 @@ class Source:
         return self._local(lambda r: r.delete(eid, self._principal))
 
     def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
-        from .replay import Replay
+        from .episodes.reads import Replay
 
         assert self._runtime is not None
         replay_ = Replay(self._runtime)

@@ -16,7 +16,7 @@ from errata_protocol.errors import InvalidRequest
 
 from . import http_routes
 from .auth import guard
-from .replay import Replay
+from .episodes.reads import Replay
 from .routing import TASK_API, Forwarded
 from .runtime.runtime import Runtime
 

@@ -16,11 +16,11 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
 from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
-from .bundling import bundle
+from .episodes.bundles import bundle
+from .episodes.interface import EpisodeReads
+from .episodes.reads import Replay
 from .frames import parse_json, parse_object
 from .mcp import McpDoor, read_rpc
-from .reading import EpisodeReads
-from .replay import Replay
 from .runtime import metrics
 from .runtime.rewards import reward_record
 from .runtime.runtime import Runtime

@@ -24,6 +24,7 @@ from errata_protocol.mux import (
     Write,
 )
 
+from .episodes.reads import Replay
 from .journal.base import RewardRow
 from .mcp import McpDoor
 from .mux_answers import Answers
@@ -31,7 +32,6 @@ from .mux_finding import Finding
 from .mux_reads import Reads
 from .mux_requests import Reading
 from .mux_shell import PREFIX, Door, MuxShell
-from .replay import Replay
 from .runtime.capacity import Room
 from .runtime.rewards import push_data
 from .session import Session

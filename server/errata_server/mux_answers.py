@@ -25,11 +25,11 @@ from errata_protocol.errors import (
 )
 from errata_protocol.mux import Record, Reply, Run, injected_fork
 
+from .episodes.reads import Replay
 from .ids import name_of
 from .journal.base import DeliveryRow
 from .mux_requests import Reading, RpcRefused, object_of, reply_of
 from .mux_shell import MuxShell, journal_sid
-from .replay import Replay
 from .runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
 from .session import Reply as SessionReply
 from .session import Request, Session

@@ -15,11 +15,11 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
+from .episodes.reads import Replay
 from .journal.base import SessionRow
 from .mcp import McpDoor, invalid_call, parse_rpc
 from .mux_requests import object_of, recorded_of
 from .mux_shell import PREFIX, Door, MuxShell, journal_sid
-from .replay import Replay
 from .runtime.ownership import owned_episode
 from .runtime.rewards import push_data
 from .runtime.rows import wire_digest

@@ -29,9 +29,9 @@ from errata_protocol.replay import StateAtRequest
 
 from .bad_input import error_json, told
 from .decoding import reset_request, step_request
+from .episodes.reads import Replay
 from .frames import parse_object
 from .mcp import McpDoor, parse_rpc
-from .replay import Replay
 from .session import Reply, Session
 from .sessions import Sessions
 from .socket_door import SocketDoor

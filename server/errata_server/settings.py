@@ -30,7 +30,7 @@ class Settings(BaseSettings):
         max_sessions_per_principal: How many sessions of one principal may have an environment instance at a time, of
             all environments together; None for no such bound. With authentication off all clients are one principal.
         retention_days: Closed episodes whose last request is longer ago are deleted, days; None keeps them. See
-            `errata_server.retention`.
+            `errata_server.episodes.retention`.
         retention_max_bytes: Closed episodes are deleted, the oldest first, until the rest holds no more than this.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
         max_frame: Largest frame accepted on a socket, bytes.

@@ -18,7 +18,7 @@ from errata_protocol.environment import Snapshot
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, JournalUnavailable, SandboxFailed, StepTimeout
 from errata_protocol.replay import ForkRequest
 from errata_server.environments.context import current_session
-from errata_server.replay import Replay
+from errata_server.episodes.reads import Replay
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
 from errata_server.sandbox.fake import FakeBackend

@@ -31,7 +31,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailab
 from errata_server import cli
 from errata_server.app import create_fastapi_app
 from errata_server.archive import Archive, archive_app
-from errata_server.bundling import bundle
+from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime

@@ -15,10 +15,10 @@ from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 from errata_server import cli
 from errata_server.app import create_fastapi_app
+from errata_server.episodes.retention import DAY_S, apply, plan
+from errata_server.episodes.rollouts import all_held
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal
 from errata_server.process import ServerProcess
-from errata_server.retention import DAY_S, apply, plan
-from errata_server.rollouts import all_held
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import NotSupported
 from errata_protocol.rollouts import RolloutEpisode, RolloutTurn, Turn, marker_of
-from errata_server import cli, rollout_files, rollouts
+from errata_server import cli
 from errata_server.app import create_fastapi_app
+from errata_server.episodes import rollout_files, rollouts
 from errata_server.journal import DeliveryRow, EpisodeRow
 from errata_server.journal.codec import LogRecord
 from errata_server.settings import Settings

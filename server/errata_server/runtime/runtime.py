@@ -259,7 +259,7 @@ class Runtime:
 
     async def retain(self) -> None:
         """Delete what the settings say is kept no longer."""
-        from ..retention import apply, plan
+        from ..episodes.retention import apply, plan
 
         settings = self.settings
         try:

@@ -19,12 +19,12 @@ from errata_protocol.errors import JournalUnavailable
 from errata_protocol.mux import ServerConfig, ServerProtocol
 from errata_server.decoding import Decoder
 from errata_server.environments.declarations import Declared
+from errata_server.episodes.reads import Replay
 from errata_server.mcp import McpDoor
 from errata_server.mcp_tools import McpTools
 from errata_server.multiplex import Multiplex
 from errata_server.mux_requests import Reading
 from errata_server.mux_ws import MuxSocket
-from errata_server.replay import Replay
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake import FakeBackend
 from errata_server.sessions import Sessions

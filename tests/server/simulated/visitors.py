@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpisode
-from errata_server import retention
+from errata_server.episodes import retention
 
 if TYPE_CHECKING:
     from .server import Server

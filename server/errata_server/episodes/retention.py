@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .journal.base import HeldEpisode
+from ..journal.base import HeldEpisode
+from ..runtime.runtime import Runtime
 from .rollouts import all_held
-from .runtime.runtime import Runtime
 
 log = logging.getLogger("errata.retention")
 

@@ -19,14 +19,14 @@ from errata_protocol.replay import (
     TurnRecord,
 )
 
-from .ids import name_of
-from .journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
-from .reading import Delivered
-from .runtime.ownership import absence, owned_episode
-from .runtime.rewards import reward_record
-from .runtime.rows import Admitted, forked_row, wire_digest
-from .runtime.runtime import Runtime
-from .session import Session
+from ..ids import name_of
+from ..journal.base import DeliveryRow, EpisodeRow, EpisodeStats, SessionRow, TurnRow
+from ..runtime.ownership import absence, owned_episode
+from ..runtime.rewards import reward_record
+from ..runtime.rows import Admitted, forked_row, wire_digest
+from ..runtime.runtime import Runtime
+from ..session import Session
+from .interface import Delivered
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from errata_protocol.rollouts import (
     marker_of,
 )
 
-from .bundling import contents, describe
-from .discovery import published
-from .journal.base import HeldEpisode
-from .runtime.runtime import Runtime
+from ..discovery import published
+from ..journal.base import HeldEpisode
+from ..runtime.runtime import Runtime
+from .bundles import contents, describe
 
 log = logging.getLogger("errata.export")
 

@@ -17,11 +17,11 @@ from errata_protocol.bundle import (
 )
 from errata_protocol.errors import JournalUnavailable, UnknownEpisode
 
-from .ids import name_of
-from .journal.base import DeliveryRow, EpisodeRow
-from .runtime.ownership import owned_episode
-from .runtime.rows import wire_digest
-from .runtime.runtime import Runtime
+from ..ids import name_of
+from ..journal.base import DeliveryRow, EpisodeRow
+from ..runtime.ownership import owned_episode
+from ..runtime.rows import wire_digest
+from ..runtime.runtime import Runtime
 
 
 async def bundle(
