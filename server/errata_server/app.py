@@ -37,7 +37,6 @@ from . import http_routes, routing, stateless
 from .auth import guard
 from .bad_input import BodyLimit
 from .compose import mount_by_name
-from .decoding import Decoder
 from .environments.declarations import Declared, field_names
 from .environments.detection import FieldMap
 from .episodes.reads import Replay
@@ -49,7 +48,8 @@ from .mux_requests import Reading
 from .mux_ws import MuxSocket, asks_for_mux
 from .plain_ws import PlainSocket
 from .runtime.runtime import Runtime
-from .sessions import Sessions
+from .sessions.decoding import Decoder
+from .sessions.sessions import Sessions
 from .settings import Settings
 from .wire import by_itself
 

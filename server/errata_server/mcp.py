@@ -20,8 +20,8 @@ from errata_protocol.errors import (
 from .environments.host import EnvHost
 from .frames import Refused, parse_object
 from .mcp_tools import McpTools
-from .session import Reply, Request, Session
-from .sessions import Sessions
+from .sessions.session import Reply, Request, Session
+from .sessions.sessions import Sessions
 
 SESSION_CREATE = "openenv/session/create"
 SESSION_CLOSE = "openenv/session/close"

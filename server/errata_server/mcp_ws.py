@@ -12,8 +12,8 @@ from errata_protocol.errors import ErrataError
 
 from .bad_input import error_json
 from .mcp import McpDoor, read_rpc, rpc_failed
-from .session import Reply, Session
-from .sessions import Sessions
+from .sessions.session import Reply, Session
+from .sessions.sessions import Sessions
 from .socket_door import SocketDoor
 
 log = logging.getLogger("errata.ws")

@@ -34,8 +34,8 @@ from .mux_requests import Reading
 from .mux_shell import PREFIX, Door, MuxShell
 from .runtime.capacity import Room
 from .runtime.rewards import push_data
-from .session import Session
-from .sessions import Sessions
+from .sessions.session import Session
+from .sessions.sessions import Sessions
 
 RETURN_S = 1.0
 """When clients of a server that stops shall come again: another process needs about so long to start."""

@@ -31,8 +31,8 @@ from .journal.base import DeliveryRow
 from .mux_requests import Reading, RpcRefused, object_of, reply_of
 from .mux_shell import MuxShell, journal_sid
 from .runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
-from .session import Reply as SessionReply
-from .session import Request, Session
+from .sessions.session import Reply as SessionReply
+from .sessions.session import Request, Session
 
 log = logging.getLogger("errata.mux")
 

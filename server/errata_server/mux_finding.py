@@ -14,7 +14,7 @@ from errata_protocol.mux.state import State
 
 from .journal.base import DeliveryRow, SessionRow
 from .mux_shell import MuxShell, journal_sid
-from .session import Address, Session
+from .sessions.session import Address, Session
 
 log = logging.getLogger("errata.mux")
 

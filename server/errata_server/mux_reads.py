@@ -23,7 +23,7 @@ from .mux_shell import PREFIX, Door, MuxShell, journal_sid
 from .runtime.ownership import owned_episode
 from .runtime.rewards import push_data
 from .runtime.rows import wire_digest
-from .session import Session
+from .sessions.session import Session
 
 log = logging.getLogger("errata.mux")
 

@@ -13,12 +13,12 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.mux import Recorded, Reply, Run
 
 from .bad_input import told
-from .decoding import read_action
 from .frames import parse_object
 from .journal.base import DeliveryRow
 from .mcp import McpDoor, invalid_call, parse_rpc
 from .runtime.rows import wire_digest
-from .session import Request
+from .sessions.decoding import read_action
+from .sessions.session import Request
 
 _REPLY_WITHOUT_T = {"mcp": "mcp", "fork": "forked", "close": "closed"}
 

@@ -28,12 +28,12 @@ from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
 from .bad_input import error_json, told
-from .decoding import reset_request, step_request
 from .episodes.reads import Replay
 from .frames import parse_object
 from .mcp import McpDoor, parse_rpc
-from .session import Reply, Session
-from .sessions import Sessions
+from .sessions.decoding import reset_request, step_request
+from .sessions.session import Reply, Session
+from .sessions.sessions import Sessions
 from .socket_door import SocketDoor
 
 log = logging.getLogger("errata.ws")

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from .concurrency.queues import Inbox
-from .session import Session
-from .sessions import Sessions
+from .sessions.session import Session
+from .sessions.sessions import Sessions
 
 log = logging.getLogger("errata.ws")
 

@@ -36,12 +36,12 @@ from errata_protocol.errors import SessionLost
 from .app import HTTPEnvServer
 from .auth import principal_of
 from .concurrency.fair_lock import Turnstile
-from .decoding import reset_request
 from .environments.host import EnvHost
 from .runtime.capacity import Room
 from .runtime.runtime import Runtime
-from .session import Reply, Session
-from .session import Request as Delivery
+from .sessions.decoding import reset_request
+from .sessions.session import Reply, Session
+from .sessions.session import Request as Delivery
 
 log = logging.getLogger("errata.web")
 

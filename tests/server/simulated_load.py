@@ -22,8 +22,8 @@ from errata_server.episodes.reads import Replay
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
 from errata_server.sandbox.fake import FakeBackend
-from errata_server.session import Reply, Request, Session
-from errata_server.sessions import Sessions
+from errata_server.sessions.session import Reply, Request, Session
+from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation import DiskFaults, SimulatedMachine
 

@@ -20,8 +20,8 @@ from errata_protocol.errors import ErrataError, ServiceError, SessionUnknown
 from errata_server.app import create_fastapi_app
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
-from errata_server.session import Request
-from errata_server.sessions import Sessions
+from errata_server.sessions.session import Request
+from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.mux import Replied
 from errata_protocol.mux.server_session import ServerConnection, ServerSession
-from errata_server.session import Session
+from errata_server.sessions.session import Session
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer

@@ -9,8 +9,8 @@ import pytest
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.errors import SessionLost, SessionUnknown, StepTimeout
-from errata_server.session import Request, Session
-from errata_server.sessions import Sessions
+from errata_server.sessions.session import Request, Session
+from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation import SimulatedMachine
 

@@ -24,8 +24,8 @@ from errata_server.concurrency.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK
 from errata_server.concurrency.threads import Threads
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
-from errata_server.session import Request, Session
-from errata_server.sessions import Sessions
+from errata_server.sessions.session import Request, Session
+from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation.threads import SimulatedThreads
 

@@ -25,7 +25,7 @@ from ..runtime.ownership import absence, owned_episode
 from ..runtime.rewards import reward_record
 from ..runtime.rows import Admitted, forked_row, wire_digest
 from ..runtime.runtime import Runtime
-from ..session import Session
+from ..sessions.session import Session
 from .interface import Delivered
 
 

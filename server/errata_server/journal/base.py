@@ -108,7 +108,7 @@ class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
         kind: reset, step, mcp; ``fork`` marks the t=0 that was copied from a parent, or, without t, a fork of this
             session; ``close`` its end.
         request: What was run, enough to run it again: the request as received, and what the server drew for a reset
-            that left it open (`errata_server.recovery.drawn`).
+            that left it open (`errata_server.sessions.reexecution.drawn`).
         request_sha: sha256 of the request as received, 32 bytes.
         status: ``ok`` or the wire code of a recorded error.
         payload: P_t, or the ``data`` of the reply that is no delivery.

@@ -17,7 +17,6 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import Capabilities, ServerLimits
 from errata_protocol.errors import JournalUnavailable
 from errata_protocol.mux import ServerConfig, ServerProtocol
-from errata_server.decoding import Decoder
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.reads import Replay
 from errata_server.mcp import McpDoor
@@ -27,7 +26,8 @@ from errata_server.mux_requests import Reading
 from errata_server.mux_ws import MuxSocket
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake import FakeBackend
-from errata_server.sessions import Sessions
+from errata_server.sessions.decoding import Decoder
+from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation import SimulatedMachine, SimulatedThreads
 

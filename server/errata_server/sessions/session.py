@@ -13,10 +13,10 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.environment import Recovery
 
-from .concurrency.fair_lock import Turnstile
-from .environments.host import EnvHost
-from .journal.base import RecordKind, SessionRow
-from .runtime.capacity import Room
+from ..concurrency.fair_lock import Turnstile
+from ..environments.host import EnvHost
+from ..journal.base import RecordKind, SessionRow
+from ..runtime.capacity import Room
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 

@@ -10,12 +10,12 @@ from msgspec import Struct, field
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid
 
-from .environments.declarations import Declared
-from .environments.detection import marked_observation, marked_response
-from .environments.host import EnvHost
-from .journal.base import DeliveryRow
-from .runtime.rows import Admitted, mcp_row, observation_row
-from .runtime.runtime import Runtime
+from ..environments.declarations import Declared
+from ..environments.detection import marked_observation, marked_response
+from ..environments.host import EnvHost
+from ..journal.base import DeliveryRow
+from ..runtime.rows import Admitted, mcp_row, observation_row
+from ..runtime.runtime import Runtime
 from .session import Request
 
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from errata_protocol.errors import ErrataError
 
-from .concurrency.calls import Call, ThreadGone
-from .environments.host import EnvHost
+from ..concurrency.calls import Call, ThreadGone
+from ..environments.host import EnvHost
 from .session import Session
 
 if TYPE_CHECKING:

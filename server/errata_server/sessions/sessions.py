@@ -27,23 +27,23 @@ from errata_protocol.errors import (
     SessionUnknown,
 )
 
+from ..concurrency.calls import ThreadGone
+from ..concurrency.deadlines import Deadlines
+from ..environments.declarations import Declared
+from ..environments.host import EnvHost
+from ..environments.placement import EnvironmentFactory
+from ..journal.base import DeliveryRow, SessionChange, SessionRow
+from ..runtime.capacity import Room, Share
+from ..runtime.runtime import Runtime
 from .admission import Admission
-from .concurrency.calls import ThreadGone
-from .concurrency.deadlines import Deadlines
 from .decoding import Decoder
-from .environments.declarations import Declared
-from .environments.host import EnvHost
-from .environments.placement import EnvironmentFactory
 from .execution import Execution
-from .express import Express, Settled
-from .idling import Idling
-from .journal.base import DeliveryRow, SessionChange, SessionRow
-from .opening import Opened, Opening
-from .recovery import Reexecution
-from .runtime.capacity import Room, Share
-from .runtime.runtime import Runtime
+from .fast_open import Opened, Opening
+from .fast_step import Express, Settled
+from .instances import Waker
+from .lifetime import Idling
+from .reexecution import Reexecution
 from .session import Address, Reply, Request, Session
-from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
 

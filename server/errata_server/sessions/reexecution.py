@@ -27,13 +27,13 @@ from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 from errata_protocol.payload import first_difference, semantic_sha256, without_fields
 
+from ..environments.host import EnvHost
+from ..ids import name_of
+from ..journal.base import DeliveryRow
+from ..runtime.rows import Admitted
+from ..runtime.runtime import Runtime
 from .decoding import Decoder
-from .environments.host import EnvHost
 from .execution import Executed, Execution
-from .ids import name_of
-from .journal.base import DeliveryRow
-from .runtime.rows import Admitted
-from .runtime.runtime import Runtime
 from .session import Request
 
 log = logging.getLogger("errata.recovery")

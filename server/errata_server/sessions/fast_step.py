@@ -17,14 +17,14 @@ from openenv.core.env_server.types import Action
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError, StepTimeout
 
+from ..concurrency.calls import Call, CallAbandoned, ThreadGone
+from ..concurrency.deadlines import Deadlines
+from ..environments.host import EnvHost
+from ..journal.base import DeliveryRow
+from ..runtime.rows import Admitted, wire_digest
+from ..runtime.runtime import Runtime
 from .admission import Admission
-from .concurrency.calls import Call, CallAbandoned, ThreadGone
-from .concurrency.deadlines import Deadlines
-from .environments.host import EnvHost
 from .execution import Execution
-from .journal.base import DeliveryRow
-from .runtime.rows import Admitted, wire_digest
-from .runtime.runtime import Runtime
 from .session import Reply, Request, Session
 
 LOOK_S = 0.01

@@ -11,16 +11,16 @@ from openenv.core.env_server.interfaces import Environment
 from errata_protocol.environment import Recovery, Snapshot
 from errata_protocol.errors import ServiceError, SessionLost
 
-from .concurrency.threads import Place
-from .environments.context import SessionContext
-from .environments.host import EnvHost, factory_failed, scoped
-from .environments.placement import EnvironmentFactory, place_for
-from .environments.recovery_class import recovery_of
-from .ids import name_of
-from .journal.base import DeliveryRow, SessionChange
-from .recovery import NotRepeatable, Reexecution
-from .runtime.runtime import Runtime
-from .sandbox.base import Backend
+from ..concurrency.threads import Place
+from ..environments.context import SessionContext
+from ..environments.host import EnvHost, factory_failed, scoped
+from ..environments.placement import EnvironmentFactory, place_for
+from ..environments.recovery_class import recovery_of
+from ..ids import name_of
+from ..journal.base import DeliveryRow, SessionChange
+from ..runtime.runtime import Runtime
+from ..sandbox.base import Backend
+from .reexecution import NotRepeatable, Reexecution
 from .session import Session
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 
-from .journal.base import DeliveryRow
+from ..journal.base import DeliveryRow
 from .session import Request
 
 

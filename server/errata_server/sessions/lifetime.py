@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from errata_protocol.errors import SessionUnknown
 
-from .journal.base import Record, SessionChange, SessionStatus
-from .runtime.capacity import Room
-from .runtime.runtime import Runtime
+from ..journal.base import Record, SessionChange, SessionStatus
+from ..runtime.capacity import Room
+from ..runtime.runtime import Runtime
 from .session import Session
 
 T = TypeVar("T")

@@ -12,16 +12,16 @@ from msgspec.structs import replace
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost, SessionUnknown, StepTimeout
 
-from .environments.host import EnvHost, ThreadLost
+from ..environments.host import EnvHost, ThreadLost
+from ..ids import name_of
+from ..journal.base import EpisodeRow, Record
+from ..runtime.capacity import Room
+from ..runtime.rows import Admitted, error_row, wire_digest
+from ..runtime.runtime import Runtime
 from .execution import Execution
-from .ids import name_of
-from .journal.base import EpisodeRow, Record
-from .recovery import drawn
-from .runtime.capacity import Room
-from .runtime.rows import Admitted, error_row, wire_digest
-from .runtime.runtime import Runtime
+from .instances import Waker
+from .reexecution import drawn
 from .session import Reply, Request, Session
-from .waking import Waker
 
 log = logging.getLogger("errata.sessions")
 
