@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
-from .auth import Guard
-from .bad_input import BodyLimit
+from .doors.auth import Guard
+from .doors.input_errors import BodyLimit
 
 _APPLICATIONS = (FastAPI, Starlette)
 _ROUTERS = (APIRouter, Router)

@@ -30,11 +30,11 @@ from starlette.routing import BaseRoute, Mount
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from . import http_routes
 from .app import HTTPEnvServer
 from .app import lifespan as serving_lifespan
-from .auth import guard
 from .compose import mount_by_name
+from .doors import http_routes
+from .doors.auth import guard
 from .runtime.runtime import Runtime
 from .settings import Settings
 

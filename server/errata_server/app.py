@@ -33,20 +33,21 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
 
-from . import http_routes, routing, stateless
-from .auth import guard
-from .bad_input import BodyLimit
+from . import routing, stateless
 from .compose import mount_by_name
+from .doors import http_routes
+from .doors.auth import guard
+from .doors.input_errors import BodyLimit
+from .doors.mcp import McpDoor
+from .doors.mcp_socket import McpSocket
+from .doors.mcp_tools import McpTools
+from .doors.plain_socket import PlainSocket
 from .environments.declarations import Declared, field_names
 from .environments.detection import FieldMap
 from .episodes.reads import Replay
-from .mcp import McpDoor
-from .mcp_tools import McpTools
-from .mcp_ws import McpSocket
 from .multiplex import Multiplex
 from .mux_requests import Reading
 from .mux_ws import MuxSocket, asks_for_mux
-from .plain_ws import PlainSocket
 from .runtime.runtime import Runtime
 from .sessions.decoding import Decoder
 from .sessions.sessions import Sessions

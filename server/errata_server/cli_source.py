@@ -27,7 +27,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
-from .auth import principal_of
+from .doors.auth import principal_of
 from .journal import ReadOnlyJournal, journal_in
 from .runtime.data_lock import owner_url
 from .runtime.rewards import reward_record

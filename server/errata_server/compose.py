@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from errata_protocol.errors import InvalidRequest
 
-from . import http_routes
-from .auth import guard
+from .doors import http_routes
+from .doors.auth import guard
 from .episodes.reads import Replay
 from .routing import TASK_API, Forwarded
 from .runtime.runtime import Runtime

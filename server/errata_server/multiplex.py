@@ -24,9 +24,9 @@ from errata_protocol.mux import (
     Write,
 )
 
+from .doors.mcp import McpDoor
 from .episodes.reads import Replay
 from .journal.base import RewardRow
-from .mcp import McpDoor
 from .mux_answers import Answers
 from .mux_finding import Finding
 from .mux_reads import Reads

@@ -15,9 +15,9 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
+from .doors.mcp import McpDoor, invalid_call, parse_rpc
 from .episodes.reads import Replay
 from .journal.base import SessionRow
-from .mcp import McpDoor, invalid_call, parse_rpc
 from .mux_requests import object_of, recorded_of
 from .mux_shell import PREFIX, Door, MuxShell, journal_sid
 from .runtime.ownership import owned_episode

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.mux import Recorded, Reply, Run
 
-from .bad_input import told
-from .frames import parse_object
+from .doors.input_errors import told
+from .doors.mcp import McpDoor, invalid_call, parse_rpc
+from .doors.strict_json import parse_object
 from .journal.base import DeliveryRow
-from .mcp import McpDoor, invalid_call, parse_rpc
 from .runtime.rows import wire_digest
 from .sessions.decoding import read_action
 from .sessions.session import Request

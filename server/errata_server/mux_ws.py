@@ -12,8 +12,8 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
 from .client_frames import TOGETHER
+from .doors.session_socket import GONE, accepted
 from .multiplex import Multiplex
-from .socket_door import GONE, accepted
 
 log = logging.getLogger("errata.mux")
 

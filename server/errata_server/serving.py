@@ -22,8 +22,8 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
 from .above import only_ours
-from .auth import LOOPBACK_NAMES, is_loopback
 from .compose import compose, mount_by_name
+from .doors.auth import LOOPBACK_NAMES, is_loopback
 from .loading import Stated, load_all
 from .runtime.runtime import Runtime
 from .settings import Settings

@@ -34,8 +34,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from errata_protocol.errors import SessionLost
 
 from .app import HTTPEnvServer
-from .auth import principal_of
 from .concurrency.fair_lock import Turnstile
+from .doors.auth import principal_of
 from .environments.host import EnvHost
 from .runtime.capacity import Room
 from .runtime.runtime import Runtime

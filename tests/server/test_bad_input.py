@@ -23,7 +23,7 @@ from pydantic import field_validator
 from websockets.asyncio.client import connect as connect_websocket
 
 from errata_server.app import create_fastapi_app
-from errata_server.bad_input import MAX_ERRORS
+from errata_server.doors.input_errors import MAX_ERRORS
 from errata_server.process import ServerProcess
 from errata_server.settings import Settings
 

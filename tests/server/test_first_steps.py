@@ -18,8 +18,9 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NotSupported, Unauthorized
-from errata_server import auth, cli
+from errata_server import cli
 from errata_server.app import create_app, create_fastapi_app
+from errata_server.doors import auth
 from errata_server.environments.declarations import field_names
 from errata_server.runtime import runtime
 from errata_server.runtime.runtime import Runtime

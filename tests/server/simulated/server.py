@@ -17,10 +17,10 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import Capabilities, ServerLimits
 from errata_protocol.errors import JournalUnavailable
 from errata_protocol.mux import ServerConfig, ServerProtocol
+from errata_server.doors.mcp import McpDoor
+from errata_server.doors.mcp_tools import McpTools
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.reads import Replay
-from errata_server.mcp import McpDoor
-from errata_server.mcp_tools import McpTools
 from errata_server.multiplex import Multiplex
 from errata_server.mux_requests import Reading
 from errata_server.mux_ws import MuxSocket

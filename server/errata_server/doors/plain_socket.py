@@ -27,14 +27,14 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
-from .bad_input import error_json, told
-from .episodes.reads import Replay
-from .frames import parse_object
+from ..episodes.reads import Replay
+from ..sessions.decoding import reset_request, step_request
+from ..sessions.session import Reply, Session
+from ..sessions.sessions import Sessions
+from .input_errors import error_json, told
 from .mcp import McpDoor, parse_rpc
-from .sessions.decoding import reset_request, step_request
-from .sessions.session import Reply, Session
-from .sessions.sessions import Sessions
-from .socket_door import SocketDoor
+from .session_socket import SocketDoor
+from .strict_json import parse_object
 
 log = logging.getLogger("errata.ws")
 

@@ -25,7 +25,7 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import ErrataError
 
-from .environments.host import EnvHost
+from ..environments.host import EnvHost
 
 
 class McpTools:

@@ -10,11 +10,11 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.errors import ErrataError
 
-from .bad_input import error_json
+from ..sessions.session import Reply, Session
+from ..sessions.sessions import Sessions
+from .input_errors import error_json
 from .mcp import McpDoor, read_rpc, rpc_failed
-from .sessions.session import Reply, Session
-from .sessions.sessions import Sessions
-from .socket_door import SocketDoor
+from .session_socket import SocketDoor
 
 log = logging.getLogger("errata.ws")
 

@@ -17,11 +17,11 @@ from errata_protocol.errors import (
     SessionUnknown,
 )
 
-from .environments.host import EnvHost
-from .frames import Refused, parse_object
+from ..environments.host import EnvHost
+from ..sessions.session import Reply, Request, Session
+from ..sessions.sessions import Sessions
 from .mcp_tools import McpTools
-from .sessions.session import Reply, Request, Session
-from .sessions.sessions import Sessions
+from .strict_json import Refused, parse_object
 
 SESSION_CREATE = "openenv/session/create"
 SESSION_CLOSE = "openenv/session/close"

@@ -15,15 +15,15 @@ from starlette.responses import StreamingResponse
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
-from .bad_input import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
-from .episodes.bundles import bundle
-from .episodes.interface import EpisodeReads
-from .episodes.reads import Replay
-from .frames import parse_json, parse_object
+from ..episodes.bundles import bundle
+from ..episodes.interface import EpisodeReads
+from ..episodes.reads import Replay
+from ..runtime import metrics
+from ..runtime.rewards import reward_record
+from ..runtime.runtime import Runtime
+from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
 from .mcp import McpDoor, read_rpc
-from .runtime import metrics
-from .runtime.rewards import reward_record
-from .runtime.runtime import Runtime
+from .strict_json import parse_json, parse_object
 
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024

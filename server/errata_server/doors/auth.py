@@ -18,8 +18,8 @@ import re
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .log import hide_ids
-from .settings import Settings
+from ..log import hide_ids
+from ..settings import Settings
 
 log = logging.getLogger("errata.server")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from .concurrency.queues import Inbox
-from .sessions.session import Session
-from .sessions.sessions import Sessions
+from ..concurrency.queues import Inbox
+from ..sessions.session import Session
+from ..sessions.sessions import Sessions
 
 log = logging.getLogger("errata.ws")
 
