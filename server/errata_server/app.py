@@ -41,13 +41,13 @@ from .doors.input_errors import BodyLimit
 from .doors.mcp import McpDoor
 from .doors.mcp_socket import McpSocket
 from .doors.mcp_tools import McpTools
+from .doors.mux.multiplexer import Multiplex
+from .doors.mux.socket import MuxSocket, asks_for_mux
+from .doors.mux.translation import Reading
 from .doors.plain_socket import PlainSocket
 from .environments.declarations import Declared, field_names
 from .environments.detection import FieldMap
 from .episodes.reads import Replay
-from .multiplex import Multiplex
-from .mux_requests import Reading
-from .mux_ws import MuxSocket, asks_for_mux
 from .runtime.runtime import Runtime
 from .sessions.decoding import Decoder
 from .sessions.sessions import Sessions

@@ -36,8 +36,8 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
-from errata_server.mux_shell import journal_sid
-from errata_server.mux_ws import READS_AT_ONCE
+from errata_server.doors.mux.shell import journal_sid
+from errata_server.doors.mux.socket import READS_AT_ONCE
 from errata_server.runtime.runtime import RETENTION_EVERY_S, Runtime
 from errata_server.settings import Settings
 

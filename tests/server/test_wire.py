@@ -27,8 +27,8 @@ from websockets.typing import Subprotocol
 
 from errata_server import adopt, wire
 from errata_server.app import create_fastapi_app
+from errata_server.doors.mux.socket import MuxSocket
 from errata_server.doors.plain_socket import PlainSocket
-from errata_server.mux_ws import MuxSocket
 from errata_server.serving import Bind, _config
 from errata_server.settings import Settings
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from errata_protocol.environment import Recovery
+from errata_server.doors.mux.shell import journal_sid
 from errata_server.journal.base import DeliveryRow, Journal
-from errata_server.mux_shell import journal_sid
 from errata_server.runtime.rewards import ENVIRONMENT
 
 from .environments import Executed

@@ -19,11 +19,11 @@ from errata_protocol.errors import JournalUnavailable
 from errata_protocol.mux import ServerConfig, ServerProtocol
 from errata_server.doors.mcp import McpDoor
 from errata_server.doors.mcp_tools import McpTools
+from errata_server.doors.mux.multiplexer import Multiplex
+from errata_server.doors.mux.socket import MuxSocket
+from errata_server.doors.mux.translation import Reading
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.reads import Replay
-from errata_server.multiplex import Multiplex
-from errata_server.mux_requests import Reading
-from errata_server.mux_ws import MuxSocket
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake import FakeBackend
 from errata_server.sessions.decoding import Decoder

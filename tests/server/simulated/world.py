@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from errata_server.doors.mux.shell import journal_sid
 from errata_server.environments.recovery_class import recovery_of
 from errata_server.journal import LogJournal
-from errata_server.mux_shell import journal_sid
 from errata_server.simulation import DiskFaults, SimulatedLoop, SimulatedMachine, SimulatedSocket
 
 from .environments import JUDGED, KINDS, factory

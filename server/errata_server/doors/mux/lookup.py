@@ -12,9 +12,9 @@ from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataErr
 from errata_protocol.mux import Find, ServerSession, Stored
 from errata_protocol.mux.state import State
 
-from .journal.base import DeliveryRow, SessionRow
-from .mux_shell import MuxShell, journal_sid
-from .sessions.session import Address, Session
+from ...journal.base import DeliveryRow, SessionRow
+from ...sessions.session import Address, Session
+from .shell import MuxShell, journal_sid
 
 log = logging.getLogger("errata.mux")
 

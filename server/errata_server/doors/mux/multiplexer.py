@@ -24,18 +24,18 @@ from errata_protocol.mux import (
     Write,
 )
 
-from .doors.mcp import McpDoor
-from .episodes.reads import Replay
-from .journal.base import RewardRow
-from .mux_answers import Answers
-from .mux_finding import Finding
-from .mux_reads import Reads
-from .mux_requests import Reading
-from .mux_shell import PREFIX, Door, MuxShell
-from .runtime.capacity import Room
-from .runtime.rewards import push_data
-from .sessions.session import Session
-from .sessions.sessions import Sessions
+from ...episodes.reads import Replay
+from ...journal.base import RewardRow
+from ...runtime.capacity import Room
+from ...runtime.rewards import push_data
+from ...sessions.session import Session
+from ...sessions.sessions import Sessions
+from ..mcp import McpDoor
+from .lookup import Finding
+from .reads import Reads
+from .requests import Answers
+from .shell import PREFIX, Door, MuxShell
+from .translation import Reading
 
 RETURN_S = 1.0
 """When clients of a server that stops shall come again: another process needs about so long to start."""

@@ -25,14 +25,14 @@ from errata_protocol.errors import (
 )
 from errata_protocol.mux import Record, Reply, Run, injected_fork
 
-from .episodes.reads import Replay
-from .ids import name_of
-from .journal.base import DeliveryRow
-from .mux_requests import Reading, RpcRefused, object_of, reply_of
-from .mux_shell import MuxShell, journal_sid
-from .runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
-from .sessions.session import Reply as SessionReply
-from .sessions.session import Request, Session
+from ...episodes.reads import Replay
+from ...ids import name_of
+from ...journal.base import DeliveryRow
+from ...runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
+from ...sessions.session import Reply as SessionReply
+from ...sessions.session import Request, Session
+from .shell import MuxShell, journal_sid
+from .translation import Reading, RpcRefused, object_of, reply_of
 
 log = logging.getLogger("errata.mux")
 

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.mux import Recorded, Reply, Run
 
-from .doors.input_errors import told
-from .doors.mcp import McpDoor, invalid_call, parse_rpc
-from .doors.strict_json import parse_object
-from .journal.base import DeliveryRow
-from .runtime.rows import wire_digest
-from .sessions.decoding import read_action
-from .sessions.session import Request
+from ...journal.base import DeliveryRow
+from ...runtime.rows import wire_digest
+from ...sessions.decoding import read_action
+from ...sessions.session import Request
+from ..input_errors import told
+from ..mcp import McpDoor, invalid_call, parse_rpc
+from ..strict_json import parse_object
 
 _REPLY_WITHOUT_T = {"mcp": "mcp", "fork": "forked", "close": "closed"}
 

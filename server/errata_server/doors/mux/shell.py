@@ -12,8 +12,8 @@ from errata_protocol.mux import Effect, ServerConfig, ServerProtocol, ServerSess
 from errata_protocol.mux.effects import EndReason
 from errata_protocol.mux.state import State
 
-from .sessions.session import Session
-from .sessions.sessions import Sessions
+from ...sessions.session import Session
+from ...sessions.sessions import Sessions
 
 log = logging.getLogger("errata.mux")
 

@@ -15,15 +15,15 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
-from .doors.mcp import McpDoor, invalid_call, parse_rpc
-from .episodes.reads import Replay
-from .journal.base import SessionRow
-from .mux_requests import object_of, recorded_of
-from .mux_shell import PREFIX, Door, MuxShell, journal_sid
-from .runtime.ownership import owned_episode
-from .runtime.rewards import push_data
-from .runtime.rows import wire_digest
-from .sessions.session import Session
+from ...episodes.reads import Replay
+from ...journal.base import SessionRow
+from ...runtime.ownership import owned_episode
+from ...runtime.rewards import push_data
+from ...runtime.rows import wire_digest
+from ...sessions.session import Session
+from ..mcp import McpDoor, invalid_call, parse_rpc
+from .shell import PREFIX, Door, MuxShell, journal_sid
+from .translation import object_of, recorded_of
 
 log = logging.getLogger("errata.mux")
 

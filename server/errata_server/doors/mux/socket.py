@@ -11,9 +11,9 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
-from .client_frames import TOGETHER
-from .doors.session_socket import GONE, accepted
-from .multiplex import Multiplex
+from ...client_frames import TOGETHER
+from ..session_socket import GONE, accepted
+from .multiplexer import Multiplex
 
 log = logging.getLogger("errata.mux")
 
