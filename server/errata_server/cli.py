@@ -124,8 +124,8 @@ def serve(
 ) -> None:
     """Serve one environment at the root and under /NAME, or several, each under its name."""
     from . import log, serving
-    from .loading import Stated
     from .settings import Settings
+    from .targets.load import Stated
 
     log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
     given: dict[str, object] = {"data_dir": data_dir or cli_source.default_data_dir()}
@@ -163,7 +163,7 @@ def list_environments(
     """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""
     import json
 
-    from .discovery import packages, published
+    from .targets.discovery import packages, published
 
     found = {name: f"{package.module}.{package.app}" for name, package in sorted(packages().items())}
     found |= {name: point.value for name, point in sorted(published().items())}

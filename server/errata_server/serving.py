@@ -24,9 +24,9 @@ from errata_protocol.errors import InvalidRequest
 from .above import only_ours
 from .compose import compose, mount_by_name
 from .doors.auth import LOOPBACK_NAMES, is_loopback
-from .loading import Stated, load_all
 from .runtime.runtime import Runtime
 from .settings import Settings
+from .targets.load import Stated, load_all
 from .wire import BoundedHttp, BoundedSocket, LoneSocket
 
 log = logging.getLogger("errata.server")

@@ -24,13 +24,13 @@ from openenv.core.mcp_client import MCPToolClient
 from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, ServiceError
-from errata_server import importing
 from errata_server.adoption import sites
-from errata_server.loading import Stated, load, load_all
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.serving import Bind, build
 from errata_server.settings import Settings
+from errata_server.targets import imports
+from errata_server.targets.load import Stated, load, load_all
 
 HERE = "tests.environments"
 GREETING = Path(__file__).parents[1] / "environments" / "greeting_env"
@@ -223,7 +223,7 @@ def forgotten() -> Iterator[None]:
     for name in set(sys.modules) - modules:
         del sys.modules[name]
     sys.path[:] = path
-    importing._programs.clear()
+    imports._programs.clear()
 
 
 def test_settings_are_read_again_from_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,4 +353,4 @@ def test_a_module_that_answers_every_name_has_no_directories(tmp_path: Path) -> 
 
     found = Everything("everything")
     found.__file__ = str(tmp_path / "everything.py")
-    assert importing._places(found, above=False) == {tmp_path.resolve()}
+    assert imports._places(found, above=False) == {tmp_path.resolve()}

@@ -25,11 +25,11 @@ from starlette.applications import Starlette
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from . import discovery, importing
-from .adoption import adopt, is_ours, the_server
-from .app import HTTPEnvServer, create_app
-from .environments.signatures import hints_of, needed_parameters, types_of
-from .runtime.runtime import Runtime
+from ..adoption import adopt, is_ours, the_server
+from ..app import HTTPEnvServer, create_app
+from ..environments.signatures import hints_of, needed_parameters, types_of
+from ..runtime.runtime import Runtime
+from . import discovery, imports
 
 MAX_SESSIONS = 10_000
 """Environment instances at once, where neither the operator nor an application says how many."""
@@ -171,8 +171,8 @@ def load(target: str, *, mode: str | None = None, stated: Stated | None = None) 
     if spec is not None:
         if stated:
             raise InvalidRequest(f"{target} publishes its action and observation classes: leave --action away")
-        factory = importing.attribute(spec.factory)
-        state_cls = importing.attribute(spec.state_cls) if spec.state_cls else State
+        factory = imports.attribute(spec.factory)
+        state_cls = imports.attribute(spec.state_cls) if spec.state_cls else State
         return Servable(target, spec, factory, state_cls, concurrent=_says_concurrent(factory))
     made = _made_by(found, target)
     if isinstance(made, Starlette):
@@ -204,22 +204,22 @@ def _find(target: str) -> tuple[Any, EnvironmentSpec | None]:
     """Return the object a target names, or the spec that stands for it."""
     points = discovery.published()
     if target in points:
-        found = importing.attribute(f"{points[target].module}:{points[target].attr}")
+        found = imports.attribute(f"{points[target].module}:{points[target].attr}")
     elif ":" in target:
-        importing.from_here()
-        found = importing.attribute(target)
+        imports.from_here()
+        found = imports.attribute(target)
     elif os.sep in target or target in (".", "..") or (Path(target) / discovery.MANIFEST).is_file():
         package = discovery.package_at(Path(target)) if Path(target).is_dir() else None
         if package is None:
             raise InvalidRequest(
                 f"{target} is no directory of an environment: no {discovery.MANIFEST} and no server/app.py is in it"
             )
-        found = importing.attribute_of_package(package)
+        found = imports.attribute_of_package(package)
     else:
         package = discovery.named(target)
         if package is None:
             raise InvalidRequest(_unknown(target))
-        found = importing.attribute_of_package(package)
+        found = imports.attribute_of_package(package)
     return found, found if isinstance(found, EnvironmentSpec) else None
 
 
@@ -261,7 +261,7 @@ def _made_by(found: Any, target: str) -> Any:
             made.close()
             return type(made)
     except Exception as error:
-        raise InvalidRequest(f"{target}() failed: {importing.told(error)}") from error
+        raise InvalidRequest(f"{target}() failed: {imports.told(error)}") from error
     if isinstance(made, Starlette | _UpstreamServer):
         return made
     raise InvalidRequest(f"{target}() returned a {type(made).__name__}: {_POSSIBLE}")
@@ -321,7 +321,7 @@ def _of_environment(target: str, factory: Any, cls: type[Environment[Any, Any, A
 def _class(target: str | None, of: type) -> Any:
     if target is None:
         return None
-    found = importing.attribute(target)
+    found = imports.attribute(target)
     if not (inspect.isclass(found) and issubclass(found, of)):
         raise InvalidRequest(f"{target} is no subclass of openenv's {of.__name__}")
     return found
