@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from errata_server import serving
+from errata_server.serve import server
 from errata_server.settings import Settings
 
 
@@ -17,11 +17,11 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--sessions", type=int, required=True)
     options = parser.parse_args()
-    bind = serving.Bind(port=0)
-    served = serving.build(
+    bind = server.Bind(port=0)
+    served = server.build(
         [options.target], Settings(data_dir=None), bind=bind, mode=None, max_sessions=options.sessions
     )
-    serving.run(served, bind)
+    server.run(served, bind)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ from .environments.declarations import Declared, field_names
 from .environments.detection import FieldMap
 from .episodes.reads import Replay
 from .runtime.runtime import Runtime
+from .serve.uvicorn_protocols import by_itself
 from .sessions.decoding import Decoder
 from .sessions.sessions import Sessions
 from .settings import Settings
-from .wire import by_itself
 
 __all__ = ["HTTPEnvServer", "create_app", "create_fastapi_app"]
 

@@ -123,7 +123,8 @@ def serve(
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
     """Serve one environment at the root and under /NAME, or several, each under its name."""
-    from . import log, serving
+    from . import log
+    from .serve import server
     from .settings import Settings
     from .targets.load import Stated
 
@@ -139,10 +140,10 @@ def serve(
         given["token"] = SecretStr(token)
     if base:
         given["base"] = dict(_base(entry) for entry in base)
-    bind = serving.Bind(host, port, insecure)
+    bind = server.Bind(host, port, insecure)
     if web:
         os.environ["ENABLE_WEB_INTERFACE"] = "true"
-    served = serving.build(
+    served = server.build(
         environments,
         Settings(**given),  # type: ignore[arg-type]
         bind=bind,
@@ -153,7 +154,7 @@ def serve(
         volatile=volatile or (),
         detect=detect,
     )
-    serving.run(served, bind)
+    server.run(served, bind)
 
 
 @cli.command("environments")

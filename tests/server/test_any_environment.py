@@ -27,7 +27,7 @@ from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_server.adoption import sites
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
-from errata_server.serving import Bind, build
+from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
 from errata_server.targets import imports
 from errata_server.targets.load import Stated, load, load_all

@@ -30,11 +30,11 @@ from errata_protocol.bundle_check import EpisodeCheck, Verification, verify_bund
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NoReset, UnknownEpisode
 from errata_server import cli
 from errata_server.app import create_fastapi_app
-from errata_server.archive import Archive, archive_app
 from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
+from errata_server.serve.archive import Archive, archive_app
 from errata_server.settings import Settings
 
 from .conftest import connect

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import OPEN, SERVER, Protocol
 
-from errata_server.client_frames import ClientFrames, Other
+from errata_server.serve.ws_frames import ClientFrames, Other
 
 MAX_BYTES = 70_000
 MASK = b"\x01\x80\xffa"

@@ -24,7 +24,7 @@ from errata_server.doors import auth
 from errata_server.environments.declarations import field_names
 from errata_server.runtime import runtime
 from errata_server.runtime.runtime import Runtime
-from errata_server.serving import Bind, _listen
+from errata_server.serve.server import Bind, _listen
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation

@@ -25,11 +25,12 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from errata_server import adopt, wire
+from errata_server import adopt
 from errata_server.app import create_fastapi_app
 from errata_server.doors.mux.socket import MuxSocket
 from errata_server.doors.plain_socket import PlainSocket
-from errata_server.serving import Bind, _config
+from errata_server.serve import uvicorn_protocols
+from errata_server.serve.server import Bind, _config
 from errata_server.settings import Settings
 
 from .conftest import simulated, until
@@ -48,10 +49,12 @@ def make_app(settings: Settings | None = None) -> FastAPI:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Starlette, door: type[wire.BoundedSocket] = wire.LoneSocket) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    app: Starlette, door: type[uvicorn_protocols.BoundedSocket] = uvicorn_protocols.LoneSocket
+) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=wire.BoundedHttp, ws=door, log_config=None, lifespan="off",
+        app, http=uvicorn_protocols.BoundedHttp, ws=door, log_config=None, lifespan="off",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -61,10 +64,10 @@ async def serving(app: Starlette, door: type[wire.BoundedSocket] = wire.LoneSock
     await running
 
 
-@pytest.fixture(params=[wire.BoundedSocket, wire.LoneSocket])
+@pytest.fixture(params=[uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
 async def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, int]]:
     """Where a server answers that gives 0.3 s for a request's headers."""
-    monkeypatch.setattr(wire, "HEADERS_S", 0.3)
+    monkeypatch.setattr(uvicorn_protocols, "HEADERS_S", 0.3)
     async with serving(make_app(), request.param) as where:
         yield where
 
@@ -188,12 +191,12 @@ async def test_who_never_reads_its_replies_is_not_read_either(address: tuple[str
 
 
 @pytest.mark.parametrize("protocol", ["", "openenv.mux.v1"])
-@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
 async def test_a_socket_that_is_gone_leaves_nothing_to_the_garbage_collector(
-    door: type[wire.BoundedSocket], protocol: str
+    door: type[uvicorn_protocols.BoundedSocket], protocol: str
 ) -> None:
     subprotocols = [Subprotocol(protocol)] if protocol else None
-    of_a_socket = (wire.BoundedSocket, ServerProtocol, PlainSocket, MuxSocket)
+    of_a_socket = (uvicorn_protocols.BoundedSocket, ServerProtocol, PlainSocket, MuxSocket)
 
     def alive() -> list[str]:
         return [type(found).__name__ for found in gc.get_objects() if issubclass(type(found), of_a_socket)]
@@ -227,7 +230,7 @@ class Watching:
 async def test_a_socket_is_served_when_what_was_called_before_it_is_gone() -> None:
     lived: list[str] = []
     app = Watching(make_app(), lived)
-    for door, before in ((wire.BoundedSocket, []), (wire.LoneSocket, ["websocket"])):
+    for door, before in ((uvicorn_protocols.BoundedSocket, []), (uvicorn_protocols.LoneSocket, ["websocket"])):
         async with serving(app, door) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
             await client.send('{"type":"reset","data":{}}')
             assert json.loads(await client.recv())["type"] == "observation"
@@ -247,7 +250,7 @@ async def test_what_a_socket_depends_on_is_there_as_long_as_it_lives() -> None:
     app = FastAPI(dependencies=[Depends(lock)])
     HTTPEnvServer(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4).register_routes(app)
     app = adopt(app, runtime=simulated(), max_concurrent_envs=4)
-    async with serving(app, wire.LoneSocket) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
+    async with serving(app, uvicorn_protocols.LoneSocket) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
         await client.send('{"type":"reset","data":{}}')
         assert json.loads(await client.recv())["type"] == "observation"
         assert held == ["lock"]
@@ -270,7 +273,7 @@ def test_only_where_nothing_wants_to_know_of_it() -> None:
     with_mount.include_router(inner)
     itself.mount("/again", itself)
     for app in (ours, itself, Starlette(routes=[Mount("/a", ours)]), Starlette(routes=[Mount("/a", Router())])):
-        assert of(app) is wire.LoneSocket
+        assert of(app) is uvicorn_protocols.LoneSocket
     for app in (
         watched,
         rebuilt,
@@ -283,13 +286,15 @@ def test_only_where_nothing_wants_to_know_of_it() -> None:
         Starlette(routes=[Host("a", ours)]),
         Starlette(routes=[Mount("/a", ours)], middleware=[Middleware(Watching, lived=[])]),
     ):
-        assert of(app) is wire.BoundedSocket
+        assert of(app) is uvicorn_protocols.BoundedSocket
 
 
-@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
-async def test_a_refused_handshake_leaves_nothing_either(door: type[wire.BoundedSocket]) -> None:
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
+async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_protocols.BoundedSocket]) -> None:
     def alive() -> int:
-        return sum(issubclass(type(found), (wire.BoundedSocket, ServerProtocol)) for found in gc.get_objects())
+        return sum(
+            issubclass(type(found), (uvicorn_protocols.BoundedSocket, ServerProtocol)) for found in gc.get_objects()
+        )
 
     async with serving(make_app(), door) as address:
         gc.collect()
@@ -309,9 +314,9 @@ async def test_a_refused_handshake_leaves_nothing_either(door: type[wire.Bounded
             gc.enable()
 
 
-@pytest.mark.parametrize("door", [wire.BoundedSocket, wire.LoneSocket])
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
 async def test_who_leaves_while_replies_pile_up_is_not_served_any_longer(
-    door: type[wire.BoundedSocket], monkeypatch: pytest.MonkeyPatch
+    door: type[uvicorn_protocols.BoundedSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[MuxSocket] = []
     serve = MuxSocket.serve

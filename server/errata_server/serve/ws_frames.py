@@ -11,7 +11,7 @@ from msgspec import Struct
 from websockets.frames import apply_mask
 
 TOGETHER = "errata.together"
-"""ASGI extension of sockets whose messages can be had together; see `errata_server.wire.BoundedSocket`."""
+"""ASGI extension of sockets whose messages can be had together; see `uvicorn_protocols.BoundedSocket`."""
 
 TEXT, BINARY, PING, PONG = 0x81, 0x82, 0x89, 0x8A
 """First bytes of final frames."""

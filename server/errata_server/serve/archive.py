@@ -15,12 +15,12 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEp
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
 
-from .doors import http_routes
-from .doors.auth import guard
-from .episodes.interface import Delivered
-from .runtime.ownership import absent
-from .serving import Bind, protected, run_reading
-from .settings import Settings
+from ..doors import http_routes
+from ..doors.auth import guard
+from ..episodes.interface import Delivered
+from ..runtime.ownership import absent
+from ..settings import Settings
+from .server import Bind, protected, run_reading
 
 
 class Archive:

@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
-from .doors.auth import Guard
-from .doors.input_errors import BodyLimit
+from ..doors.auth import Guard
+from ..doors.input_errors import BodyLimit
 
 _APPLICATIONS = (FastAPI, Starlette)
 _ROUTERS = (APIRouter, Router)
@@ -23,7 +23,7 @@ def only_ours(app: Starlette) -> bool:
 
     What is not known here is taken for something that minds: classes derived from Starlette's and FastAPI's, a stack of
     middleware that somebody builds otherwise, routes of other kinds, OpenEnv's web pages. A door that depends on
-    something is served in place by `wire.by_itself`.
+    something is served in place by `uvicorn_protocols.by_itself`.
     """
     return _fine(app, set())
 

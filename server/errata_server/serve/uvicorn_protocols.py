@@ -12,8 +12,8 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from .client_frames import TOGETHER, ClientFrames, Other
-from .concurrency.queues import Arrivals, Gate
+from ..concurrency.queues import Arrivals, Gate
+from .ws_frames import TOGETHER, ClientFrames, Other
 
 READ_AHEAD_BYTES = 256 * 1024
 """Messages that came together wait in memory up to this size; beyond it the socket is not read."""

@@ -21,13 +21,13 @@ from fastapi import FastAPI
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from .above import only_ours
-from .compose import compose, mount_by_name
-from .doors.auth import LOOPBACK_NAMES, is_loopback
-from .runtime.runtime import Runtime
-from .settings import Settings
-from .targets.load import Stated, load_all
-from .wire import BoundedHttp, BoundedSocket, LoneSocket
+from ..compose import compose, mount_by_name
+from ..doors.auth import LOOPBACK_NAMES, is_loopback
+from ..runtime.runtime import Runtime
+from ..settings import Settings
+from ..targets.load import Stated, load_all
+from .detached_sockets import only_ours
+from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket
 
 log = logging.getLogger("errata.server")
 
