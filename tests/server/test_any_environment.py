@@ -207,7 +207,7 @@ def test_an_installed_openenv_package_is_found_as_autoenv_would(name: str, elsew
 
 
 def test_both_kinds_of_installed_environments_are_listed(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from errata_server.cli import list_environments
+    from errata_server.cli.commands import list_environments
 
     list_environments(as_json=True)
     listed = json.loads(capsys.readouterr().out)

@@ -28,8 +28,8 @@ from errata_protocol.bundle import (
 )
 from errata_protocol.bundle_check import EpisodeCheck, Verification, verify_bundle
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NoReset, UnknownEpisode
-from errata_server import cli
 from errata_server.app import create_fastapi_app
+from errata_server.cli import commands
 from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
@@ -68,7 +68,7 @@ def made(tmp_path: Path) -> tuple[str, str]:
 
 
 def run(*arguments: str) -> Any:
-    answer = CliRunner().invoke(cli.cli, [*arguments, "--json"])
+    answer = CliRunner().invoke(commands.cli, [*arguments, "--json"])
     if answer.exception is not None and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     return json.loads(answer.stdout)
@@ -219,7 +219,7 @@ def test_a_line_that_was_changed_lost_or_cut_off_shows_at_the_end(exported: tupl
     for what, damaged in told.items():
         assert any(what in p.what for p in verify_bundle(iter(damaged)).problems), what
     file.write_bytes(b"".join(lines[:-1]))
-    answer = CliRunner().invoke(cli.cli, ["episode", "verify", str(file)])
+    answer = CliRunner().invoke(commands.cli, ["episode", "verify", str(file)])
     assert answer.exit_code == 1 and "cut off" in answer.stdout
     with pytest.raises(InvalidRequest, match="cut off"):
         Archive([file])
@@ -352,7 +352,7 @@ def test_the_command_serves_a_bundle_that_our_tools_read(exported: tuple[Path, s
         url = url.split()[0]
         try:
             assert httpx.get(f"{url}/episodes/{eid}/states/1").status_code == 200
-            shown = CliRunner().invoke(cli.cli, ["replay", eid, "1", "--url", url])
+            shown = CliRunner().invoke(commands.cli, ["replay", eid, "1", "--url", url])
             assert json.loads(shown.stdout)["observation"]["n"] == 2
             assert "count" in json.dumps(run("episodes", "--url", url))
         finally:
@@ -361,7 +361,7 @@ def test_the_command_serves_a_bundle_that_our_tools_read(exported: tuple[Path, s
 
 
 def test_a_public_bind_of_an_archive_needs_a_token(exported: tuple[Path, str, str]) -> None:
-    error = CliRunner().invoke(cli.cli, ["episode", "serve", str(exported[0]), "--host", "0.0.0.0"]).exception
+    error = CliRunner().invoke(commands.cli, ["episode", "serve", str(exported[0]), "--host", "0.0.0.0"]).exception
     assert isinstance(error, ErrataError) and "ERRATA_TOKEN" in error.message
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpisode
-from errata_server import cli, cli_episodes
 from errata_server.app import create_fastapi_app
+from errata_server.cli import commands, episodes
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -46,14 +46,14 @@ def test_a_demo_gets_its_options_with_or_without_its_name(
     given: list[str], passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("terminal", f"{__name__}:play", "errata.demos")
-    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    monkeypatch.setattr(commands, "entry_points", lambda group: [point])
     DEMO_ARGUMENTS.clear()
-    assert RUNNER.invoke(cli.cli, ["demo", *given]).exit_code == 3
+    assert RUNNER.invoke(commands.cli, ["demo", *given]).exit_code == 3
     assert [passed] == DEMO_ARGUMENTS
 
 
 def test_an_unknown_demo_is_told_which_there_are() -> None:
-    answer = RUNNER.invoke(cli.cli, ["demo", "no-such-demo"])
+    answer = RUNNER.invoke(commands.cli, ["demo", "no-such-demo"])
     assert answer.exit_code == 2 and "no-such-demo" in answer.output and "terminal" in answer.output
 
 
@@ -77,7 +77,7 @@ def stranger() -> Iterator[str]:
 
 
 def failure(*arguments: str) -> ErrataError:
-    error = RUNNER.invoke(cli.cli, list(arguments)).exception
+    error = RUNNER.invoke(commands.cli, list(arguments)).exception
     assert isinstance(error, ErrataError), error
     return error
 
@@ -131,10 +131,10 @@ def test_what_the_agent_read_is_printed_as_text_or_as_json(tmp_path: Path, monke
     with TestClient(app) as client, connect(client) as socket:
         eid = socket.ask("reset")["eid"]
         frame = socket.ask("step", {"n": 5})
-    monkeypatch.setattr(cli_episodes, "published", lambda: {"count": Published(spec)})
+    monkeypatch.setattr(episodes, "published", lambda: {"count": Published(spec)})
     replay = ["replay", eid, "1", "--agent-text", "--data-dir", str(tmp_path)]
-    assert RUNNER.invoke(cli.cli, replay).output == "n is 5\n"
-    told = json.loads(RUNNER.invoke(cli.cli, [*replay, "--json"]).output)
+    assert RUNNER.invoke(commands.cli, replay).output == "n is 5\n"
+    told = json.loads(RUNNER.invoke(commands.cli, [*replay, "--json"]).output)
     assert told == {
         "eid": eid,
         "t": 1,

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from errata_client import ErrataClient
 from errata_protocol.errors import Conflict, InvalidRequest, StateOutOfRange
-from errata_server import cli
+from errata_server.cli import commands
 from errata_server.process import ServerProcess
 
 COUNT = "tests.server.environments:CountEnvironment"
 
 
 def run(*arguments: str) -> Any:
-    answer = CliRunner().invoke(cli.cli, ["episodes", *arguments, "--json"])
+    answer = CliRunner().invoke(commands.cli, ["episodes", *arguments, "--json"])
     if answer.exception is not None:
         raise answer.exception
     return json.loads(answer.output)
@@ -44,5 +44,5 @@ def test_rewards_are_added_and_listed_with_and_without_a_running_server(tmp_path
         run("reward", eid, "2", "7", "--source", "me", *where)
     with pytest.raises(InvalidRequest, match="finite"):
         run("reward", eid, "1", "nan", "--source", "me", *where)
-    shown = CliRunner().invoke(cli.cli, ["episodes", "rewards", eid, *where]).output
+    shown = CliRunner().invoke(commands.cli, ["episodes", "rewards", eid, *where]).output
     assert "-0.5" in shown and "1000" in shown

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.doctor import Finding, examine, summary
-from errata_server.machine import Machine, SandboxTrial, Space
+from errata_server.cli.diagnostics.findings import Finding, examine, summary
+from errata_server.cli.diagnostics.probes import Machine, SandboxTrial, Space
 from errata_server.sandbox.base import BackendInfo
 from errata_server.settings import Settings
 

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NotSupported, Unauthorized
-from errata_server import cli
 from errata_server.app import create_app, create_fastapi_app
+from errata_server.cli import commands
 from errata_server.doors import auth
 from errata_server.environments.declarations import field_names
 from errata_server.runtime import runtime
@@ -161,7 +161,7 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 def failure(url: str, **env: str) -> ErrataError:
-    error = CliRunner().invoke(cli.cli, ["episodes", "--url", url], env=env).exception
+    error = CliRunner().invoke(commands.cli, ["episodes", "--url", url], env=env).exception
     assert isinstance(error, ErrataError), error
     return error
 
@@ -191,7 +191,7 @@ def test_a_server_in_production_mode_is_said_to_serve_no_episodes() -> None:
 
 
 def test_the_help_of_serve_says_its_defaults() -> None:
-    said = " ".join(CliRunner().invoke(cli.cli, ["serve", "--help"], terminal_width=200).output.split())
+    said = " ".join(CliRunner().invoke(commands.cli, ["serve", "--help"], terminal_width=200).output.split())
     for text in ("else 900]", "[default: 10000, or", "ERRATA_DATA_DIR, else", "or production: without", "[,command="):
         assert text in said, text
     assert "Journal to read" not in said

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
-from errata_server import cli
+from errata_server.cli import commands
 from errata_server.journal import (
     DirectoryDisk,
     IndexedJournal,
@@ -369,7 +369,7 @@ async def test_a_journal_whose_segments_are_gone_is_refused_and_goes_on_when_the
     for opens in (IndexedJournal, IndexedJournal, ReadOnlyJournal):
         with pytest.raises(JournalUnavailable, match=r"00000001\.log is missing.*restore them .* another --data-dir"):
             opens(path)
-    told = CliRunner().invoke(cli.cli, ["journal", "verify", "--data-dir", str(tmp_path)])
+    told = CliRunner().invoke(commands.cli, ["journal", "verify", "--data-dir", str(tmp_path)])
     assert isinstance(told.exception, JournalUnavailable) and "restore them" in str(told.exception)
     assert list(path.glob("*.log")) == [], "what is refused changes nothing"
     kept.rename(segment)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
-from errata_server import cli
 from errata_server.app import create_fastapi_app
+from errata_server.cli import commands
 from errata_server.episodes.retention import DAY_S, apply, plan
 from errata_server.episodes.rollouts import all_held
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal
@@ -159,7 +159,7 @@ def test_a_server_prunes_by_itself_at_most_once_an_hour() -> None:
 
 
 def run(*arguments: str) -> Any:
-    answer = CliRunner().invoke(cli.cli, ["journal", "retention", *arguments, "--json"])
+    answer = CliRunner().invoke(commands.cli, ["journal", "retention", *arguments, "--json"])
     if answer.exception is not None:
         raise answer.exception
     return json.loads(answer.stdout)
@@ -182,12 +182,12 @@ def test_the_command_says_what_would_go_and_deletes_with_and_without_a_server(tm
             assert run("--max-bytes", str(size - 1), *where)["deleted"] == 1
             assert run("--keep-days", "0", *where)["deleted"] == 2
             assert client.step({"n": 1}).observation["n"] == 1, "the session that is open goes on"
-        listed = CliRunner().invoke(cli.cli, ["episodes", "--json", *where]).stdout
+        listed = CliRunner().invoke(commands.cli, ["episodes", "--json", *where]).stdout
         assert [e["eid"] for e in json.loads(listed)["episodes"]] == [current]
     assert run("--max-bytes", "0k", *where)["deleted"] == 1
     with pytest.raises(InvalidRequest, match="what to keep"):
         run(*where)
-    assert CliRunner().invoke(cli.cli, ["journal", "retention", "--max-bytes", "lots", *where]).exit_code == 2
+    assert CliRunner().invoke(commands.cli, ["journal", "retention", "--max-bytes", "lots", *where]).exit_code == 2
 
 
 def test_bulk_deletion_names_what_it_did_not_find(tmp_path: Path) -> None:

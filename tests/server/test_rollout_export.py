@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import NotSupported
 from errata_protocol.rollouts import RolloutEpisode, RolloutTurn, Turn, marker_of
-from errata_server import cli
 from errata_server.app import create_fastapi_app
+from errata_server.cli import commands
 from errata_server.episodes import rollout_files, rollouts
 from errata_server.journal import DeliveryRow, EpisodeRow
 from errata_server.journal.codec import LogRecord
@@ -66,7 +66,7 @@ def data(tmp_path: Path) -> tuple[Path, str, str]:
 
 
 def journal(command: str, data_dir: Path, *arguments: str) -> Any:
-    answer = CliRunner().invoke(cli.cli, ["journal", command, *arguments, "--data-dir", str(data_dir), "--json"])
+    answer = CliRunner().invoke(commands.cli, ["journal", command, *arguments, "--data-dir", str(data_dir), "--json"])
     if answer.exception is not None and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     return json.loads(answer.stdout)
@@ -139,7 +139,7 @@ def test_rows_are_chosen_by_environment_end_and_time(data: tuple[Path, str, str]
     assert rows("--since", "1h") == 5 and rows("--since", "2999-01-01") == 0
     wrong = ["journal", "export", "-o", out, "--data-dir", str(data[0])]
     for options in (["--since", "soon"], ["--format", "csv"], ["--by", "day"]):
-        assert CliRunner().invoke(cli.cli, [*wrong, *options]).exit_code == 2
+        assert CliRunner().invoke(commands.cli, [*wrong, *options]).exit_code == 2
 
 
 def test_text_that_another_version_would_make_is_left_out_and_said(
@@ -192,7 +192,7 @@ def test_size_adds_up_by_environment_and_names_the_files(data: tuple[Path, str, 
     assert told["environments"]["count"] == told["total"]
     assert (told["total"]["episodes"], told["total"]["deliveries"]) == (2, 5)
     assert told["total"]["payload_bytes"] > 5 * 20 and told["files"]["journal"] > 0
-    shown = CliRunner().invoke(cli.cli, ["journal", "size", "--data-dir", str(data[0])]).stdout
+    shown = CliRunner().invoke(commands.cli, ["journal", "size", "--data-dir", str(data[0])]).stdout
     assert "count" in shown and "files: journal" in shown
 
 
@@ -221,5 +221,5 @@ def test_a_damaged_journal_is_found_with_its_place(
         return record
 
     rewrite_journal(data_dir / "journal", change)
-    answer = CliRunner().invoke(cli.cli, ["journal", "verify", "--data-dir", str(data_dir)])
+    answer = CliRunner().invoke(commands.cli, ["journal", "verify", "--data-dir", str(data_dir)])
     assert answer.exit_code == 1 and what in answer.stdout and (eid in answer.stdout or fork in answer.stdout)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from errata_server import cli
+from errata_server.cli import commands
 from errata_trainer import demo
 
 
@@ -30,7 +30,7 @@ def test_the_demo_trains_by_every_channel_and_its_votes_are_in_the_journal(
     assert told["teachers"]["teachers/usd"] == 0.0
     (shown,) = told["pairs"][:1]
     assert sorted(shown["votes"]) == ["careful", "hasty", "patient"]
-    rewards = CliRunner().invoke(cli.cli, ["episodes", "rewards", shown["eid"], "--data-dir", told["data_dir"]])
+    rewards = CliRunner().invoke(commands.cli, ["episodes", "rewards", shown["eid"], "--data-dir", told["data_dir"]])
     assert rewards.exit_code == 0 and "teachers" in rewards.output and "counterfactual" in rewards.output
 
 

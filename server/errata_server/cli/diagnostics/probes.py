@@ -19,12 +19,12 @@ from pathlib import Path
 
 from errata_protocol.errors import ErrataError
 
-from .sandbox import seccomp
-from .sandbox.base import BackendInfo
-from .sandbox.base_tree import check_owner, find_base
-from .sandbox.namespace import NamespaceBackend
-from .sandbox.privileges import why_refused
-from .settings import Settings
+from ...sandbox import seccomp
+from ...sandbox.base import BackendInfo
+from ...sandbox.base_tree import check_owner, find_base
+from ...sandbox.namespace import NamespaceBackend
+from ...sandbox.privileges import why_refused
+from ...settings import Settings
 
 _TRIALS = 5
 _SYNCS = 20
@@ -118,7 +118,7 @@ class Machine:
 
     def try_user_namespace(self) -> str:
         """Enter one as an ordinary user and mount something in it; return why not, empty when it worked."""
-        here = str(Path(__file__).parent / "sandbox")
+        here = str(Path(__file__).parents[2] / "sandbox")
         return _run([sys.executable, "-I", "-S", "-c", _NAMESPACE, here])
 
     def why_refused(self) -> str:

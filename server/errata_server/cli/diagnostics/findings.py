@@ -13,7 +13,7 @@ from typing import Literal
 
 from errata_protocol.errors import ErrataError
 
-from .machine import Machine, SandboxTrial
+from .probes import Machine, SandboxTrial
 
 Verdict = Literal["ok", "worse", "missing"]
 

@@ -18,8 +18,8 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEp
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, RewardPost, observation_of
 
-from .cli_source import DataDir, Json, Source, Url
-from .targets.discovery import published
+from ..targets.discovery import published
+from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)
 

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from errata_protocol.errors import ErrataError
 
-from . import cli_base, cli_bundle, cli_doctor, cli_episodes, cli_journal, cli_source
+from . import base, doctor, episode, episodes, journal, source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -37,12 +37,12 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # it would take the brackets of our help texts for markup and print none of them
 )
-cli.add_typer(cli_episodes.cli, name="episodes")
-cli.add_typer(cli_bundle.cli, name="episode")
-cli.add_typer(cli_journal.cli, name="journal")
-cli.add_typer(cli_base.cli, name="base")
-cli.command("replay")(cli_episodes.replay)
-cli.command("doctor")(cli_doctor.doctor)
+cli.add_typer(episodes.cli, name="episodes")
+cli.add_typer(episode.cli, name="episode")
+cli.add_typer(journal.cli, name="journal")
+cli.add_typer(base.cli, name="base")
+cli.command("replay")(episodes.replay)
+cli.command("doctor")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -66,7 +66,7 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    data_dir: cli_source.ServersDir = None,
+    data_dir: source.ServersDir = None,
     token: Annotated[
         str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
     ] = None,
@@ -123,13 +123,13 @@ def serve(
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
     """Serve one environment at the root and under /NAME, or several, each under its name."""
-    from . import log
-    from .serve import server
-    from .settings import Settings
-    from .targets.load import Stated
+    from .. import log
+    from ..serve import server
+    from ..settings import Settings
+    from ..targets.load import Stated
 
     log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
-    given: dict[str, object] = {"data_dir": data_dir or cli_source.default_data_dir()}
+    given: dict[str, object] = {"data_dir": data_dir or source.default_data_dir()}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
     if max_sessions_per_principal is not None:
@@ -164,7 +164,7 @@ def list_environments(
     """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""
     import json
 
-    from .targets.discovery import packages, published
+    from ..targets.discovery import packages, published
 
     found = {name: f"{package.module}.{package.app}" for name, package in sorted(packages().items())}
     found |= {name: point.value for name, point in sorted(published().items())}
@@ -240,7 +240,3 @@ def main() -> None:
     except OSError as error:
         print(f"errata: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ import typer
 from errata_protocol.bundle_check import Verification, verify_bundle
 from errata_protocol.errors import JournalUnavailable
 
-from .cli_source import DataDir, Json, Source, Url
+from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(
     help="Export episodes with their exact payloads as one file, verify and serve such files.",
@@ -122,8 +122,8 @@ def serve(
     insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
 ) -> None:
     """Serve bundles read-only, as their server served the episodes: /episodes, states, rewards."""
-    from .serve.archive import serve_archive
-    from .serve.server import Bind
+    from ..serve.archive import serve_archive
+    from ..serve.server import Bind
 
     serve_archive(files, Bind(host, port, insecure))
 

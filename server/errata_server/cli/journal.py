@@ -19,8 +19,8 @@ from rich.table import Table
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
 
-from .cli_bundle import Output, Progress, complete_file, report
-from .cli_source import DataDir, Json, Source
+from .episode import Output, Progress, complete_file, report
+from .source import DataDir, Json, Source
 
 cli = typer.Typer(
     help="Size, check, export and prune a journal. Reads a directory, also while a server runs on it.",
@@ -75,7 +75,7 @@ def retention(
     Never one that an open session stands on, or that a kept fork comes from. A server deletes for the token in
     ERRATA_TOKEN only what is its own; it prunes for all with ERRATA_RETENTION_DAYS and ERRATA_RETENTION_MAX_BYTES.
     """
-    from .episodes import retention as keeping
+    from ..episodes import retention as keeping
 
     if keep_days is None and max_bytes is None:
         raise InvalidRequest("say what to keep: --keep-days N, --max-bytes B, or both")
@@ -112,7 +112,7 @@ def retention(
 
 def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
     """Delete what was chosen; return how many went, and how many a server did not give to this token."""
-    from .episodes import retention as keeping
+    from ..episodes import retention as keeping
 
     progress = Progress("deleted")
     with Source(data_dir, None, writes=True) as source:
@@ -144,8 +144,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write rollouts: state, action, rewards and error marker of each turn (docs/export.md)."""
-    from .episodes.rollout_files import JsonLines, Parquet
-    from .episodes.rollouts import Choice, episode_rows, turn_rows
+    from ..episodes.rollout_files import JsonLines, Parquet
+    from ..episodes.rollouts import Choice, episode_rows, turn_rows
 
     if format not in ("jsonl", "parquet") or by not in ("turn", "episode"):
         raise typer.BadParameter("--format takes jsonl or parquet, --by turn or episode")
@@ -172,7 +172,7 @@ _SIZES = ("episodes", "deliveries", "payload_bytes", "request_bytes", "state_byt
 
 
 async def _sizes(source: Source) -> dict[str, dict[str, int]]:
-    from .episodes.rollouts import all_held
+    from ..episodes.rollouts import all_held
 
     found: dict[str, dict[str, int]] = {}
     progress, seen = Progress("episodes"), 0
@@ -200,8 +200,8 @@ def _files(directory: Path) -> dict[str, int]:
 
 
 async def _verified(source: Source) -> Verification:
-    from .episodes.bundles import contents, describe
-    from .episodes.rollouts import all_held
+    from ..episodes.bundles import contents, describe
+    from ..episodes.rollouts import all_held
 
     check, progress, seen = EpisodeCheck(), Progress("deliveries"), 0
     async for held in all_held(source.runtime):

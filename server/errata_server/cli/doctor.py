@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from . import cli_source
+from . import source
 
 
 def doctor(
-    data_dir: cli_source.ServersDir = None,
+    data_dir: source.ServersDir = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -20,11 +20,11 @@ def doctor(
 
     Other environments need less: the last line says whether one that runs no commands in sandboxes would work.
     """
-    from .doctor import examine, summary
-    from .machine import Machine
-    from .settings import Settings
+    from ..settings import Settings
+    from .diagnostics.findings import examine, summary
+    from .diagnostics.probes import Machine
 
-    settings = Settings(data_dir=data_dir or cli_source.default_data_dir())
+    settings = Settings(data_dir=data_dir or source.default_data_dir())
     found = []
     for finding in examine(Machine(settings), port=port):
         found.append(finding)

@@ -27,12 +27,12 @@ from errata_protocol.errors import (
 )
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
-from .doors.auth import principal_of
-from .journal import ReadOnlyJournal, journal_in
-from .runtime.data_lock import owner_url
-from .runtime.rewards import reward_record
-from .runtime.runtime import Runtime
-from .settings import Settings
+from ..doors.auth import principal_of
+from ..journal import ReadOnlyJournal, journal_in
+from ..runtime.data_lock import owner_url
+from ..runtime.rewards import reward_record
+from ..runtime.runtime import Runtime
+from ..settings import Settings
 
 T = TypeVar("T")
 _EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -148,7 +148,7 @@ class Source:
                 write(part)
 
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
-        from .episodes.bundles import bundle
+        from ..episodes.bundles import bundle
 
         assert self._runtime is not None
         async for line in bundle(self._runtime, eids, self._principal, ancestors=ancestors):
@@ -188,7 +188,7 @@ class Source:
         return self._local(lambda r: r.delete(eid, self._principal))
 
     def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
-        from .episodes.reads import Replay
+        from ..episodes.reads import Replay
 
         assert self._runtime is not None
         replay_ = Replay(self._runtime)

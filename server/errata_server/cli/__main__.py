@@ -1,0 +1,5 @@
+"""``python -m errata_server.cli``."""
+
+from . import main
+
+main()
