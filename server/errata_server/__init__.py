@@ -21,7 +21,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(app, name)
     if name == "adopt":
-        from .adoption import adopt
+        from .app.adoption import adopt
 
         return adopt
     raise AttributeError(f"module 'errata_server' has no attribute {name!r}")

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from errata_protocol.errors import InvalidRequest
 from errata_server import adopt, create_app
-from errata_server.adoption import is_ours, sites
+from errata_server.app.adoption import is_ours, sites
 from errata_server.settings import Settings
 
 from ..environments import applications

@@ -24,7 +24,7 @@ from openenv.core.mcp_client import MCPToolClient
 from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, ServiceError
-from errata_server.adoption import sites
+from errata_server.app.adoption import sites
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.server import Bind, build

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from errata_protocol.errors import InvalidRequest
 from errata_server.app import HTTPEnvServer, create_app, create_fastapi_app
-from errata_server.compose import compose
+from errata_server.app.multi_environment import compose
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from errata_protocol.errors import CapacityReached
 from errata_server.app import create_fastapi_app
-from errata_server.compose import compose
+from errata_server.app.multi_environment import compose
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 

@@ -18,7 +18,7 @@ from errata_protocol.errors import Conflict, ErrataError, InvalidRequest, NoRese
 from errata_protocol.mux.messages import RewardData
 from errata_server import adopt
 from errata_server.app import create_fastapi_app
-from errata_server.compose import compose
+from errata_server.app.multi_environment import compose
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal, RewardRow
 from errata_server.runtime.rewards import push_data
 from errata_server.runtime.runtime import Runtime

@@ -12,7 +12,7 @@ from openenv.core.env_server import create_app as upstream_create_app
 
 from errata_server import adopt
 from errata_server.app import create_fastapi_app
-from errata_server.compose import compose
+from errata_server.app.multi_environment import compose
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from ..compose import compose, mount_by_name
+from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
 from ..runtime.runtime import Runtime
 from ..settings import Settings

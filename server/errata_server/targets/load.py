@@ -25,8 +25,8 @@ from starlette.applications import Starlette
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from ..adoption import adopt, is_ours, the_server
-from ..app import HTTPEnvServer, create_app
+from ..app.adoption import adopt, is_ours, the_server
+from ..app.factory import HTTPEnvServer, create_app
 from ..environments.signatures import hints_of, needed_parameters, types_of
 from ..runtime.runtime import Runtime
 from . import discovery, imports

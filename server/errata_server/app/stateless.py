@@ -20,9 +20,9 @@ from openenv.core.env_server.types import (
 )
 from pydantic import ValidationError
 
-from .routing import answer_from
-from .sessions.decoding import step_request
-from .sessions.sessions import Sessions
+from ..sessions.decoding import step_request
+from ..sessions.sessions import Sessions
+from .upstream_routes import answer_from
 
 
 def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simulation: bool) -> None:

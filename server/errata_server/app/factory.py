@@ -33,26 +33,26 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
 
-from . import routing, stateless
-from .compose import mount_by_name
-from .doors import http_routes
-from .doors.auth import guard
-from .doors.input_errors import BodyLimit
-from .doors.mcp import McpDoor
-from .doors.mcp_socket import McpSocket
-from .doors.mcp_tools import McpTools
-from .doors.mux.multiplexer import Multiplex
-from .doors.mux.socket import MuxSocket, asks_for_mux
-from .doors.mux.translation import Reading
-from .doors.plain_socket import PlainSocket
-from .environments.declarations import Declared, field_names
-from .environments.detection import FieldMap
-from .episodes.reads import Replay
-from .runtime.runtime import Runtime
-from .serve.uvicorn_protocols import by_itself
-from .sessions.decoding import Decoder
-from .sessions.sessions import Sessions
-from .settings import Settings
+from ..doors import http_routes
+from ..doors.auth import guard
+from ..doors.input_errors import BodyLimit
+from ..doors.mcp import McpDoor
+from ..doors.mcp_socket import McpSocket
+from ..doors.mcp_tools import McpTools
+from ..doors.mux.multiplexer import Multiplex
+from ..doors.mux.socket import MuxSocket, asks_for_mux
+from ..doors.mux.translation import Reading
+from ..doors.plain_socket import PlainSocket
+from ..environments.declarations import Declared, field_names
+from ..environments.detection import FieldMap
+from ..episodes.reads import Replay
+from ..runtime.runtime import Runtime
+from ..serve.uvicorn_protocols import by_itself
+from ..sessions.decoding import Decoder
+from ..sessions.sessions import Sessions
+from ..settings import Settings
+from . import stateless, upstream_routes
+from .multi_environment import mount_by_name
 
 __all__ = ["HTTPEnvServer", "create_app", "create_fastapi_app"]
 
@@ -162,9 +162,9 @@ class HTTPEnvServer(_UpstreamServer):
         )  # before upstream's greedy Task API
         super().register_routes(app, resolved)
         for path, method in (("/ws", None), ("/mcp", None), ("/mcp", "POST")):
-            routing.take_route(app, path, method)
+            upstream_routes.take_route(app, path, method)
         stateless.replace(app, self.sessions, self.action_cls, simulation=simulation)
-        routing.shorten_task_api(app, self.env_name)
+        upstream_routes.shorten_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
         reading = Reading(self.action_cls, self.mcp)

@@ -33,15 +33,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errata_protocol.errors import SessionLost
 
-from .app import HTTPEnvServer
-from .concurrency.fair_lock import Turnstile
-from .doors.auth import principal_of
-from .environments.host import EnvHost
-from .runtime.capacity import Room
-from .runtime.runtime import Runtime
-from .sessions.decoding import reset_request
-from .sessions.session import Reply, Session
-from .sessions.session import Request as Delivery
+from ..concurrency.fair_lock import Turnstile
+from ..doors.auth import principal_of
+from ..environments.host import EnvHost
+from ..runtime.capacity import Room
+from ..runtime.runtime import Runtime
+from ..sessions.decoding import reset_request
+from ..sessions.session import Reply, Session
+from ..sessions.session import Request as Delivery
+from .factory import HTTPEnvServer
 
 log = logging.getLogger("errata.web")
 

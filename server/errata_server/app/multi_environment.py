@@ -14,11 +14,11 @@ from starlette.types import ASGIApp
 
 from errata_protocol.errors import InvalidRequest
 
-from .doors import http_routes
-from .doors.auth import guard
-from .episodes.reads import Replay
-from .routing import TASK_API, Forwarded
-from .runtime.runtime import Runtime
+from ..doors import http_routes
+from ..doors.auth import guard
+from ..episodes.reads import Replay
+from ..runtime.runtime import Runtime
+from .upstream_routes import TASK_API, Forwarded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = frozenset(

@@ -30,13 +30,13 @@ from starlette.routing import BaseRoute, Mount
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from .app import HTTPEnvServer
-from .app import lifespan as serving_lifespan
-from .compose import mount_by_name
-from .doors import http_routes
-from .doors.auth import guard
-from .runtime.runtime import Runtime
-from .settings import Settings
+from ..doors import http_routes
+from ..doors.auth import guard
+from ..runtime.runtime import Runtime
+from ..settings import Settings
+from .factory import HTTPEnvServer
+from .factory import lifespan as serving_lifespan
+from .multi_environment import mount_by_name
 
 log = logging.getLogger("errata.server")
 
@@ -226,7 +226,7 @@ def _swap(site: Site, server: HTTPEnvServer) -> State:
         kind = _kind(route, "")
         if kind is None or not isinstance(route, APIRoute | APIWebSocketRoute):
             continue
-        ours = route.endpoint.__module__.partition(".")[0] == __package__
+        ours = route.endpoint.__module__.partition(".")[0] == __package__.partition(".")[0]
         old = standing.get(kind)
         if old is not None and (ours or kind in _SESSION_ROUTES):
             at = routes.index(old)
