@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox import base_tree
 from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.launcher import PROGRAMS
 from errata_server.sandbox.namespace import NamespaceBackend
 from errata_server.sandbox.treewalk import remove_tree
 
@@ -144,7 +144,7 @@ def test_a_program_that_makes_a_system_tree_believes_to_be_root(user_home: Path,
     script = (
         "id -u; cd $HOME; touch f; chown 5:42 f && stat -c %u:%g f; mknod n c 1 3 && ls; mount -t proc p /proc; echo $$"
     )
-    program = str(Path(base_tree.__file__).with_name("fake_root.py"))
+    program = str(PROGRAMS / "fake_root.py")
     result = as_user(["-I", "-S", program, "/bin/sh", "-c", script], user_home, base_dir=base_dir)
     assert (result.returncode, result.stderr) == (0, "")
     first, owner, *names, pid = result.stdout.split()

@@ -15,17 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from .launcher import PROGRAMS
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _PROGRAM = """
 import importlib, pickle, sys, types
-path, package, here, function, payload = pickle.load(sys.stdin.buffer)
+path, package, here, programs, function, payload = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
 # The package itself would import the whole server.
 sys.modules[package] = types.ModuleType(package)
 sys.modules[package].__path__ = [here]
-sys.path.insert(0, here + "/sandbox")
+sys.path.insert(0, programs)
 import user_namespace
 user_namespace.become_root()
 module = importlib.import_module(function[0])
@@ -64,7 +66,7 @@ def call_in_namespace(function: Callable[P, R], *args: P.args, **kwargs: P.kwarg
     """
     package, here = __name__.partition(".")[0], str(Path(__file__).parents[1])
     name = (function.__module__, function.__name__)
-    order = pickle.dumps((sys.path, package, here, name, pickle.dumps((args, kwargs))))
+    order = pickle.dumps((sys.path, package, here, str(PROGRAMS), name, pickle.dumps((args, kwargs))))
     result = subprocess.run([sys.executable, "-I", "-S", "-c", _PROGRAM], input=order, capture_output=True, check=False)
     if result.returncode != 0:
         last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]

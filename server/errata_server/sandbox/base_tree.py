@@ -46,6 +46,7 @@ from .base_recipe import (
     prepare,
     recipe_digest,
 )
+from .launcher import PROGRAMS
 from .privileges import check_privileges
 from .treewalk import remove_tree
 
@@ -342,7 +343,7 @@ def _fake_root() -> list[str]:
     """Return what goes before a command that wants to be root: nothing where it is."""
     if os.geteuid() == 0:
         return []
-    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_root.py"))]
+    return [sys.executable, "-I", "-S", str(PROGRAMS / "fake_root.py")]
 
 
 def _prepare(root: Path) -> None:

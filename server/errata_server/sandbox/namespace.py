@@ -31,7 +31,7 @@ from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbo
 from .base_tree import AGENT_UID, BaseTree, check_owner, find_base
 from .cgroups import Cgroups, find
 from .diskwatch import Room
-from .kernel import mapped_clone
+from .launcher.kernel import mapped_clone
 from .layers import LayerStore
 from .namespace_sandbox import NamespaceSandbox
 from .overlay_form import ROOT_FORM, rootless_form

@@ -19,12 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import SandboxFailed
 
-_LAUNCHER = Path(__file__).with_name("launcher.py")
+from .launcher import PROGRAMS
+
+_LAUNCHER = PROGRAMS / "launcher.py"
 _WAIT_S = 120.0
 
 

@@ -22,6 +22,7 @@ from errata_protocol.errors import ErrataError
 from ...sandbox import seccomp
 from ...sandbox.base import BackendInfo
 from ...sandbox.base_tree import check_owner, find_base
+from ...sandbox.launcher import PROGRAMS
 from ...sandbox.namespace import NamespaceBackend
 from ...sandbox.privileges import why_refused
 from ...settings import Settings
@@ -118,8 +119,7 @@ class Machine:
 
     def try_user_namespace(self) -> str:
         """Enter one as an ordinary user and mount something in it; return why not, empty when it worked."""
-        here = str(Path(__file__).parents[2] / "sandbox")
-        return _run([sys.executable, "-I", "-S", "-c", _NAMESPACE, here])
+        return _run([sys.executable, "-I", "-S", "-c", _NAMESPACE, str(PROGRAMS)])
 
     def why_refused(self) -> str:
         """Return what most likely refuses user namespaces, and how to change that."""
