@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from errata_server.sandbox.base import Sandbox
+from errata_server.sandbox.files.walk import remove_tree, usage
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.treewalk import remove_tree, usage
 
 
 def percentile(values: list[float], share: float) -> float:

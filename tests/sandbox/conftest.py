@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox import as_owner
+from errata_server.sandbox.files import as_owner
+from errata_server.sandbox.files.walk import remove_tree
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.treewalk import remove_tree
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from errata_protocol.errors import ErrataError
 from errata_server.sandbox import cgroups, shellstate
 from errata_server.sandbox.base import Limits, PathRefused
 from errata_server.sandbox.cgroups import Cgroups
+from errata_server.sandbox.files.trees import scan
+from errata_server.sandbox.files.walk import Usage, usage
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.trees import scan
-from errata_server.sandbox.treewalk import Usage, usage
 
 MIB = 1024**2
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from errata_server.sandbox import layers
+from errata_server.sandbox.files.trees import scan
 from errata_server.sandbox.flatten import flatten
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.trees import scan
 
 
 @pytest.mark.sandbox

@@ -16,12 +16,12 @@ import pytest
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
-from errata_server.sandbox import as_owner
 from errata_server.sandbox.base import Limits, SandboxSnapshot
 from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.files import as_owner
+from errata_server.sandbox.files.walk import usage
 from errata_server.sandbox.layers import MAX_CHAIN
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.treewalk import usage
 
 pytestmark = pytest.mark.sandbox
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.files.walk import remove_tree
 from errata_server.sandbox.launcher import PROGRAMS
 from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.treewalk import remove_tree
 
 from .as_user import REPOSITORY, UID, as_user
 

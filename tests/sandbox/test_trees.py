@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errata_server.sandbox.trees import ROOT, Node, fold, own_entries, pack, scan, tree_digest, unpack
+from errata_server.sandbox.files.trees import ROOT, Node, fold, own_entries, pack, scan, tree_digest, unpack
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FILES = st.integers(0, 2).map(lambda content: Node(b"f", bytes([content]) * 32))

@@ -34,7 +34,6 @@ from typing import Any
 
 from errata_protocol.errors import SandboxUnavailable
 
-from . import as_owner
 from .agent_modes import close_tree
 from .apt_source import AptSource, choose_source, proxy_environment
 from .base_recipe import (
@@ -46,9 +45,10 @@ from .base_recipe import (
     prepare,
     recipe_digest,
 )
+from .files import as_owner
+from .files.walk import remove_tree
 from .launcher import PROGRAMS
 from .privileges import check_privileges
-from .treewalk import remove_tree
 
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
 

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
 
-from . import as_owner
 from .base_tree import BaseTree
+from .files import as_owner
+from .files.overlay_form import ROOT_FORM, OverlayForm
+from .files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
+from .files.walk import Usage, remove_tree
 from .flatten import flatten
-from .overlay_form import ROOT_FORM, OverlayForm
-from .trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
-from .treewalk import Usage, remove_tree
 
 MAX_CHAIN = 48
 """Layers mounted above an ``f`` directory before the next one is made."""

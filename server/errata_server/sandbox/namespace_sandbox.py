@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
-from . import as_owner, shellstate
+from . import shellstate
 from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from .base_tree import BaseTree
 from .cgroups import Counters
 from .command import Ending, Exchange
 from .descriptors import append_only, close_all, memory_file
 from .diskwatch import DiskWatch, over
+from .files import as_owner
+from .files.walk import Usage, usage
 from .output import BoundedOutput
 from .runners import Runner
 from .shellstate import ShellState
-from .treewalk import Usage, usage
 
 if TYPE_CHECKING:
     from .namespace import NamespaceBackend

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .overlay_form import ROOT_FORM, OverlayForm
-from .treewalk import Visit, walk
+from .walk import Visit, walk
 
 NOISE = frozenset({"__pycache__", ".pytest_cache"})
 """Names of caches that embed times. They are kept as files but do not count in digests; nor do ``*.pyc``, nor

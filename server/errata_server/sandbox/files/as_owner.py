@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from .launcher import PROGRAMS
+from ..launcher import PROGRAMS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +64,7 @@ def call_in_namespace(function: Callable[P, R], *args: P.args, **kwargs: P.kwarg
     Raises:
         OSError: What the function raised, or no user namespace can be had.
     """
-    package, here = __name__.partition(".")[0], str(Path(__file__).parents[1])
+    package, here = __name__.partition(".")[0], str(Path(__file__).parents[2])
     name = (function.__module__, function.__name__)
     order = pickle.dumps((sys.path, package, here, str(PROGRAMS), name, pickle.dumps((args, kwargs))))
     result = subprocess.run([sys.executable, "-I", "-S", "-c", _PROGRAM], input=order, capture_output=True, check=False)

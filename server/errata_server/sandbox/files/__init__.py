@@ -1,0 +1,1 @@
+"""File trees of sandboxes on the host: walked, counted, packed, removed, also where their modes forbid it."""
