@@ -6,7 +6,7 @@ import os
 import sys
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox.base_tree import build_base
+from errata_server.sandbox.base_trees.tree import build_base
 
 
 def main() -> int:

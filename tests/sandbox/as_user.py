@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from errata_server.sandbox.base_tree import base_directories
+from errata_server.sandbox.base_trees.tree import base_directories
 
 UID = 64321
 REPOSITORY = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox.apt_source import choose_source, proxy_environment
+from errata_server.sandbox.base_trees.apt_source import choose_source, proxy_environment
 
 DEBIAN = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
 UBUNTU = "ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n"

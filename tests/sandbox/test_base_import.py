@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox.base_import import as_agent, import_base
-from errata_server.sandbox.base_recipe import AGENT_UID, content_digest
-from errata_server.sandbox.base_tree import check_owner
+from errata_server.sandbox.base_trees.importer import as_agent, import_base
+from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest
+from errata_server.sandbox.base_trees.tree import check_owner
 
 ENTRIES = [
     ("bin", "dir", 0o755, 0, ""),

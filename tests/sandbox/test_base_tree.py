@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox import base_tree
-from errata_server.sandbox.agent_modes import close_tree
-from errata_server.sandbox.apt_source import AptSource
-from errata_server.sandbox.base_recipe import AGENT_UID, content_digest, prepare, recipe_digest
-from errata_server.sandbox.base_tree import BaseTree, build_base, find_base, needs_build
+from errata_server.sandbox.base_trees import tree
+from errata_server.sandbox.base_trees.agent_modes import close_tree
+from errata_server.sandbox.base_trees.apt_source import AptSource
+from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest, prepare, recipe_digest
+from errata_server.sandbox.base_trees.tree import BaseTree, build_base, find_base, needs_build
 from errata_server.sandbox.privileges import check_privileges
 
 
@@ -150,9 +150,9 @@ class TestBuilding:
             made.append(source)
             fake_bootstrap(root, source, packages, progress)
 
-        monkeypatch.setattr(base_tree, "_check_machine", lambda: None)
-        monkeypatch.setattr(base_tree, "_bootstrap", bootstrap)
-        monkeypatch.setattr(base_tree, "_smoke", lambda root: None)
+        monkeypatch.setattr(tree, "_check_machine", lambda: None)
+        monkeypatch.setattr(tree, "_bootstrap", bootstrap)
+        monkeypatch.setattr(tree, "_smoke", lambda root: None)
         return made
 
     def test_a_second_build_returns_the_tree_there_is(self, home: Path, builds: list[AptSource]) -> None:
@@ -183,7 +183,7 @@ class TestBuilding:
         def broken(root: Path) -> None:
             raise SandboxUnavailable("the new base tree does not work")
 
-        monkeypatch.setattr(base_tree, "_smoke", broken)
+        monkeypatch.setattr(tree, "_smoke", broken)
         with pytest.raises(SandboxUnavailable):
             build_base()
         assert {path.name for path in home.iterdir()} == {".default.lock", ".packages"}
@@ -263,8 +263,8 @@ def test_without_root_and_user_namespaces_one_line_says_what_to_turn_on(
     switch = tmp_path / "proc/sys/kernel/unprivileged_userns_clone"
     switch.parent.mkdir(parents=True)
     switch.write_text("0\n")
-    monkeypatch.setattr(base_tree, "check_privileges", lambda: check_privileges(1000, proc=tmp_path / "proc"))
-    monkeypatch.setattr(base_tree.shutil, "which", lambda tool, path: f"/bin/{tool}")
+    monkeypatch.setattr(tree, "check_privileges", lambda: check_privileges(1000, proc=tmp_path / "proc"))
+    monkeypatch.setattr(tree.shutil, "which", lambda tool, path: f"/bin/{tool}")
     with pytest.raises(SandboxUnavailable) as caught:
         build_base()
     assert "sysctl -w kernel.unprivileged_userns_clone=1" in caught.value.message
@@ -295,7 +295,7 @@ def test_a_tree_of_one_owner_is_closed_but_for_the_agents_directories(tmp_path: 
 
 def test_a_missing_tool_is_named_by_its_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(base_tree.shutil, "which", lambda tool, path: None if tool == "debootstrap" else f"/bin/{tool}")
+    monkeypatch.setattr(tree.shutil, "which", lambda tool, path: None if tool == "debootstrap" else f"/bin/{tool}")
     with pytest.raises(SandboxUnavailable, match="apt-get install debootstrap"):
         build_base()
 

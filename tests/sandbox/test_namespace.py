@@ -17,7 +17,7 @@ import pytest
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 from errata_server.sandbox.base import Limits, SandboxSnapshot
-from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import usage
 from errata_server.sandbox.layers import MAX_CHAIN

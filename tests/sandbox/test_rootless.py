@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox.base_tree import find_base
+from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files.walk import remove_tree
 from errata_server.sandbox.launcher import PROGRAMS
 from errata_server.sandbox.namespace import NamespaceBackend

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ..sandbox.base_import import import_base
-from ..sandbox.base_tree import build_base, find_base
+from ..sandbox.base_trees.importer import import_base
+from ..sandbox.base_trees.tree import build_base, find_base
 
 cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
 
-from .base_tree import BaseTree
+from .base_trees.tree import BaseTree
 from .files import as_owner
 from .files.overlay_form import ROOT_FORM, OverlayForm
 from .files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack

@@ -28,7 +28,7 @@ from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from . import seccomp
 from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
-from .base_tree import AGENT_UID, BaseTree, check_owner, find_base
+from .base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
 from .cgroups import Cgroups, find
 from .diskwatch import Room
 from .files import as_owner

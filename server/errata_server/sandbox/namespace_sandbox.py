@@ -17,7 +17,7 @@ from errata_protocol.errors import SandboxFailed
 
 from . import shellstate
 from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
-from .base_tree import BaseTree
+from .base_trees.tree import BaseTree
 from .cgroups import Counters
 from .command import Ending, Exchange
 from .descriptors import append_only, close_all, memory_file

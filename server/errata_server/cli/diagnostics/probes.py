@@ -21,7 +21,7 @@ from errata_protocol.errors import ErrataError
 
 from ...sandbox import seccomp
 from ...sandbox.base import BackendInfo
-from ...sandbox.base_tree import check_owner, find_base
+from ...sandbox.base_trees.tree import check_owner, find_base
 from ...sandbox.launcher import PROGRAMS
 from ...sandbox.namespace import NamespaceBackend
 from ...sandbox.privileges import why_refused

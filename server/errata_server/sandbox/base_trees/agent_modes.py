@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from .base_recipe import AGENT_DIRECTORIES, AGENT_UID
+from .recipe import AGENT_DIRECTORIES, AGENT_UID
 
 
 def as_agent(mode: int, uid: int, gid: int) -> int:

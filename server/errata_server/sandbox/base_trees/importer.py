@@ -26,8 +26,8 @@ from typing import IO, Any
 from errata_protocol.errors import SandboxUnavailable
 
 from .agent_modes import as_agent
-from .base_recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
-from .base_tree import BaseTree, base_directories, check_name, locked, publish, read_record
+from .recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
+from .tree import BaseTree, base_directories, check_name, locked, publish, read_record
 
 _NEEDED = {"proc": 0o555, "dev": 0o755, "tmp": 0o1777, "workspace": 0o755}
 """Directories that a sandbox cannot do without, made where the source has none."""

@@ -34,21 +34,13 @@ from typing import Any
 
 from errata_protocol.errors import SandboxUnavailable
 
+from ..files import as_owner
+from ..files.walk import remove_tree
+from ..launcher import PROGRAMS
+from ..privileges import check_privileges
 from .agent_modes import close_tree
 from .apt_source import AptSource, choose_source, proxy_environment
-from .base_recipe import (
-    AGENT_DIRECTORIES,
-    AGENT_UID,
-    PACKAGES,
-    WORLD_WRITABLE,
-    content_digest,
-    prepare,
-    recipe_digest,
-)
-from .files import as_owner
-from .files.walk import remove_tree
-from .launcher import PROGRAMS
-from .privileges import check_privileges
+from .recipe import AGENT_DIRECTORIES, AGENT_UID, PACKAGES, WORLD_WRITABLE, content_digest, prepare, recipe_digest
 
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
 
@@ -350,7 +342,9 @@ def _prepare(root: Path) -> None:
     if os.geteuid() == 0:
         return prepare(root)
     # It gives files to the agent, whom this user cannot name.
-    program = "import sys, pathlib; sys.path[:] = sys.argv[2:]; from errata_server.sandbox.base_recipe import prepare; "
+    program = (
+        "import sys, pathlib; sys.path[:] = sys.argv[2:]; from errata_server.sandbox.base_trees.recipe import prepare; "
+    )
     program += "prepare(pathlib.Path(sys.argv[1]))"
     command = [*_fake_root(), sys.executable, "-c", program, str(root), *sys.path]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
