@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from errata_server.sandbox.base import WORKSPACE, CommandResult, Limits
-from errata_server.sandbox.fake import FakeBackend, FakeSandbox
+from errata_server.sandbox.fake.backend import FakeBackend, FakeSandbox
 from terminal_env.server import layers, verifier
 
 Judge = Callable[[Mapping[str, bytes | None], dict[str, Any]], dict[str, Any] | None]

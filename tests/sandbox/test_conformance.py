@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from errata_server.sandbox.base import Backend
-from errata_server.sandbox.fake import FakeBackend
+from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.sandbox.namespace import NamespaceBackend
 
 from .conformance import SandboxConformance

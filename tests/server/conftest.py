@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from errata_server.app import create_fastapi_app
 from errata_server.journal import MemoryJournal
 from errata_server.runtime.runtime import Runtime
-from errata_server.sandbox.fake import FakeBackend
+from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.settings import Settings
 from errata_server.simulation import SeededIds, SimulatedClock, SimulatedThreads
 

@@ -21,7 +21,7 @@ from errata_server.environments.context import current_session
 from errata_server.episodes.reads import Replay
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
-from errata_server.sandbox.fake import FakeBackend
+from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.sessions.session import Reply, Request, Session
 from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings

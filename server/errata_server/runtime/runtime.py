@@ -378,7 +378,7 @@ class Runtime:
 
     def _make_sandboxes(self) -> Backend:
         if self.settings.sandbox == "fake":
-            from ..sandbox.fake import FakeBackend
+            from ..sandbox.fake.backend import FakeBackend
 
             return FakeBackend()
         from ..sandbox.namespace import RESERVE_BYTES, NamespaceBackend

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ..journal import IndexedJournal, LogJournal
 from ..journal.segments import SEGMENT_BYTES
 from ..runtime.runtime import Runtime
-from ..sandbox.fake import FakeBackend, FakeDisk
+from ..sandbox.fake.backend import FakeBackend, FakeDisk
 from ..settings import Settings
 from .clock import SimulatedClock
 from .disk import DiskFaults, SimulatedDisk

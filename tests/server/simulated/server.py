@@ -25,7 +25,7 @@ from errata_server.doors.mux.translation import Reading
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.reads import Replay
 from errata_server.runtime.runtime import Runtime
-from errata_server.sandbox.fake import FakeBackend
+from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.sessions.decoding import Decoder
 from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings

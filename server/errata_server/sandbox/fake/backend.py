@@ -17,7 +17,7 @@ from types import MappingProxyType
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from .base import (
+from ..base import (
     WORKSPACE,
     Backend,
     BackendInfo,
@@ -28,8 +28,8 @@ from .base import (
     Sandbox,
     SandboxSnapshot,
 )
-from .fakeshell import FakeShell, Files, TimedOut
-from .output import BoundedOutput
+from ..output import BoundedOutput
+from .shell import FakeShell, Files, TimedOut
 
 FakeFiles = Mapping[str, bytes | None]
 

@@ -1,0 +1,1 @@
+"""A sandbox backend without isolation, for tests and simulation: files in memory and a small shell in Python."""
