@@ -18,7 +18,7 @@ from errata_server.sandbox.base_trees.agent_modes import close_tree
 from errata_server.sandbox.base_trees.apt_source import AptSource
 from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest, prepare, recipe_digest
 from errata_server.sandbox.base_trees.tree import BaseTree, build_base, find_base, needs_build
-from errata_server.sandbox.privileges import check_privileges
+from errata_server.sandbox.host.privileges import check_privileges
 
 
 def plain_tree(root: Path, *, package: str = "bash 5.2") -> Path:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from errata_server.sandbox import cgroups
 from errata_server.sandbox.base import Limits
+from errata_server.sandbox.host import cgroups
 
 STRANGER = 2**22 + 1
 """A pid beyond every machine's: nobody's ancestor and nobody's child."""

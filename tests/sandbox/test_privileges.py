@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox.privileges import check_privileges, mode_of, why_refused
+from errata_server.sandbox.host.privileges import check_privileges, mode_of, why_refused
 
 CLONE, APPARMOR, COUNT = (
     "sys/kernel/unprivileged_userns_clone",

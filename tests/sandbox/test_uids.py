@@ -19,7 +19,7 @@ import pytest
 from errata_server.sandbox import namespace
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.base_trees.tree import find_base
-from errata_server.sandbox.cgroups import Cgroups
+from errata_server.sandbox.host.cgroups import Cgroups
 from errata_server.sandbox.namespace import NamespaceBackend
 from errata_server.sandbox.namespace_sandbox import NamespaceSandbox
 

@@ -26,18 +26,18 @@ from typing import Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from . import seccomp
 from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from .base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
-from .cgroups import Cgroups, find
 from .diskwatch import Room
 from .files import as_owner
 from .files.overlay_form import ROOT_FORM, rootless_form
 from .files.walk import Usage, remove_tree
+from .host import seccomp
+from .host.cgroups import Cgroups, find
+from .host.privileges import Mode, check_privileges, mode_of, why_refused
 from .launcher.kernel import mapped_clone
 from .layers import LayerStore
 from .namespace_sandbox import NamespaceSandbox
-from .privileges import Mode, check_privileges, mode_of, why_refused
 from .runners import Runners
 from .shellstate import ShellState
 

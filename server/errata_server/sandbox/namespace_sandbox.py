@@ -18,12 +18,12 @@ from errata_protocol.errors import SandboxFailed
 from . import shellstate
 from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from .base_trees.tree import BaseTree
-from .cgroups import Counters
 from .command import Ending, Exchange
-from .descriptors import append_only, close_all, memory_file
 from .diskwatch import DiskWatch, over
 from .files import as_owner
 from .files.walk import Usage, usage
+from .host.cgroups import Counters
+from .host.descriptors import append_only, close_all, memory_file
 from .output import BoundedOutput
 from .runners import Runner
 from .shellstate import ShellState

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from errata_protocol.errors import ErrataError
 
-from ...sandbox import seccomp
 from ...sandbox.base import BackendInfo
 from ...sandbox.base_trees.tree import check_owner, find_base
+from ...sandbox.host import seccomp
+from ...sandbox.host.privileges import why_refused
 from ...sandbox.launcher import PROGRAMS
 from ...sandbox.namespace import NamespaceBackend
-from ...sandbox.privileges import why_refused
 from ...settings import Settings
 
 _TRIALS = 5

@@ -36,8 +36,8 @@ from errata_protocol.errors import SandboxUnavailable
 
 from ..files import as_owner
 from ..files.walk import remove_tree
+from ..host.privileges import check_privileges
 from ..launcher import PROGRAMS
-from ..privileges import check_privileges
 from .agent_modes import close_tree
 from .apt_source import AptSource, choose_source, proxy_environment
 from .recipe import AGENT_DIRECTORIES, AGENT_UID, PACKAGES, WORLD_WRITABLE, content_digest, prepare, recipe_digest

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import Limits
+from ..base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
 _LEAF = "errata-server"

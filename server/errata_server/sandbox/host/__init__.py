@@ -1,0 +1,1 @@
+"""What the host's kernel offers to a sandbox: privileges, cgroups, seccomp filters, descriptors."""
