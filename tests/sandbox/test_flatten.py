@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from errata_server.sandbox import layers
 from errata_server.sandbox.files.trees import scan
-from errata_server.sandbox.flatten import flatten
+from errata_server.sandbox.layers import store
+from errata_server.sandbox.layers.flatten import flatten
 from errata_server.sandbox.namespace import NamespaceBackend
 
 
@@ -21,7 +21,7 @@ from errata_server.sandbox.namespace import NamespaceBackend
 async def test_a_squash_shows_no_ghost_of_a_deleted_file(
     namespace_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "MAX_CHAIN", 4)
+    monkeypatch.setattr(store, "MAX_CHAIN", 4)
     box = await namespace_backend.open()
     await box.run("mkdir -p d/e; touch d/a d/b d/e/f; mkdir o; touch o/x")
     await box.snapshot()
@@ -39,7 +39,7 @@ async def test_a_squash_shows_no_ghost_of_a_deleted_file(
 async def test_a_squash_keeps_what_hides_the_base(
     namespace_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "MAX_CHAIN", 3)
+    monkeypatch.setattr(store, "MAX_CHAIN", 3)
     box = await namespace_backend.open()
     before = (await box.run("cd ~; ls -A | head -1")).stdout.strip()
     assert before, "the base's home has a file to delete"

@@ -20,7 +20,7 @@ from errata_server.sandbox.base import Limits, SandboxSnapshot
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import usage
-from errata_server.sandbox.layers import MAX_CHAIN
+from errata_server.sandbox.layers.store import MAX_CHAIN
 from errata_server.sandbox.namespace import NamespaceBackend
 
 pytestmark = pytest.mark.sandbox

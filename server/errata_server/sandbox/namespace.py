@@ -36,7 +36,7 @@ from .host import seccomp
 from .host.cgroups import Cgroups, find
 from .host.privileges import Mode, check_privileges, mode_of, why_refused
 from .launcher.kernel import mapped_clone
-from .layers import LayerStore
+from .layers.store import LayerStore
 from .namespace_sandbox import NamespaceSandbox
 from .runners import Runners
 from .shellstate import ShellState

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
 
-from .base_trees.tree import BaseTree
-from .files import as_owner
-from .files.overlay_form import ROOT_FORM, OverlayForm
-from .files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
-from .files.walk import Usage, remove_tree
+from ..base_trees.tree import BaseTree
+from ..files import as_owner
+from ..files.overlay_form import ROOT_FORM, OverlayForm
+from ..files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
+from ..files.walk import Usage, remove_tree
 from .flatten import flatten
 
 MAX_CHAIN = 48

@@ -9,9 +9,9 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files.overlay_form import ROOT_FORM, OverlayForm
-from .files.trees import is_opaque
-from .files.walk import Visit, remove_tree, walk
+from ..files.overlay_form import ROOT_FORM, OverlayForm
+from ..files.trees import is_opaque
+from ..files.walk import Visit, remove_tree, walk
 
 _Times = tuple[int, int]
 

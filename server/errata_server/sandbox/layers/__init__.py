@@ -1,0 +1,1 @@
+"""The overlay layers that snapshots and forks are made of: stored, chained, flattened, collected."""
