@@ -24,7 +24,7 @@ from typing import Any
 
 from errata_server.sandbox.base import Sandbox
 from errata_server.sandbox.files.walk import remove_tree, usage
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 from errata_protocol.errors import SandboxFailed
 from errata_server.sandbox.base import Limits
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 MIB = 1024**2
 DEFAULT = Limits()

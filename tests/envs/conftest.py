@@ -12,7 +12,7 @@ import pytest
 
 from errata_server.environments import context
 from errata_server.sandbox.base import Backend
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 

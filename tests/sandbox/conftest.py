@@ -13,7 +13,7 @@ import pytest
 
 from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import remove_tree
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import ErrataError
-from errata_server.sandbox import shellstate
 from errata_server.sandbox.base import Limits, PathRefused
 from errata_server.sandbox.files.trees import scan
 from errata_server.sandbox.files.walk import Usage, usage
 from errata_server.sandbox.host import cgroups
 from errata_server.sandbox.host.cgroups import Cgroups
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace import shell_state
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 MIB = 1024**2
 
@@ -78,7 +78,7 @@ async def test_an_agent_is_killed_before_the_server_when_memory_runs_out(namespa
 
 def test_a_line_of_traps_is_read_in_linear_time() -> None:
     started = time.process_time()
-    shellstate.startup(shellstate.ShellState(), b": " + b"trap " * 200_000, {})
+    shell_state.startup(shell_state.ShellState(), b": " + b"trap " * 200_000, {})
     assert time.process_time() - started < 1.0
 
 
@@ -93,7 +93,7 @@ def test_a_line_of_traps_is_read_in_linear_time() -> None:
     ],
 )
 def test_only_a_command_that_sets_an_exit_trap_pays_for_it(command: bytes, wrapped: bool) -> None:
-    text = shellstate.startup(shellstate.ShellState(), command, {})
+    text = shell_state.startup(shell_state.ShellState(), command, {})
     assert (b"__errata_trap" in text) is wrapped
 
 

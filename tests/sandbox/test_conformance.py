@@ -8,7 +8,7 @@ import pytest
 
 from errata_server.sandbox.base import Backend
 from errata_server.sandbox.fake.backend import FakeBackend
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 from .conformance import SandboxConformance
 

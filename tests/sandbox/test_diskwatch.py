@@ -15,9 +15,9 @@ import pytest
 from errata_protocol.errors import SandboxFailed
 from errata_server.journal import EpisodeRow, IndexedJournal, SessionRow
 from errata_server.sandbox.base import Limits
-from errata_server.sandbox.diskwatch import DiskWatch, Room, over
 from errata_server.sandbox.files.walk import Usage
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
+from errata_server.sandbox.namespace.disk_watch import DiskWatch, Room, over
 
 MIB = 1024**2
 SMALL = Limits(file_size_bytes=32 * MIB, disk_bytes=64 * MIB, inodes=2_000)

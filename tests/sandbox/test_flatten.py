@@ -14,7 +14,7 @@ import pytest
 from errata_server.sandbox.files.trees import scan
 from errata_server.sandbox.layers import store
 from errata_server.sandbox.layers.flatten import flatten
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 
 @pytest.mark.sandbox

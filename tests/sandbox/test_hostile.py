@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from errata_server.sandbox.base import CommandResult, Limits, PathRefused
-from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.namespace_sandbox import NamespaceSandbox
+from errata_server.sandbox.namespace.backend import NamespaceBackend
+from errata_server.sandbox.namespace.sandbox import NamespaceSandbox
 
 pytestmark = pytest.mark.sandbox
 

@@ -21,7 +21,7 @@ from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import usage
 from errata_server.sandbox.layers.store import MAX_CHAIN
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 pytestmark = pytest.mark.sandbox
 
@@ -197,7 +197,7 @@ async def test_a_cancelled_command_is_killed_and_the_sandbox_goes_on(namespace_b
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 async def main():
     backend = NamespaceBackend(Path(sys.argv[1]))
@@ -395,7 +395,7 @@ def test_without_privileges_it_refuses_in_one_line(data_dir: Path, drop: str, sa
     program = (
         "import asyncio, concurrent.futures.thread, ctypes, os, sys\n"
         "from pathlib import Path\n"
-        "from errata_server.sandbox.namespace import NamespaceBackend\n"
+        "from errata_server.sandbox.namespace.backend import NamespaceBackend\n"
         "if sys.argv[2] == 'uid': os.setresuid(64000, 64000, 64000)\n"
         "else: ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())\n"
         "asyncio.run(NamespaceBackend(Path(sys.argv[1])).start())\n"

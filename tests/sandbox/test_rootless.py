@@ -14,7 +14,7 @@ import pytest
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files.walk import remove_tree
 from errata_server.sandbox.launcher import PROGRAMS
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 from .as_user import REPOSITORY, UID, as_user
 
@@ -89,7 +89,7 @@ CHANGES = (
 PROGRAM = f"""
 import asyncio, json, sys, tempfile
 from pathlib import Path
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 async def main():
     backend = NamespaceBackend(Path(tempfile.mkdtemp()) / "sandboxes")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from errata_server.sandbox.base import Limits
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 pytestmark = pytest.mark.sandbox
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox import shellstate
-from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.shellstate import ShellState
+from errata_server.sandbox.namespace import shell_state
+from errata_server.sandbox.namespace.backend import NamespaceBackend
+from errata_server.sandbox.namespace.shell_state import ShellState
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
 COMMANDS = [
@@ -54,14 +54,14 @@ PRISTINE = ShellState()
 
 def run(command: str, state: ShellState = PRISTINE) -> tuple[subprocess.CompletedProcess[bytes], ShellState | None]:
     """Run ``command`` on the host the way a sandbox would."""
-    startup = shellstate.startup(state, command.encode(), {})
+    startup = shell_state.startup(state, command.encode(), {})
     memory = os.memfd_create("state")
     os.write(memory, startup)
     append = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY | os.O_APPEND)
-    environment = (ENVIRONMENT if state.pristine else {}) | {"BASH_ENV": f"/proc/self/fd/{shellstate.STATE_FD}"}
+    environment = (ENVIRONMENT if state.pristine else {}) | {"BASH_ENV": f"/proc/self/fd/{shell_state.STATE_FD}"}
 
     def take_descriptor() -> None:
-        os.dup2(append, shellstate.STATE_FD)
+        os.dup2(append, shell_state.STATE_FD)
 
     try:
         result = subprocess.run(
@@ -73,7 +73,7 @@ def run(command: str, state: ShellState = PRISTINE) -> tuple[subprocess.Complete
             close_fds=False,
             check=False,
         )
-        return result, shellstate.saved(os.pread(memory, shellstate.MAX_STATE_BYTES + 64, len(startup)))
+        return result, shell_state.saved(os.pread(memory, shell_state.MAX_STATE_BYTES + 64, len(startup)))
     finally:
         os.close(memory)
         os.close(append)
@@ -131,12 +131,12 @@ def test_a_packed_state_unpacks_to_the_same() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"/usr\n\0\0umask", b"no path\n\0\0umask\0end\n", b"/usr\n\0\0\0end\n"])
 def test_what_is_cut_short_or_no_state_is_not_taken(data: bytes) -> None:
-    assert shellstate.saved(data) is None
+    assert shell_state.saved(data) is None
 
 
 def test_a_name_that_is_no_variable_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="name of a shell variable"):
-        shellstate.startup(ShellState(), b"true", {"a;touch x": "1"})
+        shell_state.startup(ShellState(), b"true", {"a;touch x": "1"})
 
 
 @pytest.mark.sandbox

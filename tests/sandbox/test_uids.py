@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from errata_server.sandbox import namespace
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.host.cgroups import Cgroups
-from errata_server.sandbox.namespace import NamespaceBackend
-from errata_server.sandbox.namespace_sandbox import NamespaceSandbox
+from errata_server.sandbox.namespace import backend as namespace_module
+from errata_server.sandbox.namespace.backend import NamespaceBackend
+from errata_server.sandbox.namespace.sandbox import NamespaceSandbox
 
 pytestmark = pytest.mark.sandbox
 
@@ -41,7 +41,9 @@ class SharedUid(NamespaceBackend):
 
 @pytest.fixture
 async def without_cgroups(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NamespaceBackend]:
-    monkeypatch.setattr(namespace, "find", lambda name: Cgroups(name, 0, Path("/"), Path("/"), "none in this test"))
+    monkeypatch.setattr(
+        namespace_module, "find", lambda name: Cgroups(name, 0, Path("/"), Path("/"), "none in this test")
+    )
     backend = NamespaceBackend(data_dir)
     await backend.start()
     yield backend
@@ -260,7 +262,7 @@ async def test_host_directories_look_as_on_the_host(namespace_backend: Namespace
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from errata_server.sandbox.namespace import NamespaceBackend
+from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 async def main():
     backend = NamespaceBackend(Path(sys.argv[1]))

@@ -25,7 +25,7 @@ def session_backend() -> tuple[Backend, int | None]:
 @lru_cache(maxsize=1)
 def _own_backend() -> Backend:
     # Here, because a server that brings its own backend need not be able to load this one.
-    from errata_server.sandbox.namespace import NamespaceBackend
+    from errata_server.sandbox.namespace.backend import NamespaceBackend
 
     configured = os.environ.get(DATA_VARIABLE)
     if configured:

@@ -381,7 +381,7 @@ class Runtime:
             from ..sandbox.fake.backend import FakeBackend
 
             return FakeBackend()
-        from ..sandbox.namespace import RESERVE_BYTES, NamespaceBackend
+        from ..sandbox.namespace.backend import RESERVE_BYTES, NamespaceBackend
 
         if self.data_dir is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="errata-", ignore_cleanup_errors=True)

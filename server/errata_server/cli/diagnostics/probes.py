@@ -24,7 +24,7 @@ from ...sandbox.base_trees.tree import check_owner, find_base
 from ...sandbox.host import seccomp
 from ...sandbox.host.privileges import why_refused
 from ...sandbox.launcher import PROGRAMS
-from ...sandbox.namespace import NamespaceBackend
+from ...sandbox.namespace.backend import NamespaceBackend
 from ...settings import Settings
 
 _TRIALS = 5

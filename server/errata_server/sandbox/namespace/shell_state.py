@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .base import WORKSPACE
+from ..base import WORKSPACE
 
 STATE_FD = 254
 MAX_STATE_BYTES = 32 * 1024

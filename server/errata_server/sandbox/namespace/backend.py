@@ -26,20 +26,20 @@ from typing import Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from .base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
-from .base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
-from .diskwatch import Room
-from .files import as_owner
-from .files.overlay_form import ROOT_FORM, rootless_form
-from .files.walk import Usage, remove_tree
-from .host import seccomp
-from .host.cgroups import Cgroups, find
-from .host.privileges import Mode, check_privileges, mode_of, why_refused
-from .launcher.kernel import mapped_clone
-from .layers.store import LayerStore
-from .namespace_sandbox import NamespaceSandbox
-from .runners import Runners
-from .shellstate import ShellState
+from ..base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from ..base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
+from ..files import as_owner
+from ..files.overlay_form import ROOT_FORM, rootless_form
+from ..files.walk import Usage, remove_tree
+from ..host import seccomp
+from ..host.cgroups import Cgroups, find
+from ..host.privileges import Mode, check_privileges, mode_of, why_refused
+from ..launcher.kernel import mapped_clone
+from ..layers.store import LayerStore
+from .disk_watch import Room
+from .runner_pool import Runners
+from .sandbox import NamespaceSandbox
+from .shell_state import ShellState
 
 log = logging.getLogger("errata.sandbox")
 

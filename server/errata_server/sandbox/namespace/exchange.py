@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from errata_protocol.errors import SandboxFailed
 
-from .base import LimitHit
-from .output import BoundedOutput
-from .runners import Runner
+from ..base import LimitHit
+from ..output import BoundedOutput
+from .runner_pool import Runner
 
 FAST_BYTES = 16 * 1024**2
 """Output up to here is read as fast as it comes, what follows at `SLOW_BYTES_PER_S`: `yes` prints 2 GB/s, and reading

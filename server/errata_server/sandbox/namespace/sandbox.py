@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
-from . import shellstate
-from .base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
-from .base_trees.tree import BaseTree
-from .command import Ending, Exchange
-from .diskwatch import DiskWatch, over
-from .files import as_owner
-from .files.walk import Usage, usage
-from .host.cgroups import Counters
-from .host.descriptors import append_only, close_all, memory_file
-from .output import BoundedOutput
-from .runners import Runner
-from .shellstate import ShellState
+from ..base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
+from ..base_trees.tree import BaseTree
+from ..files import as_owner
+from ..files.walk import Usage, usage
+from ..host.cgroups import Counters
+from ..host.descriptors import append_only, close_all, memory_file
+from ..output import BoundedOutput
+from . import shell_state
+from .disk_watch import DiskWatch, over
+from .exchange import Ending, Exchange
+from .runner_pool import Runner
+from .shell_state import ShellState
 
 if TYPE_CHECKING:
-    from .namespace import NamespaceBackend
+    from .backend import NamespaceBackend
 
 MAX_COMMAND_BYTES = 131_071
 """The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
@@ -91,7 +91,7 @@ class NamespaceSandbox(Sandbox):
         for inside in mounts or {}:
             if not inside.startswith("/") or ".." in inside.split("/"):
                 raise ValueError(f"mount point {inside!r} must be absolute and without '..'")
-        startup = b"" if clean else shellstate.startup(self._shell, text, env or {})
+        startup = b"" if clean else shell_state.startup(self._shell, text, env or {})
         order = {
             "do": "run",
             "argv": [b"/bin/bash", b"-c", text],
@@ -125,7 +125,7 @@ class NamespaceSandbox(Sandbox):
             ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
             new_shell = None
             if state_fd >= 0 and ending.killed is None:
-                new_shell = shellstate.saved(os.pread(state_fd, shellstate.MAX_STATE_BYTES + 64, len(startup)))
+                new_shell = shell_state.saved(os.pread(state_fd, shell_state.MAX_STATE_BYTES + 64, len(startup)))
         if new_shell is not None:
             self._shell = new_shell
         limit_hit = await self._limit_hit(ending, runner, before, err)
@@ -167,7 +167,7 @@ class NamespaceSandbox(Sandbox):
         if clean:
             encoded.update((_encode(name), _encode(value)) for name, value in env.items())
         else:
-            encoded[b"BASH_ENV"] = b"/proc/self/fd/%d" % shellstate.STATE_FD
+            encoded[b"BASH_ENV"] = b"/proc/self/fd/%d" % shell_state.STATE_FD
         return encoded
 
     async def _prepare(self) -> tuple[Runner, Counters]:

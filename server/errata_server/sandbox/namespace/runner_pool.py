@@ -23,7 +23,7 @@ from typing import Any
 
 from errata_protocol.errors import SandboxFailed
 
-from .launcher import PROGRAMS
+from ..launcher import PROGRAMS
 
 _LAUNCHER = PROGRAMS / "launcher.py"
 _WAIT_S = 120.0

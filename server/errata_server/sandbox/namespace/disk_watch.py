@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .base import LimitHit, Limits
-from .files import as_owner
-from .files.walk import Usage, usage
+from ..base import LimitHit, Limits
+from ..files import as_owner
+from ..files.walk import Usage, usage
 
 _FASTEST_BYTES_PER_S = 2 * 1024**3
 _FASTEST_INODES_PER_S = 100_000

@@ -1,0 +1,1 @@
+"""The sandbox backend made of Linux namespaces, overlayfs and cgroups; no daemon."""
