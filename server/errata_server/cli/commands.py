@@ -164,7 +164,7 @@ def list_environments(
     """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""
     import json
 
-    from ..targets.discovery import packages, published
+    from ..environments.discovery import packages, published
 
     found = {name: f"{package.module}.{package.app}" for name, package in sorted(packages().items())}
     found |= {name: point.value for name, point in sorted(published().items())}

@@ -18,7 +18,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEp
 from errata_protocol.payload import digest
 from errata_protocol.replay import EpisodeDetail, RewardPost, observation_of
 
-from ..targets.discovery import published
+from ..environments.discovery import published
 from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)

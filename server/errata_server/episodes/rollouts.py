@@ -21,9 +21,9 @@ from errata_protocol.rollouts import (
     marker_of,
 )
 
+from ..environments.discovery import published
 from ..journal.base import HeldEpisode
 from ..runtime.runtime import Runtime
-from ..targets.discovery import published
 from .bundles import contents, describe
 
 log = logging.getLogger("errata.export")

@@ -15,7 +15,7 @@ from typing import Any
 
 from errata_protocol.errors import InvalidRequest
 
-from .discovery import Package
+from ..environments.discovery import Package
 
 _programs: set[str] = set()
 """Directories of environments whose modules were imported as a program's, and are on the path for it."""

@@ -27,9 +27,10 @@ from errata_protocol.errors import InvalidRequest
 
 from ..app.adoption import adopt, is_ours, the_server
 from ..app.factory import HTTPEnvServer, create_app
+from ..environments import discovery
 from ..environments.signatures import hints_of, needed_parameters, types_of
 from ..runtime.runtime import Runtime
-from . import discovery, imports
+from . import imports
 
 MAX_SESSIONS = 10_000
 """Environment instances at once, where neither the operator nor an application says how many."""
