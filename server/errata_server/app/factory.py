@@ -34,6 +34,7 @@ from errata_protocol.environment import EnvironmentSpec, Recovery
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
 
 from ..doors import http_routes
+from ..doors.asgi_extensions import by_itself
 from ..doors.auth import guard
 from ..doors.input_errors import BodyLimit
 from ..doors.mcp import McpDoor
@@ -47,7 +48,6 @@ from ..environments.declarations import Declared, field_names
 from ..environments.detection import FieldMap
 from ..episodes.reads import Replay
 from ..runtime.runtime import Runtime
-from ..serve.uvicorn_protocols import by_itself
 from ..sessions.decoding import Decoder
 from ..sessions.sessions import Sessions
 from ..settings import Settings

@@ -23,7 +23,7 @@ def only_ours(app: Starlette) -> bool:
 
     What is not known here is taken for something that minds: classes derived from Starlette's and FastAPI's, a stack of
     middleware that somebody builds otherwise, routes of other kinds, OpenEnv's web pages. A door that depends on
-    something is served in place by `uvicorn_protocols.by_itself`.
+    something is served in place by `asgi_extensions.by_itself`.
     """
     return _fine(app, set())
 

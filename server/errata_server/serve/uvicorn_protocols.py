@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -13,7 +12,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..concurrency.queues import Arrivals, Gate
-from .ws_frames import TOGETHER, ClientFrames, Other
+from ..doors.asgi_extensions import BY_ITSELF, TOGETHER, Serve
+from .ws_frames import ClientFrames, Other
 
 READ_AHEAD_BYTES = 256 * 1024
 """Messages that came together wait in memory up to this size; beyond it the socket is not read."""
@@ -149,34 +149,12 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         return message
 
 
-Serve = Callable[[WebSocket], Awaitable[None]]
-
-BY_ITSELF = "errata.by_itself"
-"""Name of an ASGI extension: see `LoneSocket`."""
-
 KEPT_SCOPE = ("type", "path", "query_string", "client", "subprotocols", "extensions")
 """What our doors and uvicorn's log lines read of it."""
 
 
-async def by_itself(websocket: WebSocket, serve: Serve) -> None:
-    """Serve a socket that is not yet accepted: by itself where the server can do that, else in here.
-
-    By itself, an exception out of ``serve`` is the server's to log, not an exception handler's to answer.
-
-    Args:
-        websocket: What the endpoint got.
-        serve: Is called with it, or with another of which only path, query, subprotocols and peer are known.
-    """
-    take = websocket.scope.get("extensions", {}).get(BY_ITSELF)
-    # What the route depends on is given back when the endpoint returns.
-    if take is None or getattr(websocket.scope.get("route"), "dependencies", ()):
-        await serve(websocket)
-    else:
-        take(serve)
-
-
 class LoneSocket(BoundedSocket):
-    """Serves an endpoint without what was called before it: see `by_itself`.
+    """Serves an endpoint without what was called before it: see `asgi_extensions.by_itself`.
 
     Middleware and routing are a dozen coroutines that wait for an endpoint to return, beneath each socket. Here one may
     call ``scope["extensions"][BY_ITSELF](serve)`` and return: ``serve`` runs when they are gone. That is for

@@ -10,9 +10,6 @@ from __future__ import annotations
 from msgspec import Struct
 from websockets.frames import apply_mask
 
-TOGETHER = "errata.together"
-"""ASGI extension of sockets whose messages can be had together; see `uvicorn_protocols.BoundedSocket`."""
-
 TEXT, BINARY, PING, PONG = 0x81, 0x82, 0x89, 0x8A
 """First bytes of final frames."""
 
@@ -98,4 +95,4 @@ def _is_text(message: bytes) -> bool:
     return True
 
 
-__all__ = ["TOGETHER", "ClientFrames", "Other"]
+__all__ = ["ClientFrames", "Other"]

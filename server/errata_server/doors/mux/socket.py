@@ -11,7 +11,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
-from ...serve.ws_frames import TOGETHER
+from ..asgi_extensions import TOGETHER
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplex
 
