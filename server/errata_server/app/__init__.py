@@ -4,6 +4,7 @@
 application.
 """
 
-from .factory import HTTPEnvServer, create_app, create_fastapi_app
+from .factory import create_app, create_fastapi_app
+from .server import HTTPEnvServer
 
 __all__ = ["HTTPEnvServer", "create_app", "create_fastapi_app"]

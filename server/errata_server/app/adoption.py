@@ -34,9 +34,9 @@ from ..doors import http_routes
 from ..doors.auth import guard
 from ..runtime.runtime import Runtime
 from ..settings import Settings
-from .factory import HTTPEnvServer
 from .factory import lifespan as serving_lifespan
 from .multi_environment import mount_by_name
+from .server import HTTPEnvServer
 
 log = logging.getLogger("errata.server")
 

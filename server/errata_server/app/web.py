@@ -41,7 +41,7 @@ from ..runtime.runtime import Runtime
 from ..sessions.decoding import reset_request
 from ..sessions.session import Reply, Session
 from ..sessions.session import Request as Delivery
-from .factory import HTTPEnvServer
+from .server import HTTPEnvServer
 
 log = logging.getLogger("errata.web")
 

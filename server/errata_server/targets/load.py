@@ -26,7 +26,8 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
 from ..app.adoption import adopt, is_ours, the_server
-from ..app.factory import HTTPEnvServer, create_app
+from ..app.factory import create_app
+from ..app.server import HTTPEnvServer
 from ..environments import discovery
 from ..environments.signatures import hints_of, needed_parameters, types_of
 from ..runtime.runtime import Runtime
