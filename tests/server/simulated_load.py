@@ -18,7 +18,7 @@ from errata_protocol.environment import Snapshot
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, JournalUnavailable, SandboxFailed, StepTimeout
 from errata_protocol.replay import ForkRequest
 from errata_server.environments.context import current_session
-from errata_server.episodes.reads import Replay
+from errata_server.episodes.episodes import Episodes
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.base import Sandbox, SandboxSnapshot
 from errata_server.sandbox.fake.backend import FakeBackend
@@ -105,30 +105,30 @@ class Client:
         self._parents: dict[str, str] = {}
         """What the log of a forked episode begins with, by eid."""
 
-    async def run(self, machine: SimulatedMachine, sessions: Sessions, replay: Replay, actions: int) -> None:
+    async def run(self, machine: SimulatedMachine, sessions: Sessions, episodes: Episodes, actions: int) -> None:
         """Come back to the session, check what it says, then act ``actions`` times."""
         socket = object()
         session = await self._come_back(machine, sessions, socket)
         for _ in range(actions):
             await asyncio.sleep(self._chance.uniform(0.0, 0.05))
             try:
-                session = await self._act(machine, sessions, replay, session, socket)
+                session = await self._act(machine, sessions, episodes, session, socket)
             except (CapacityReached, StepTimeout, SandboxFailed, EnvironmentFailed) as error:
                 machine.note(f"{self.name} {error.code}")
         await sessions.detach(session, socket)
         await asyncio.sleep(self._chance.choice([0.0, 1.0, 700.0]))
-        await self.check(machine, replay)
+        await self.check(machine, episodes)
 
-    async def check(self, machine: SimulatedMachine, replay: Replay) -> None:
+    async def check(self, machine: SimulatedMachine, episodes: Episodes) -> None:
         """Assert that every episode is what was acknowledged, whole and once."""
         for eid in sorted({eid for eid, _ in self.acknowledged}):
-            turns = [turn.t for turn in (await replay.detail(eid, None)).turns]
+            turns = [turn.t for turn in (await episodes.reads.detail(eid, None)).turns]
             known = [t for e, t in self.acknowledged if e == eid]
             assert turns == list(range(len(turns))), f"{eid} has a hole or a double: {turns}"
             # One more may be there: it was committed and its answer died with the server.
             assert max(known) + 1 <= len(turns) <= max(known) + 2, f"{eid} has {len(turns)}, known are {known}"
         for (eid, t), payload in self.acknowledged.items():
-            row = await replay.delivery(eid, t, None)
+            row = await episodes.reads.delivered(eid, t, None)
             assert row.payload == payload, f"{eid} t={t} is not what was sent"
             expected = self._parents.get(eid, "") + "".join(f"{n} " for n in range(1, t + 1))
             text = json.loads(payload)["observation"]["text"]
@@ -161,13 +161,13 @@ class Client:
         return session
 
     async def _act(
-        self, machine: SimulatedMachine, sessions: Sessions, replay: Replay, session: Session, socket: object
+        self, machine: SimulatedMachine, sessions: Sessions, episodes: Episodes, session: Session, socket: object
     ) -> Session:
         what = self._chance.random()
         if self._eid is None or what < 0.05:
             self._took(machine, await sessions.admit(session, Request("reset", b"{}"), socket))
         elif what < 0.1:
-            return await self._fork(machine, sessions, replay, session, socket)
+            return await self._fork(machine, sessions, episodes, session, socket)
         elif what < 0.15:
             await sessions.detach(session, socket)
             await asyncio.sleep(self._chance.choice([0.1, 700.0]))
@@ -184,14 +184,14 @@ class Client:
         return session
 
     async def _fork(
-        self, machine: SimulatedMachine, sessions: Sessions, replay: Replay, session: Session, socket: object
+        self, machine: SimulatedMachine, sessions: Sessions, episodes: Episodes, session: Session, socket: object
     ) -> Session:
         assert self._eid is not None
         eid, t = self._eid, self._chance.randint(0, self._t)
-        payload = (await replay.delivery(eid, t, None)).payload
+        payload = (await episodes.reads.delivered(eid, t, None)).payload
         request = ForkRequest(t=t, request_id=f"{self._chance.getrandbits(64)}")
-        child = await replay.fork(eid, request, None)
-        assert (await replay.fork(eid, request, None)).eid == child.eid, "a repeated fork is the same child"
+        child = await episodes.forks.fork(eid, request, None)
+        assert (await episodes.forks.fork(eid, request, None)).eid == child.eid, "a repeated fork is the same child"
         self._sid, self._eid, self._t = child.session_id, child.eid, 0
         self._parents[child.eid] = json.loads(payload)["observation"]["text"]
         self.acknowledged[child.eid, 0] = payload
@@ -235,9 +235,9 @@ def simulate(seed: int, *, honours_sync: bool = True) -> SimulatedMachine:
         runtime = await _opened(machine)
         sessions = Sessions(runtime, LogEnvironment, "log", ConcurrencyConfig(max_concurrent_envs=PLACES))
         await runtime.start()
-        replay = Replay(runtime)
-        await asyncio.gather(*(client.check(machine, replay) for client in clients))
-        await asyncio.gather(*(client.run(machine, sessions, replay, 8) for client in clients))
+        episodes = Episodes.of(runtime)
+        await asyncio.gather(*(client.check(machine, episodes) for client in clients))
+        await asyncio.gather(*(client.run(machine, sessions, episodes, 8) for client in clients))
         await sessions.close_all()
         await runtime.close()
 

@@ -218,7 +218,7 @@ async def _mutated(app: FastAPI, door: str, seed: int) -> None:
                 assert (stepped.get("type"), stepped.get("eid"), stepped.get("t")) == ("observation", eid, t), frame
             assert peer.got.empty() or answer is None
         await asyncio.sleep(0)
-        turns = (await app.state.errata.replay.detail(eid, None)).turns
+        turns = (await app.state.errata.episodes.reads.detail(eid, None)).turns
         assert [turn.t for turn in turns] == list(range(t + 1))
 
 

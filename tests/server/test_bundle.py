@@ -267,7 +267,7 @@ async def test_an_episode_that_began_with_a_tools_call_has_no_t_0() -> None:
     journal = MemoryJournal()
     await journal.commit(session(), episode("e"), *(delivery("e", t, kind="mcp") for t in (1, 2)))
     runtime = Runtime(Settings(), journal=journal)
-    lines = [line async for line in bundle(runtime, ["e", "e"], None)]
+    lines = [line async for line in bundle(runtime.store, runtime.clock, ["e", "e"], None)]
     found = verify_bundle(iter(lines))
     assert found == Verification(episodes=1, deliveries=2)
 

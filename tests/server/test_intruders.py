@@ -258,7 +258,7 @@ async def test_a_foreign_session_costs_as_many_reads_as_an_unknown_one_and_is_no
 def test_probes_tell_no_path_and_no_name(tmp_path: Path) -> None:
     with TestClient(make_app(token=SecretStr("t"), data_dir=tmp_path)) as client:
         runtime = client.app.state.errata.runtime  # type: ignore[attr-defined]
-        runtime._disk = _Full()
+        runtime.store._disk = _Full()
         answer = client.get("/ready")
         assert answer.status_code == 503 and "0 KiB free" in answer.json()["reasons"][0]
         assert str(tmp_path) not in answer.text and "count" not in client.get("/health").text

@@ -38,7 +38,8 @@ from errata_protocol.errors import (
 from errata_server.app import create_fastapi_app
 from errata_server.doors.mux.shell import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
-from errata_server.runtime.runtime import RETENTION_EVERY_S, Runtime
+from errata_server.episodes.retention import EVERY_S
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer
@@ -282,7 +283,7 @@ async def test_opens_let_old_episodes_go() -> None:
         session = await trainer.open()
         old = await trainer.ask(session, "reset")
         await trainer.ask(session, "close")
-        runtime._tidied -= RETENTION_EVERY_S
+        runtime.retained_at -= EVERY_S
         await trainer.open()
         for _ in range(200):
             if runtime.journal.episode(old.eid) is None:

@@ -68,7 +68,7 @@ READS = frozenset(
 @pytest.mark.parametrize("kind", MESSAGES)
 async def test_answers_and_reads_are_those_for_a_sid_that_is_nobodys(kind: str, thief: str) -> None:
     runtime = simulated(Settings(journal_wait_s=0.3, token=SecretStr("owner,foe")))
-    journal = runtime.journal = Watched()
+    journal = runtime.store.journal = Watched()
     app = application(runtime)
     async with joined(app, headers=OWNER) as owner, joined(app, headers=OWNER, seed=1) as sleeper:
         live, closed = await owner.open(), await owner.open()

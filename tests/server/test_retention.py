@@ -47,7 +47,7 @@ async def add(journal: Journal, eid: str, day: float, *, sid: str = "", size: in
 
 
 async def gone(journal: Journal, **bounds: Any) -> list[str]:
-    chosen = await plan(Runtime(Settings(), journal=journal), now=100 * DAY_S, **bounds)
+    chosen = await plan(Runtime(Settings(), journal=journal).store, now=100 * DAY_S, **bounds)
     return [held.row.eid for held in chosen.delete]
 
 
@@ -75,7 +75,7 @@ async def test_an_ancestor_of_a_kept_fork_stays_and_goes_with_the_last_of_them(j
     await add(journal, "leaf", 95, origin_eid="middle", origin_t=0)
     await add(journal, "alone", 3)
     assert await gone(journal, keep_days=10) == ["alone"]
-    chosen = await plan(Runtime(Settings(), journal=journal), keep_days=10, now=100 * DAY_S)
+    chosen = await plan(Runtime(Settings(), journal=journal).store, keep_days=10, now=100 * DAY_S)
     assert (chosen.kept, chosen.held_back) == (3, 2)
     assert await gone(journal, keep_days=0) == ["leaf", "middle", "root", "alone"]
 
@@ -104,10 +104,10 @@ async def test_applying_deletes_rows_and_rewards_of_every_owner(journal: Journal
     await add(journal, "c", 99)
     await journal.commit(reward("a", 0, sid="s-a"))
     runtime = Runtime(Settings(), journal=journal)
-    chosen = await plan(runtime, keep_days=10, now=100 * DAY_S)
-    assert await apply(runtime, chosen.delete) == 2
-    assert await apply(runtime, chosen.delete) == 0
-    assert [held.row.eid async for held in all_held(runtime)] == ["c"]
+    chosen = await plan(runtime.store, keep_days=10, now=100 * DAY_S)
+    assert await apply(runtime.store, runtime.collect, chosen.delete) == 2
+    assert await apply(runtime.store, runtime.collect, chosen.delete) == 0
+    assert [held.row.eid async for held in all_held(runtime.store)] == ["c"]
     assert journal.rewards("a") == []
 
 
@@ -116,11 +116,11 @@ async def test_what_was_forked_since_it_was_chosen_stays_with_all_that_it_comes_
     await add(journal, "leaf", 2, origin_eid="root", origin_t=0)
     await add(journal, "alone", 3)
     runtime = Runtime(Settings(), journal=journal)
-    chosen = await plan(runtime, keep_days=10, now=100 * DAY_S)
+    chosen = await plan(runtime.store, keep_days=10, now=100 * DAY_S)
     assert [held.row.eid for held in chosen.delete] == ["leaf", "root", "alone"]
     await add(journal, "fork", 99, origin_eid="leaf", origin_t=0)
-    assert await apply(runtime, chosen.delete) == 1
-    assert [held.row.eid async for held in all_held(runtime)] == ["root", "leaf", "fork"]
+    assert await apply(runtime.store, runtime.collect, chosen.delete) == 1
+    assert [held.row.eid async for held in all_held(runtime.store)] == ["root", "leaf", "fork"]
 
 
 async def test_held_says_what_an_episode_takes_with_its_errors(journal: Journal) -> None:
@@ -148,7 +148,7 @@ def test_a_server_prunes_by_itself_at_most_once_an_hour() -> None:
     with TestClient(app) as client:
         with connect(client) as socket:
             socket.ask("reset", {})
-        now[0] += 3599 - (now[0] - runtime._tidied)
+        now[0] += 3599 - (now[0] - runtime.retained_at)
         with connect(client) as socket:
             socket.ask("reset", {})
         assert len(client.get("/episodes").json()["episodes"]) == 2

@@ -111,14 +111,14 @@ def test_a_request_waits_for_space_in_virtual_time_and_is_refused_when_it_stays_
     async def program(machine: SimulatedMachine) -> float:
         runtime = machine.runtime(Settings(journal_wait_s=30.0, disk_floor_bytes=2**40))
         await runtime.start()
-        await runtime.wait_for_journal()
+        await runtime.store.wait_until_writable()
         machine.disk.append("filler", bytes(9_800))
         began = runtime.clock.monotonic()
         with pytest.raises(JournalUnavailable, match=r"0 KiB free.*free space"):
-            await runtime.wait_for_journal()
+            await runtime.store.wait_until_writable()
         waited = runtime.clock.monotonic() - began
         machine.disk.remove("filler")
-        await runtime.wait_for_journal()
+        await runtime.store.wait_until_writable()
         await runtime.close()
         return waited
 

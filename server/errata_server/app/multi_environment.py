@@ -16,7 +16,7 @@ from errata_protocol.errors import InvalidRequest
 
 from ..doors import http_routes
 from ..doors.auth import guard
-from ..episodes.reads import Replay
+from ..episodes.episodes import Episodes
 from ..runtime.runtime import Runtime
 from .upstream_routes import TASK_API, Forwarded
 
@@ -112,7 +112,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
         }
 
     http_routes.register(
-        root, runtime=runtime, replay=Replay(runtime), capabilities=capabilities, replayable=replayable
+        root, runtime=runtime, episodes=Episodes.of(runtime), capabilities=capabilities, replayable=replayable
     )
     for rest, method in TASK_API:
         root.add_api_route(

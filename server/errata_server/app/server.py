@@ -1,4 +1,4 @@
-"""`HTTPEnvServer`: upstream's server class with our doors on journaled sessions; puts runtime, sessions and doors together.
+"""`HTTPEnvServer`: upstream's server class on journaled sessions; it puts runtime, sessions and doors together.
 
 Upstream's class registers its routes; those that hold sessions (``/ws``, ``POST /mcp``) are exchanged for ours.
 Upstream's class is captured at import, so that a process which replaces it by ours does not find itself.
@@ -37,7 +37,8 @@ from ..doors.mux.translation import Reading
 from ..doors.plain_socket import PlainSocket
 from ..environments.declarations import Declared, field_names
 from ..environments.detection import FieldMap
-from ..episodes.reads import Replay
+from ..episodes.episodes import Episodes
+from ..episodes.retention import Retention
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import Decoder
 from ..sessions.sessions import Sessions
@@ -90,13 +91,14 @@ class HTTPEnvServer(_UpstreamServer):
             agent_text_version=spec.agent_text_version if spec is not None else None,
             declared=declared,
             decoder=decoder,
+            retention=Retention(self.runtime).when_due,
         )
         if declared.volatile and self.sessions.recovery is Recovery.NONE:
             raise InvalidRequest(
                 "volatile names fields that may differ when requests run again, and sessions of "
                 f"{self.env_name} are not run again: say deterministic too"
             )
-        self.replay = Replay(self.runtime)
+        self.episodes = Episodes.of(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode
         self._spec = spec
@@ -135,7 +137,7 @@ class HTTPEnvServer(_UpstreamServer):
         http_routes.register(
             app,
             runtime=self.runtime,
-            replay=self.replay,
+            episodes=self.episodes,
             capabilities=lambda: told().model_dump(mode="json", exclude={"session"}),
             replayable=simulation,
         )  # before upstream's greedy Task API
@@ -147,18 +149,18 @@ class HTTPEnvServer(_UpstreamServer):
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
         reading = Reading(self.action_cls, self.mcp)
-        multiplex = Multiplex(self.sessions, self.replay, reading, self.mcp, told, production=not simulation)
+        multiplex = Multiplex(self.sessions, self.episodes, reading, self.mcp, told, production=not simulation)
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
-            replay = self.replay if simulation else None
+            reads = self.episodes.reads if simulation else None
             owner = http_routes.principal(websocket)
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
                     await MuxSocket(socket, multiplex, owner).serve()
                 else:
-                    await PlainSocket(socket, self.sessions, replay, self.mcp, self.action_cls, told, owner).serve()
+                    await PlainSocket(socket, self.sessions, reads, self.mcp, self.action_cls, told, owner).serve()
 
             await by_itself(websocket, serve)
 

@@ -83,7 +83,11 @@ def retention(
     with Source(data_dir, None) as source:
         chosen = asyncio.run(
             keeping.plan(
-                source.runtime, keep_days=keep_days, max_bytes=bound, now=time.time(), progress=Progress("episodes")
+                source.runtime.store,
+                keep_days=keep_days,
+                max_bytes=bound,
+                now=time.time(),
+                progress=Progress("episodes"),
             )
         )
     told: dict[str, Any] = {
@@ -117,7 +121,7 @@ def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
     progress = Progress("deleted")
     with Source(data_dir, None, writes=True) as source:
         if not source.is_remote:
-            return asyncio.run(keeping.apply(source.runtime, chosen, progress)), 0
+            return asyncio.run(keeping.apply(source.runtime.store, source.runtime.collect, chosen, progress)), 0
         deleted = foreign = 0
         for start in range(0, len(chosen), _BATCH):
             batch = [held.row.eid for held in chosen[start : start + _BATCH]]
@@ -152,7 +156,7 @@ def export(
     choice = Choice(environment, _when(since) if since is not None else None, done, state, agent_text)
     with Source(data_dir, None) as source, complete_file(output) as file:
         rows = Parquet(file, by) if format == "parquet" else JsonLines(file)
-        made: AsyncIterator[BaseModel] = (turn_rows if by == "turn" else episode_rows)(source.runtime, choice)
+        made: AsyncIterator[BaseModel] = (turn_rows if by == "turn" else episode_rows)(source.runtime.store, choice)
 
         async def write() -> int:
             progress, count = Progress(f"{by}s"), 0
@@ -176,7 +180,7 @@ async def _sizes(source: Source) -> dict[str, dict[str, int]]:
 
     found: dict[str, dict[str, int]] = {}
     progress, seen = Progress("episodes"), 0
-    async for held in all_held(source.runtime):
+    async for held in all_held(source.runtime.store):
         sizes = found.setdefault(held.row.environment, dict.fromkeys(_SIZES, 0))
         sizes["episodes"] += 1
         for key in _SIZES[1:]:
@@ -204,14 +208,14 @@ async def _verified(source: Source) -> Verification:
     from ..episodes.rollouts import all_held
 
     check, progress, seen = EpisodeCheck(), Progress("deliveries"), 0
-    async for held in all_held(source.runtime):
+    async for held in all_held(source.runtime.store):
         if (origin := held.row.origin) is not None:
             check.expect(held.row.eid, origin)
-    async for held in all_held(source.runtime):
-        record = await describe(source.runtime, held.row)
+    async for held in all_held(source.runtime.store):
+        record = await describe(source.runtime.store, held.row)
         check.take(record)
         try:
-            async for line in contents(source.runtime, record):
+            async for line in contents(source.runtime.store, record):
                 check.take(line)
                 seen += 1
                 progress(seen)

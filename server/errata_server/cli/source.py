@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,6 +33,9 @@ from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..settings import Settings
+
+if TYPE_CHECKING:
+    from ..episodes.episodes import Episodes
 
 T = TypeVar("T")
 _EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -109,25 +112,24 @@ class Source:
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
             return EpisodePage.model_validate_json(self._http("GET", "/episodes", params=params).content)
-        return self._local(lambda r: r.page(**query, principal=self._principal))
+        return self._local(lambda episodes: episodes.reads.page(**query, principal=self._principal))
 
     def detail(self, eid: str) -> EpisodeDetail:
         if self._url is not None:
             return EpisodeDetail.model_validate_json(self._http("GET", _path(eid)).content)
-        return self._local(lambda r: r.detail(eid, self._principal))
+        return self._local(lambda episodes: episodes.reads.detail(eid, self._principal))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
         if self._url is not None:
-            found = self._http("GET", f"{_path(eid)}/states/{t}")
-            return found.content, found.headers["etag"].strip('"'), found.headers["x-errata-kind"]
-        row = self._local(lambda r: r.delivery(eid, t, self._principal))
-        return row.payload, f"sha256:{row.digest.hex()}", row.wire_kind
+            answer = self._http("GET", f"{_path(eid)}/states/{t}")
+            return answer.content, answer.headers["etag"].strip('"'), answer.headers["x-errata-kind"]
+        found = self._local(lambda episodes: episodes.reads.delivered(eid, t, self._principal))
+        return found.payload, found.digest, found.kind
 
     def rewards(self, eid: str) -> list[RewardRecord]:
         if self._url is not None:
             return _RECORDS.validate_json(self._http("GET", f"{_path(eid)}/rewards").content)
-        assert self._runtime is not None
-        return [reward_record(row) for row in asyncio.run(self._runtime.rewards.list(eid, self._principal))]
+        return self._local(lambda episodes: episodes.reads.rewards(eid, self._principal))
 
     def reward(self, eid: str, post: RewardPost) -> RewardRecord:
         if self._url is not None:
@@ -151,7 +153,7 @@ class Source:
         from ..episodes.bundles import bundle
 
         assert self._runtime is not None
-        async for line in bundle(self._runtime, eids, self._principal, ancestors=ancestors):
+        async for line in bundle(self._runtime.store, self._runtime.clock, eids, self._principal, ancestors=ancestors):
             write(line)
 
     @property
@@ -180,21 +182,23 @@ class Source:
         if self._url is not None:
             asked = {"eids": list(eids), "unused_only": unused_only}
             return DeletedEpisodes.model_validate_json(self._http("POST", "/episodes/delete", json=asked).content)
-        return self._local(lambda r: r.delete_all(eids, self._principal, unused_only=unused_only))
+        return self._local(
+            lambda episodes: episodes.deletion.delete_all(eids, self._principal, unused_only=unused_only)
+        )
 
     def delete(self, eid: str) -> int:
         if self._url is not None:
             return int(self._http("DELETE", _path(eid)).json()["deleted"])
-        return self._local(lambda r: r.delete(eid, self._principal))
+        return self._local(lambda episodes: episodes.deletion.delete(eid, self._principal))
 
-    def _local(self, read: Callable[[Any], Awaitable[T]]) -> T:
-        from ..episodes.reads import Replay
+    def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
+        from ..episodes.episodes import Episodes
 
         assert self._runtime is not None
-        replay_ = Replay(self._runtime)
+        episodes = Episodes.of(self._runtime)
 
         async def call() -> T:
-            return await read(replay_)
+            return await work(episodes)
 
         return asyncio.run(call())
 

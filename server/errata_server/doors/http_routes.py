@@ -16,8 +16,8 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
 from ..episodes.bundles import bundle
+from ..episodes.episodes import Episodes
 from ..episodes.interface import EpisodeReads
-from ..episodes.reads import Replay
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
@@ -42,7 +42,7 @@ def register(
     app: FastAPI,
     *,
     runtime: Runtime,
-    replay: Replay,
+    episodes: Episodes,
     capabilities: Callable[[], dict[str, Any]],
     replayable: bool,
 ) -> None:
@@ -51,7 +51,7 @@ def register(
     Args:
         app: Upstream's application.
         runtime: Journal and its health.
-        replay: Reads of the journal.
+        episodes: What the routes below ``/episodes`` do.
         capabilities: What a probe is answered.
         replayable: False in production mode: no episodes, state(t) or fork (PROTOCOL F1).
     """
@@ -72,8 +72,8 @@ def register(
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
-        register_reads(app, replay)
-        _register_changes(app, runtime, replay)
+        register_reads(app, episodes.reads)
+        _register_changes(app, runtime, episodes)
 
 
 def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
@@ -140,13 +140,13 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         return await _typed(answer)
 
 
-def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
+def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
     @app.get("/episodes/{eid}/bundle", tags=["Errata"])
     async def get_bundle(
         request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
     ) -> Response:
         async def answer() -> Response:
-            lines = bundle(runtime, [eid, *(also or ())], principal(request), ancestors=ancestors)
+            lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
             first = await anext(lines)  # what can be refused is refused before the answer begins
             return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
 
@@ -164,7 +164,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
                     'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
                     errors=told(error.errors(include_url=False)),
                 ) from error
-            deleted = await replay.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
+            deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
             return _json(deleted.model_dump(mode="json"))
 
         return await _typed(answer)
@@ -172,7 +172,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
     @app.delete("/episodes/{eid}", tags=["Errata"])
     async def delete_episode(request: Request, eid: str) -> Response:
         async def answer() -> Response:
-            return _json({"eid": eid, "deleted": await replay.delete(eid, principal(request))})
+            return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, principal(request))})
 
         return await _typed(answer)
 
@@ -185,7 +185,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, replay: Replay) -> None:
                 raise InvalidRequest(
                     'a fork request is {"t": 5, "request_id": "..."}', errors=told(error.errors(include_url=False))
                 ) from error
-            return _json((await replay.fork(eid, asked, principal(request))).model_dump(mode="json"))
+            return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
         return await _typed(answer)
 

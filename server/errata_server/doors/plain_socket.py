@@ -27,7 +27,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
-from ..episodes.reads import Replay
+from ..episodes.reads import JournalReads
 from ..sessions.decoding import reset_request, step_request
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
@@ -45,7 +45,7 @@ class PlainSocket(SocketDoor):
     Args:
         websocket: Not yet accepted.
         sessions: The environment's sessions.
-        replay: Reads of the journal; None in production mode, which has no state(t).
+        reads: Reads of the journal; None in production mode, which has no state(t).
         mcp: JSON-RPC requests.
         action_cls: Action class that steps are validated against.
         capabilities: What the server answers to a probe.
@@ -56,14 +56,14 @@ class PlainSocket(SocketDoor):
         self,
         websocket: WebSocket,
         sessions: Sessions,
-        replay: Replay | None,
+        reads: JournalReads | None,
         mcp: McpDoor,
         action_cls: type[Action],
         capabilities: Callable[[], Capabilities],
         principal: str | None,
     ) -> None:
         super().__init__(websocket, sessions, principal)
-        self._replay = replay
+        self._reads = reads
         self._mcp = mcp
         self._action_cls = action_cls
         self._capabilities = capabilities
@@ -110,8 +110,8 @@ class PlainSocket(SocketDoor):
             case "step":
                 request = step_request(WSStepMessage(**frame).data, self._action_cls)
                 return self._delivered("observation", await self._sessions.run(session, request, self))
-            case "state" if "data" in frame and self._replay is not None:
-                return await self._state_at(session, frame, self._replay)
+            case "state" if "data" in frame and self._reads is not None:
+                return await self._state_at(session, frame, self._reads)
             case "state":
                 WSStateMessage(**frame)
                 return to_json({"type": "state", "data": await self._sessions.state(session)}, inf_nan_mode="null")
@@ -134,12 +134,12 @@ class PlainSocket(SocketDoor):
                 shown = other if isinstance(other, str) else type(other).__name__
                 return _error_frame({"message": f"Unknown message type: {shown[:100]}", "code": "UNKNOWN_TYPE"})
 
-    async def _state_at(self, session: Session, frame: dict[str, Any], replay: Replay) -> bytes:
+    async def _state_at(self, session: Session, frame: dict[str, Any], reads: JournalReads) -> bytes:
         extra = set(frame) - {"type", "data"}
         if extra:
             raise InvalidRequest(f"a state message has the keys type and data, not {sorted(extra)}")
         asked = StateAtRequest.model_validate(frame["data"])
-        row = await replay.state_at(session, asked.t, asked.eid, self._principal)
+        row = await reads.state_at(session.eid, asked.t, asked.eid, self._principal)
         head = {
             "type": "state_at",
             "eid": row.eid,

@@ -17,20 +17,22 @@ from errata_protocol.bundle import (
 )
 from errata_protocol.errors import JournalUnavailable, UnknownEpisode
 
+from ..clock import Clock
 from ..ids import name_of
 from ..journal.base import DeliveryRow, EpisodeRow
 from ..runtime.ownership import owned_episode
 from ..runtime.rows import wire_digest
-from ..runtime.runtime import Runtime
+from ..runtime.store import Store
 
 
 async def bundle(
-    runtime: Runtime, eids: Sequence[str], principal: str | None, *, ancestors: bool = True
+    store: Store, clock: Clock, eids: Sequence[str], principal: str | None, *, ancestors: bool = True
 ) -> AsyncIterator[bytes]:
     """Yield the lines of a bundle of episodes, as they stand now: a running one ends with its last commit.
 
     Args:
-        runtime: Its journal.
+        store: The journal.
+        clock: Dates the bundle.
         eids: Which episodes; one that is named twice is there once.
         principal: Whose they are.
         ancestors: Put in the episodes that they were forked from too, and those of these.
@@ -39,26 +41,24 @@ async def bundle(
         UnknownEpisode: One is not there, or somebody else's; raised before the first line.
         JournalUnavailable: One was deleted meanwhile; the bundle has no end then.
     """
-    chosen = await _with_ancestors(runtime, eids, principal, ancestors)
+    chosen = await _with_ancestors(store, eids, principal, ancestors)
     writer = BundleWriter()
-    header = BundleHeader(
-        created=runtime.clock.time(), server=version("openenv-errata"), episodes=tuple(dict.fromkeys(eids))
-    )
-    described = [await describe(runtime, row) for row in chosen]
+    header = BundleHeader(created=clock.time(), server=version("openenv-errata"), episodes=tuple(dict.fromkeys(eids)))
+    described = [await describe(store, row) for row in chosen]
     yield writer.line(header)
     for record in described:
         yield writer.line(record)
     for record in described:
-        async for line in contents(runtime, record):
+        async for line in contents(store, record):
             yield writer.line(line)
     yield writer.end()
 
 
-async def describe(runtime: Runtime, row: EpisodeRow) -> EpisodeRecord:
+async def describe(store: Store, row: EpisodeRow) -> EpisodeRecord:
     """Return the record of an episode as it stands now; `contents` gives as much as it promises."""
-    turns = await runtime.read(runtime.journal.turns, row.eid)
-    rewards = await runtime.read(runtime.journal.rewards, row.eid)
-    session = await runtime.read(runtime.journal.session, row.sid)
+    turns = await store.turns(row.eid)
+    rewards = await store.rewards(row.eid)
+    session = await store.session(row.sid)
     return EpisodeRecord(
         eid=row.eid,
         episode_id=row.episode_id,
@@ -73,16 +73,16 @@ async def describe(runtime: Runtime, row: EpisodeRow) -> EpisodeRecord:
     )
 
 
-async def contents(runtime: Runtime, record: EpisodeRecord) -> AsyncIterator[Line]:
+async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
     """Yield an episode's deliveries with the errors recorded between them, then its late rewards.
 
     Raises:
         JournalUnavailable: A delivery that was there is not there any more.
     """
-    journal, eid = runtime.journal, record.eid
+    eid = record.eid
     t, given = 0, 0
     while given < record.deliveries:
-        rows = await runtime.read(journal.recorded, eid, t)
+        rows = await store.recorded(eid, t)
         if rows:
             given += 1
             yield delivery_record(rows[0])
@@ -92,7 +92,7 @@ async def contents(runtime: Runtime, record: EpisodeRecord) -> AsyncIterator[Lin
         elif t > 0:  # an episode that began without a reset has no t=0
             raise JournalUnavailable(f"t={t} of episode {eid} is not in the journal: it was deleted, or is damaged")
         t += 1
-    for reward in (await runtime.read(journal.rewards, eid))[: record.rewards]:
+    for reward in (await store.rewards(eid))[: record.rewards]:
         yield BundledReward(
             eid=eid,
             t=reward.t,
@@ -140,15 +140,15 @@ def _failure(row: DeliveryRow, after_t: int) -> FailureRecord:
 
 
 async def _with_ancestors(
-    runtime: Runtime, eids: Sequence[str], principal: str | None, ancestors: bool
+    store: Store, eids: Sequence[str], principal: str | None, ancestors: bool
 ) -> list[EpisodeRow]:
     """Return the episodes, parents before their forks; an ancestor that was deleted is left out."""
     rows: dict[str, EpisodeRow] = {}
     for eid in eids:
-        lineage = [await owned_episode(runtime, eid, principal)]
+        lineage = [await owned_episode(store, eid, principal)]
         while ancestors and (origin := lineage[-1].origin_eid) is not None and origin not in rows:
             try:
-                lineage.append(await owned_episode(runtime, origin, principal))
+                lineage.append(await owned_episode(store, origin, principal))
             except UnknownEpisode:
                 break
         for row in reversed(lineage):

@@ -8,16 +8,21 @@ was chosen may be forked before it goes, so the journal looks for forks again as
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..journal.base import HeldEpisode
 from ..runtime.runtime import Runtime
+from ..runtime.store import Store
 from .rollouts import all_held
 
 log = logging.getLogger("errata.retention")
 
 DAY_S = 86_400.0
+
+EVERY_S = 3600.0
+"""A server deletes nothing for its age more often than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +47,65 @@ class Plan:
         return sum(held.size_bytes for held in self.delete)
 
 
+class Retention:
+    """Deletes what the settings of a data directory keep no longer, at most once an hour for all its environments.
+
+    Args:
+        runtime: Journal, settings, clock, and the time of the last deletion.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def when_due(self) -> Coroutine[Any, Any, None] | None:
+        """Return the work of deleting what is kept no longer; None within an hour of the last time."""
+        runtime, settings = self._runtime, self._runtime.settings
+        if settings.retention_days is None and settings.retention_max_bytes is None:
+            return None
+        now = runtime.clock.time()
+        if now - runtime.retained_at < EVERY_S:
+            return None
+        runtime.retained_at = now
+        return self._run(now)
+
+    async def _run(self, now: float) -> None:
+        store, settings = self._runtime.store, self._runtime.settings
+        try:
+            chosen = await plan(
+                store, now=now, keep_days=settings.retention_days, max_bytes=settings.retention_max_bytes
+            )
+            await apply(store, self._runtime.collect, chosen.delete)
+        except Exception:  # nobody waits for it, and it comes again
+            log.exception("old episodes could not be deleted")
+
+
 async def plan(
-    runtime: Runtime,
+    store: Store,
     *,
+    now: float,
     keep_days: float | None = None,
     max_bytes: int | None = None,
-    now: float | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Plan:
     """Choose what goes; changes nothing.
 
     Args:
-        runtime: Its journal.
+        store: The journal.
+        now: Seconds since the epoch.
         keep_days: Whatever had no request for longer may go; None for no such bound.
         max_bytes: The oldest go until the rest holds no more; None for no such bound.
-        now: Seconds since the epoch, by default the clock's.
         progress: Called with the number of episodes looked at.
     """
     held: dict[str, HeldEpisode] = {}
     newest: dict[str, str] = {}
-    async for one in all_held(runtime):
+    async for one in all_held(store):
         held[one.row.eid] = one
         newest[one.row.sid] = one.row.eid
         progress(len(held))
     # Read last: one that was opened while the episodes were read would be taken for none, and lose the one it is in.
-    open_sids = [row.sid for row in await runtime.read(runtime.journal.open_sessions)]
+    open_sids = [row.sid for row in await store.open_sessions()]
     current = frozenset(newest[sid] for sid in open_sids if sid in newest)
-    oldest = (runtime.clock.time() if now is None else now) - keep_days * DAY_S if keep_days is not None else None
+    oldest = now - keep_days * DAY_S if keep_days is not None else None
     return _choose(held, current, oldest, max_bytes)
 
 
@@ -107,21 +144,30 @@ def _choose(held: dict[str, HeldEpisode], current: frozenset[str], oldest: float
 
 
 async def apply(
-    runtime: Runtime, chosen: Sequence[HeldEpisode], progress: Callable[[int], None] = lambda _: None
+    store: Store,
+    collect: Callable[[], Awaitable[object]],
+    chosen: Sequence[HeldEpisode],
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Delete episodes, whoever owns them, and the sandbox layers that only they named; return how many went.
 
     One that was forked since it was chosen stays.
+
+    Args:
+        store: The journal.
+        collect: Deletes the sandbox layers that no row names any more.
+        chosen: What goes, as `plan` chose.
+        progress: Called with the number of episodes done.
 
     Raises:
         JournalUnavailable: The journal cannot be written.
     """
     deleted = 0
     for number, held in enumerate(chosen, start=1):
-        deleted += await runtime.read(runtime.journal.delete_episode, held.row.eid, unless_forked=True) > 0
+        deleted += await store.delete_episode(held.row.eid, unless_forked=True) > 0
         progress(number)
     if chosen:
-        await runtime.collect()
-        given_back = await runtime.read(runtime.journal.compact)
+        await collect()
+        given_back = await store.compact()
         log.info("deleted %d episodes that are kept no longer, and %d bytes of the journal", deleted, given_back)
     return deleted

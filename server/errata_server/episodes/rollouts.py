@@ -23,7 +23,7 @@ from errata_protocol.rollouts import (
 
 from ..environments.discovery import published
 from ..journal.base import HeldEpisode
-from ..runtime.runtime import Runtime
+from ..runtime.store import Store
 from .bundles import contents, describe
 
 log = logging.getLogger("errata.export")
@@ -59,34 +59,34 @@ class Choice:
         )
 
 
-async def all_held(runtime: Runtime) -> AsyncIterator[HeldEpisode]:
+async def all_held(store: Store) -> AsyncIterator[HeldEpisode]:
     """Yield every episode of a journal, oldest first, whoever owns it."""
     after = 0
-    while page := await runtime.read(runtime.journal.held, after=after, limit=PAGE):
+    while page := await store.held(after=after, limit=PAGE):
         for held in page:
             yield held
         after = page[-1].n
 
 
-async def turn_rows(runtime: Runtime, choice: Choice) -> AsyncIterator[RolloutTurn]:
+async def turn_rows(store: Store, choice: Choice) -> AsyncIterator[RolloutTurn]:
     """Yield a row for each turn of the chosen episodes, oldest episode first."""
     texts = _Texts(choice)
-    async for held in all_held(runtime):
+    async for held in all_held(store):
         if choice.takes(held):
-            record = await describe(runtime, held.row)
+            record = await describe(store, held.row)
             of_episode = _of_episode(record)
-            async for turn in _turns(runtime, record, choice, texts):
+            async for turn in _turns(store, record, choice, texts):
                 yield RolloutTurn.model_construct(**of_episode, **dict(turn))
     texts.tell()
 
 
-async def episode_rows(runtime: Runtime, choice: Choice) -> AsyncIterator[RolloutEpisode]:
+async def episode_rows(store: Store, choice: Choice) -> AsyncIterator[RolloutEpisode]:
     """Yield a row for each of the chosen episodes, oldest first; a whole one is in memory at a time."""
     texts = _Texts(choice)
-    async for held in all_held(runtime):
+    async for held in all_held(store):
         if choice.takes(held):
-            record = await describe(runtime, held.row)
-            turns = [turn async for turn in _turns(runtime, record, choice, texts)]
+            record = await describe(store, held.row)
+            turns = [turn async for turn in _turns(store, record, choice, texts)]
             late = [turn.late_reward_t for turn in turns if turn.late_reward_t is not None]
             yield RolloutEpisode.model_construct(
                 **_of_episode(record),
@@ -99,15 +99,15 @@ async def episode_rows(runtime: Runtime, choice: Choice) -> AsyncIterator[Rollou
     texts.tell()
 
 
-async def _turns(runtime: Runtime, record: EpisodeRecord, choice: Choice, texts: _Texts) -> AsyncIterator[Turn]:
+async def _turns(store: Store, record: EpisodeRecord, choice: Choice, texts: _Texts) -> AsyncIterator[Turn]:
     late: dict[int, list[LateReward]] = {}
-    for reward in await runtime.read(runtime.journal.rewards, record.eid):
+    for reward in await store.rewards(record.eid):
         late.setdefault(reward.t, []).append(
             LateReward(value=reward.value, source=reward.source, reward_id=reward.reward_id)
         )
     delivery: DeliveryRecord | None = None
     errors: list[FailedRequest] = []
-    async for line in contents(runtime, record):
+    async for line in contents(store, record):
         if isinstance(line, FailureRecord):
             errors.append(_failed(line))
         elif isinstance(line, DeliveryRecord):

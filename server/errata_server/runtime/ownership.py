@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
 
-from ..journal.base import EpisodeRow
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
+from ..journal.base import DeliveryRow, EpisodeRow
+from .store import Store
 
 
-async def owned_episode(runtime: Runtime, eid: str, principal: str | None) -> EpisodeRow:
+async def owned_episode(store: Store, eid: str, principal: str | None) -> EpisodeRow:
     """Return an episode of ``principal``.
 
     Raises:
         UnknownEpisode: No such episode, or somebody else's: the two are told alike (PROTOCOL F2).
     """
-    row = await runtime.read(runtime.journal.episode, eid)
+    row = await store.episode(eid)
     if row is None or row.principal != principal:
         raise UnknownEpisode(eid)
     return row
 
 
-async def absence(runtime: Runtime, eid: str, t: int) -> CallerError:
+async def owned_delivery(store: Store, eid: str, t: int, principal: str | None) -> DeliveryRow:
+    """Return delivery ``t`` of an episode of ``principal``.
+
+    Raises:
+        UnknownEpisode: No such episode, or somebody else's.
+        NoReset: ``t`` is 0 and the episode began without a reset.
+        StateOutOfRange: The episode has no delivery t.
+    """
+    await owned_episode(store, eid, principal)
+    row = await store.delivery(eid, t)
+    if row is None:
+        raise await absence(store, eid, t)
+    return row
+
+
+async def absence(store: Store, eid: str, t: int) -> CallerError:
     """Return what to tell of an owned episode that has no delivery ``t``, or that was deleted meanwhile."""
-    turns = await runtime.read(runtime.journal.turns, eid)
-    if not turns and await runtime.read(runtime.journal.episode, eid) is None:
+    turns = await store.turns(eid)
+    if not turns and await store.episode(eid) is None:
         return UnknownEpisode(eid)
     return absent(eid, t, turns[-1].t if turns else None)
 

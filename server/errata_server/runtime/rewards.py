@@ -11,19 +11,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
 from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
 from errata_protocol.replay import RewardPost, RewardRecord
 
+from ..clock import Clock
 from ..concurrency.fair_lock import Turnstile
 from ..journal.base import DeliveryRow, Record, RewardRow, SessionRow
+from .metrics import Metrics
 from .ownership import absence, owned_episode
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
+from .store import Store
 
 ENVIRONMENT = "environment"
 """The source of what the environment itself computed; nobody else may post under it."""
@@ -51,28 +51,23 @@ class Rewards:
     """All late rewards of one data directory.
 
     Args:
-        runtime: Journal, clock and metrics.
+        store: The journal.
+        clock: Source of times.
+        metrics: Counts them.
 
     Attributes:
         on_pushed: Each is called with (sid, row) after the commit of a numbered row, in order of seq within a call of
             ours; on the event loop of whoever posted. A door that pushes adds itself here.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
         self.on_pushed: list[Callable[[str, RewardRow], None]] = []
         self._guard = threading.Lock()
         self._turns: dict[str, tuple[Turnstile, int]] = {}
         self._owned: set[asyncio.Task[Any]] = set()
-
-    async def list(self, eid: str, principal: str | None) -> Sequence[RewardRow]:
-        """Return the late rewards of an episode, in the order of their commits.
-
-        Raises:
-            UnknownEpisode: No such episode, or somebody else's.
-        """
-        await owned_episode(self._runtime, eid, principal)
-        return await self._runtime.read(self._runtime.journal.rewards, eid)
 
     async def post(
         self, eid: str, t: int, value: float, source: str, reward_id: str, principal: str | None
@@ -104,11 +99,11 @@ class Rewards:
                     f"the source {ENVIRONMENT!r} and reward ids that begin with {_OWN_IDS!r} are the environment's "
                     "own: name yourself as the source"
                 )
-        episode = await owned_episode(self._runtime, eid, principal)
-        session = await self._runtime.read(self._runtime.journal.session, episode.sid)
+        episode = await owned_episode(self._store, eid, principal)
+        session = await self._store.session(episode.sid)
         if session is None:
             raise UnknownEpisode(eid)
-        await self._runtime.wait_for_journal()
+        await self._store.wait_until_writable()
         return await asyncio.shield(self._own(self._append(session, eid, posts)))
 
     async def commit(
@@ -125,20 +120,19 @@ class Rewards:
         Raises:
             Conflict, UnknownEpisode, JournalUnavailable: As `errata_server.journal.Journal.commit`.
         """
-        journal = self._runtime.journal
         if not values:
-            await journal.commit(*before, delivered)
+            await self._store.commit(*before, delivered)
             return
         eid = delivered.eid
         async with self._numbering(session):
-            known = {row.reward_id for row in await self._runtime.read(journal.rewards, eid)}
+            known = {row.reward_id for row in await self._store.rewards(eid)}
             posts = [
                 RewardPost.model_construct(t=t, value=value, source=ENVIRONMENT, reward_id=f"{_OWN_IDS}{t}")
                 for t, value in sorted(values.items())
                 if f"{_OWN_IDS}{t}" not in known
             ]
             rows = await self._rows(session, eid, posts)
-            await journal.commit(*before, delivered, *rows)
+            await self._store.commit(*before, delivered, *rows)
             self._tell(session, rows)
 
     async def _append(self, session: SessionRow, eid: str, posts: Sequence[RewardPost]) -> Sequence[RewardRow]:
@@ -152,9 +146,9 @@ class Rewards:
                 rows = await self._rows(session, eid, [p for id, p in wanted.items() if id not in committed])
                 try:
                     if rows:
-                        await self._runtime.journal.commit(*rows)
+                        await self._store.commit(*rows)
                 except Conflict:
-                    found = {r.reward_id: r for r in await self._runtime.read(self._runtime.journal.rewards, eid)}
+                    found = {r.reward_id: r for r in await self._store.rewards(eid)}
                     for id in found.keys() & wanted.keys():
                         if not _same(found[id], wanted[id]):
                             raise _other(eid, wanted[id]) from None
@@ -163,8 +157,8 @@ class Rewards:
                         raise  # not for a reward_id
                 except UnknownEpisode:
                     for row in rows:
-                        if await self._runtime.read(self._runtime.journal.delivery, eid, row.t) is None:
-                            raise await absence(self._runtime, eid, row.t) from None
+                        if await self._store.delivery(eid, row.t) is None:
+                            raise await absence(self._store, eid, row.t) from None
                     raise
                 else:
                     self._tell(session, rows)
@@ -175,8 +169,8 @@ class Rewards:
         """Return rows with the numbers that come next; the caller holds `_numbering` until they are committed."""
         seq: int | None = None
         if session.key_hash is not None:
-            seq = await self._runtime.read(self._runtime.journal.last_seq, session.sid)
-        created = self._runtime.clock.time()
+            seq = await self._store.last_seq(session.sid)
+        created = self._clock.time()
         return [
             RewardRow(
                 eid,
@@ -193,7 +187,7 @@ class Rewards:
 
     def _tell(self, session: SessionRow, rows: Sequence[RewardRow]) -> None:
         for row in rows:
-            self._runtime.metrics.rewarded(session.environment, ENVIRONMENT if row.source == ENVIRONMENT else "posted")
+            self._metrics.rewarded(session.environment, ENVIRONMENT if row.source == ENVIRONMENT else "posted")
             if row.seq is not None:
                 for pushed in self.on_pushed:
                     pushed(session.sid, row)

@@ -10,7 +10,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -29,11 +28,9 @@ from .capacity import Room
 from .data_lock import lock
 from .metrics import Metrics
 from .rewards import Rewards
+from .store import Store
 
 log = logging.getLogger("errata.server")
-
-RETENTION_EVERY_S = 3600.0
-"""How long nothing is deleted for its age after the last time."""
 
 _OF_THE_DOORS = ("token", "allowed_hosts")
 """Settings that each application keeps for itself."""
@@ -86,15 +83,16 @@ class Runtime:
         """Called when the server process stops, before it waits for its connections to end."""
         self.drains: list[Callable[[], Awaitable[None]]] = []
         """Awaited after these: each sends its clients away and returns when what they asked for is answered."""
-        self.journal: Journal
         self._given_journal = journal
         self._given_sandboxes = sandboxes
         self._disk = disk
         self.threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
-        self.rewards = Rewards(self)
+        self.store = Store(self.data_dir, floor_bytes=settings.disk_floor_bytes, wait_s=settings.journal_wait_s)
+        self.rewards = Rewards(self.store, self.clock, self.metrics)
         self.lifespans = 0
-        self._tidied = self.clock.time()
+        self.retained_at = self.clock.time()
+        """When old episodes were last deleted, or nothing was yet: seconds since the epoch."""
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False
@@ -128,15 +126,15 @@ class Runtime:
         if self.data_dir is not None:
             self._lock_fd = lock(self.data_dir)
         try:
-            self.journal = self._given_journal or self._open_journal()
-            self.journal.watch(self.metrics.written)
+            journal = self._given_journal or self._open_journal()
+            journal.watch(self.metrics.written)
             if self._disk is None and self.data_dir is not None:
                 self._disk = DirectoryDisk(self.data_dir)
+            self.store.open(journal, self._disk)
         except BaseException:
             self._unlock()
             raise
         self._sandboxes = self._given_sandboxes
-        self._readers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="errata-read")
         self._closed = False
 
     @classmethod
@@ -173,6 +171,11 @@ class Runtime:
         if data_dir is not None:
             settings = settings.model_copy(update={"data_dir": Path(data_dir)})
         return cls.of(settings)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, for commits; it is read by `store`."""
+        return self.store.journal
 
     @property
     def sandboxes(self) -> Backend:
@@ -217,7 +220,7 @@ class Runtime:
                 _warn_of_memory()
             return
         over: list[SessionChange] = []
-        for row in await self.read(self.journal.open_sessions):
+        for row in await self.store.open_sessions():
             if not row.given_out:
                 over.append(SessionChange(row.sid, status="closed"))
             elif row.recovery == Recovery.NONE:
@@ -247,75 +250,13 @@ class Runtime:
                 return
         await self.journal.commit(SessionChange(sid, status="closed"))
 
-    def due_for_retention(self) -> bool:
-        """Return, at most once an hour, whether `retain` may have something to do."""
-        if self.settings.retention_days is None and self.settings.retention_max_bytes is None:
-            return False
-        now = self.clock.time()
-        if now - self._tidied < RETENTION_EVERY_S:
-            return False
-        self._tidied = now
-        return True
-
-    async def retain(self) -> None:
-        """Delete what the settings say is kept no longer."""
-        from ..episodes.retention import apply, plan
-
-        settings = self.settings
-        try:
-            chosen = await plan(self, keep_days=settings.retention_days, max_bytes=settings.retention_max_bytes)
-            await apply(self, chosen.delete)
-        except Exception:  # nobody waits for it, and it comes again
-            log.exception("old episodes could not be deleted")
-
     def room_of(self, principal: str | None) -> Room:
         """Return where the instances of a principal are counted, of whichever environment."""
         return self._rooms.setdefault(principal, Room(self.settings.max_sessions_per_principal))
 
-    async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a read of the journal, off the event loop where it may block."""
-        if not self.journal.blocking:
-            return function(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, lambda: function(*args, **kwargs))
-
-    async def wait_for_journal(self) -> None:
-        """Return when a commit could be made durable now; nothing has run yet (PROTOCOL E4).
-
-        Raises:
-            JournalUnavailable: It stayed so for ``settings.journal_wait_s``.
-        """
-        waited = 0.0
-        while (trouble := self.trouble()) is not None:
-            if waited >= self.settings.journal_wait_s:
-                raise JournalUnavailable(
-                    f"the journal cannot be written and nothing was run: {trouble}; free space or mend the disk, "
-                    "then send the request again",
-                    retry_after=5.0,
-                )
-            await asyncio.sleep(0.1)
-            waited += 0.1
-
-    def trouble(self) -> str | None:
-        """Say why a commit could not be made durable now; None when all is well."""
-        failing = self.journal.failing
-        if failing is not None and self.data_dir is not None:  # the log names the path; callers need not know it
-            failing = failing.replace(str(self.data_dir), "the data directory")
-        if failing is not None or self._disk is None:
-            return failing
-        place = "the data directory" if self.data_dir is not None else "the disk"
-        try:
-            free, total = self._disk.free()
-        except OSError as error:
-            return f"{place}: {error.strerror}"
-        floor = min(self.settings.disk_floor_bytes, total // 20)
-        if free < floor:
-            return f"{place} has {free // 1024} KiB free, {floor // 1024} KiB are kept for the journal"
-        return None
-
     def unready(self) -> list[str]:
         """Say why this server should be given no new work; empty when all is well."""
-        return [reason for reason in (self.trouble(), self.threads.trouble()) if reason is not None]
+        return [reason for reason in (self.store.trouble(), self.threads.trouble()) if reason is not None]
 
     async def drain(self, timeout_s: float) -> None:
         """Let what runs be committed and answered, and ask clients to come again to whoever serves next."""
@@ -338,7 +279,7 @@ class Runtime:
         try:
             if self._sandboxes is not None:
                 await self._sandboxes.close()
-            self._readers.shutdown()
+            self.store.close()
             self.threads.close()
             self.journal.close()
         finally:

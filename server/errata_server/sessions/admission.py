@@ -68,7 +68,7 @@ class Admission:
         async with session.turn:
             if socket is not None and session.attached is not socket:
                 raise SessionUnknown("another socket speaks for this session now: attach again")
-            await self._runtime.wait_for_journal()
+            await self._runtime.store.wait_until_writable()
             host = await self._awake(session)  # a lost session is told before an id is drawn
             created = session.last_used = self._runtime.clock.time()
             received_sha = request.sha or hashlib.sha256(request.data).digest()

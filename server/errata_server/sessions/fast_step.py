@@ -113,7 +113,7 @@ class Express:
         """Say whether a commit could not be made durable now, as of `LOOK_S` ago."""
         now = loop.time()
         if now >= self._look_at:
-            if self.runtime.trouble() is not None:
+            if self.runtime.store.trouble() is not None:
                 return True
             self._look_at = now + LOOK_S
         return False

@@ -113,7 +113,7 @@ class Waker:
         """
         host = await self.create(session)
         try:
-            last = await self._runtime.read(self._runtime.journal.last_delivery, session.sid)
+            last = await self._runtime.store.last_delivery(session.sid)
             if last is not None:
                 await self._bring_back(session, host, last)
         except BaseException:
@@ -153,11 +153,11 @@ class Waker:
 
     async def _look_at_credit(self, host: EnvHost, eid: str, t: int) -> None:
         """Tell what may have been judged before the snapshot that ``host`` was restored from."""
-        row = await self._runtime.read(self._runtime.journal.episode, eid)
+        row = await self._runtime.store.episode(eid)
         if row is not None and row.origin_eid is not None:
             host.credit.forked()
             return
-        turns = await self._runtime.read(self._runtime.journal.turns, eid)
+        turns = await self._runtime.store.turns(eid)
         host.credit.restored(t, only_steps=all(turn.kind == "step" for turn in turns if turn.t > 0))
 
     async def _lose(self, session: Session, why: str) -> None:

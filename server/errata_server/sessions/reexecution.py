@@ -138,7 +138,7 @@ class Reexecution:
     async def _lineage(self, eid: str, t: int) -> list[_Stretch]:
         stretches: list[_Stretch] = []
         while True:
-            episode = await self._runtime.read(self._runtime.journal.episode, eid)
+            episode = await self._runtime.store.episode(eid)
             if episode is None:
                 raise NotRepeatable(f"episode {eid}, whose requests lead there, was deleted")
             stretches.append(_Stretch(eid, t, forked=episode.origin_eid is not None, last=not stretches))
@@ -148,7 +148,7 @@ class Reexecution:
 
     async def _stretch(self, host: EnvHost, stretch: _Stretch, progress: _Progress) -> None:
         for t in range(stretch.t + 1):
-            rows = await self._runtime.read(self._runtime.journal.recorded, stretch.eid, t)
+            rows = await self._runtime.store.recorded(stretch.eid, t)
             if not rows and t == 0 and stretch.t > 0:
                 continue  # the episode began without a reset
             if not rows:

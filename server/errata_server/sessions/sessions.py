@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,6 +61,7 @@ class Sessions(Idling):
         agent_text_version: Journaled with each episode.
         declared: What is declared of the environment beside its code.
         decoder: Reads journaled requests back; without it no session is continued by re-execution.
+        retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Sessions(Idling):
         agent_text_version: str | None = None,
         declared: Declared | None = None,
         decoder: Decoder | None = None,
+        retention: Callable[[], Coroutine[Any, Any, None] | None] = lambda: None,
     ) -> None:
         super().__init__(runtime, environment, concurrency.session_timeout)
+        self._retention = retention
         declared = declared or Declared()
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
@@ -168,7 +171,7 @@ class Sessions(Idling):
         Returns:
             False where something has to be waited for, or is wrong: nothing was done, and `open` does or tells it.
         """
-        if not self.runtime.started or address.sid in self._live or self.runtime.trouble() is not None:
+        if not self.runtime.started or address.sid in self._live or self.runtime.store.trouble() is not None:
             return False
         room = self._share(principal)
         if room.full:
@@ -189,8 +192,8 @@ class Sessions(Idling):
 
     def _prune(self) -> None:
         """Delete what is kept no longer, where it is time for that: a server that opens sessions also lets some go."""
-        if self.runtime.due_for_retention():
-            self.own(self.runtime.retain())
+        if (work := self._retention()) is not None:
+            self.own(work)
 
     def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
         """Return the deadlines of the event loop that runs."""
@@ -226,12 +229,11 @@ class Sessions(Idling):
         self, sid: str, wanted: Callable[[SessionRow], bool]
     ) -> tuple[SessionRow | None, DeliveryRow | None]:
         """Return the row of a session as it is now, and its last delivery if it is wanted: no other costs that read."""
-        journal = self.runtime.journal
         while True:
             with self.search({sid}) as outdated:
-                row = await self.runtime.read(journal.session, sid)
+                row = await self.runtime.store.session(sid)
                 looked = row is not None and wanted(row)
-                last = await self.runtime.read(journal.last_delivery, sid) if looked else None
+                last = await self.runtime.store.last_delivery(sid) if looked else None
             if not outdated:
                 return row, last
 
@@ -393,7 +395,7 @@ class Sessions(Idling):
         )
 
     async def _commit_row(self, session: Session) -> None:
-        await self.runtime.wait_for_journal()
+        await self.runtime.store.wait_until_writable()
         await self.runtime.journal.commit(session.row)
         session.committed = True
 

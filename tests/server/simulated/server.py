@@ -23,7 +23,7 @@ from errata_server.doors.mux.multiplexer import Multiplex
 from errata_server.doors.mux.socket import MuxSocket
 from errata_server.doors.mux.translation import Reading
 from errata_server.environments.declarations import Declared
-from errata_server.episodes.reads import Replay
+from errata_server.episodes.episodes import Episodes
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.sessions.decoding import Decoder
@@ -67,12 +67,12 @@ class Server:
         concurrency = ConcurrencyConfig(max_concurrent_envs=places, session_timeout=session_timeout_s)
         declared = Declared(deterministic=deterministic)
         self.sessions = Sessions(runtime, factory, "log", concurrency, declared=declared, decoder=decoder)
-        self.replay = Replay(runtime)
+        self.episodes = Episodes.of(runtime)
         self.tools = McpTools(CountAction, SETTINGS.step_timeout_s)
         mcp = McpDoor(self.sessions, self.tools)
         decoder.read_mcp = mcp.decode
         reading = Reading(CountAction, mcp)
-        self.multiplex = Multiplex(self.sessions, self.replay, reading, mcp, self._told, production=False)
+        self.multiplex = Multiplex(self.sessions, self.episodes, reading, mcp, self._told, production=False)
         shell = self.multiplex._shell
         self.multiplex.protocol = shell.protocol = ServerProtocol(CONFIG)
         shell._finished = self._ended(shell._tasks)  # type: ignore[method-assign]

@@ -73,10 +73,10 @@ class Visitors:
         ledger.will_delete(mine, by_hand=True)
         try:
             if len(eids) == 1:
-                await server.replay.delete(eids[0], principal)
+                await server.episodes.deletion.delete(eids[0], principal)
                 deleted, unknown = list(eids), list[str]()
             else:
-                told = await server.replay.delete_all(eids, principal)
+                told = await server.episodes.deletion.delete_all(eids, principal)
                 deleted, unknown = list(told.deleted), told.unknown
                 world.deleted_together += len(deleted)
         except UnknownEpisode:
@@ -100,17 +100,17 @@ class Visitors:
     async def _retain(self, server: Server, days: float | None, size: int | None) -> None:
         world, runtime = self._world, server.runtime
         try:
-            chosen = await retention.plan(runtime, keep_days=days, max_bytes=size)
+            chosen = await retention.plan(runtime.store, now=runtime.clock.time(), keep_days=days, max_bytes=size)
             eids = [held.row.eid for held in chosen.delete]
             world.machine.note(f"retention deletes {', '.join(eids)}")
             for held in chosen.delete:
                 world.ledger.session_of.setdefault(held.row.eid, held.row.sid.removeprefix("mux."))
             world.ledger.will_delete(eids, by_hand=False)
-            await retention.apply(runtime, chosen.delete)
+            await retention.apply(runtime.store, runtime.collect, chosen.delete)
         except JournalUnavailable as error:
             world.machine.note(f"retention refused: {error.message}")
             return
-        gone = [eid for eid in eids if await runtime.read(runtime.journal.episode, eid) is None]
+        gone = [eid for eid in eids if await runtime.store.episode(eid) is None]
         world.retained += len(gone)
         self._gone(server, gone)
 
@@ -136,8 +136,8 @@ class Visitors:
         heard = dict(ledger.sessions[ledger.session_of[eid]].deliveries_of(eid))
         found: dict[int, bytes] = {}
         try:
-            for turn in (await server.replay.detail(eid, principal)).turns:
-                found[turn.t] = (await server.replay.delivered(eid, turn.t, principal)).payload
+            for turn in (await server.episodes.reads.detail(eid, principal)).turns:
+                found[turn.t] = (await server.episodes.reads.delivered(eid, turn.t, principal)).payload
         except UnknownEpisode:
             assert eid in ledger.deleting, f"{eid} is unknown, and nobody deleted it"
             return

@@ -102,7 +102,7 @@ class Finding:
             try:
                 await self._shell.runtime.start()
                 with self._shell.sessions.search({journal_sid(find.session.sid) for find in finds}) as outdated:
-                    found = await self._shell.runtime.read(self._stored_all, finds)
+                    found = await self._shell.runtime.store.read(self._stored_all, finds)
             except Exception as error:
                 for find in finds:
                     self._refuse(find, error)

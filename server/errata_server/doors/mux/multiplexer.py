@@ -24,7 +24,7 @@ from errata_protocol.mux import (
     Write,
 )
 
-from ...episodes.reads import Replay
+from ...episodes.episodes import Episodes
 from ...journal.base import RewardRow
 from ...runtime.capacity import Room
 from ...runtime.rewards import push_data
@@ -49,7 +49,7 @@ class Multiplex:
 
     Args:
         sessions: The environment's sessions.
-        replay: Reads of the journal.
+        episodes: Reads and forks of the journal.
         reading: Reads requests.
         mcp: Answers what JSON-RPC reads.
         capabilities: What a probe is answered.
@@ -59,7 +59,7 @@ class Multiplex:
     def __init__(
         self,
         sessions: Sessions,
-        replay: Replay,
+        episodes: Episodes,
         reading: Reading,
         mcp: McpDoor,
         capabilities: Callable[[], Capabilities],
@@ -71,8 +71,8 @@ class Multiplex:
         self.protocol = shell.protocol
         self._connections: set[ServerConnection] = set()
         finding = self._finding = Finding(shell)
-        answers = Answers(shell, reading, replay)
-        reads = Reads(shell, replay, mcp, capabilities)
+        answers = Answers(shell, reading, episodes.forks)
+        reads = Reads(shell, episodes.reads, mcp, capabilities)
         shell.perform = {
             Write: self._write,
             Run: answers.run,

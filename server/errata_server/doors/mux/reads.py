@@ -15,7 +15,7 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
-from ...episodes.reads import Replay
+from ...episodes.reads import JournalReads
 from ...journal.base import SessionRow
 from ...runtime.ownership import owned_episode
 from ...runtime.rewards import push_data
@@ -33,14 +33,16 @@ class Reads:
 
     Args:
         shell: The machine.
-        replay: Reads of the journal.
+        reads: Reads of the journal.
         mcp: Answers what JSON-RPC reads.
         capabilities: What a probe is answered.
     """
 
-    def __init__(self, shell: MuxShell, replay: Replay, mcp: McpDoor, capabilities: Callable[[], Capabilities]) -> None:
+    def __init__(
+        self, shell: MuxShell, reads: JournalReads, mcp: McpDoor, capabilities: Callable[[], Capabilities]
+    ) -> None:
         self._shell = shell
-        self._replay = replay
+        self._reads = reads
         self._mcp = mcp
         self._capabilities = capabilities
 
@@ -50,7 +52,7 @@ class Reads:
 
     async def _recall_replies(self, recall: Recall) -> None:
         sid = journal_sid(recall.session.sid)
-        rows = await self._shell.runtime.read(self._shell.runtime.journal.replies, sid, recall.first, recall.last)
+        rows = await self._shell.runtime.store.replies(sid, recall.first, recall.last)
         found = {row.id: recorded_of(row) for row in rows}
         replies = [found.get(id) or Recorded(id, "step", b"", None) for id in range(recall.first, recall.last + 1)]
         self._shell.do(self._shell.protocol.recalled(recall, replies))
@@ -61,7 +63,7 @@ class Reads:
 
     async def _recall_rewards(self, recall: RecallPushes) -> None:
         sid = journal_sid(recall.session.sid)
-        rows = await self._shell.runtime.read(self._shell.runtime.journal.pushes, sid, recall.first, recall.last)
+        rows = await self._shell.runtime.store.pushes(sid, recall.first, recall.last)
         pushes = [(row.seq, push_data(row)) for row in rows if row.seq is not None]
         self._shell.do(self._shell.protocol.pushes_recalled(recall, pushes))
 
@@ -99,7 +101,7 @@ class Reads:
         if read.kind == "state" and fields:
             if "t" not in fields:
                 raise InvalidRequest("state with eid needs t")
-            row = await self._replay.state_at(session, fields["t"], fields.get("eid"), principal)
+            row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)
             return Reply("state_at", row.payload, row.eid, row.t, wire_digest(row.digest), row.wire_kind)
         if read.kind == "state":
             try:
@@ -109,8 +111,8 @@ class Reads:
         if read.kind == "rewards":
             eid = fields.get("eid") or session.eid
             if eid is not None and eid != session.eid:
-                await owned_episode(self._shell.runtime, eid, principal)
-            rows = [] if eid is None else await self._shell.runtime.read(self._shell.runtime.journal.rewards, eid)
+                await owned_episode(self._shell.runtime.store, eid, principal)
+            rows = [] if eid is None else await self._shell.runtime.store.rewards(eid)
             return Reply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
         rpc = parse_rpc(object_of(read.data))
         if not isinstance(rpc, JsonRpcRequest):
@@ -125,7 +127,7 @@ class Reads:
     async def _close_group(self, group: str, principal: str | None) -> int:
         """End the sessions of a group, awake or not."""
         await self._shell.runtime.start()
-        rows = await self._shell.runtime.read(self._shell.runtime.journal.open_sessions)
+        rows = await self._shell.runtime.store.open_sessions()
         mine = [
             row
             for row in rows

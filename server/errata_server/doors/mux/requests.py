@@ -25,9 +25,10 @@ from errata_protocol.errors import (
 )
 from errata_protocol.mux import Record, Reply, Run, injected_fork
 
-from ...episodes.reads import Replay
+from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow
+from ...runtime.ownership import owned_delivery
 from ...runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
 from ...sessions.session import Reply as SessionReply
 from ...sessions.session import Request, Session
@@ -43,13 +44,13 @@ class Answers:
     Args:
         shell: The machine.
         reading: Reads requests.
-        replay: Reads of the journal.
+        forks: Makes children.
     """
 
-    def __init__(self, shell: MuxShell, reading: Reading, replay: Replay) -> None:
+    def __init__(self, shell: MuxShell, reading: Reading, forks: Forks) -> None:
         self._shell = shell
         self._reading = reading
-        self._replay = replay
+        self._forks = forks
 
     def run(self, run: Run) -> None:
         """Run a request, and answer it when its outcome is committed."""
@@ -186,10 +187,10 @@ class Answers:
             raise StateNotReady("this session has delivered nothing yet: reset it first")
         if eid == session.eid and fork.t > (session.t or 0):
             raise StateNotReady(f"t={fork.t} is beyond the last commit, t={session.t}: step first", t=session.t)
-        parent = await self._replay.delivery(eid, fork.t, session.row.principal)
+        parent = await owned_delivery(self._shell.runtime.store, eid, fork.t, session.row.principal)
         if parent.sid != session.sid:
             raise UnknownEpisode(eid)
-        child = await self._replay.child(
+        child = await self._forks.child(
             parent, journal_sid(fork.sid), run.data, key_hash=fork.key_hash, group=session.row.group
         )
         told = {"sid": fork.sid, "eid": child.eid, "t": 0, "origin": {"eid": eid, "t": fork.t}}
@@ -198,7 +199,7 @@ class Answers:
             try:
                 await self._shell.runtime.journal.commit(*child.records, row)
             except Conflict as error:
-                if await self._shell.runtime.read(self._shell.runtime.journal.session, journal_sid(fork.sid)) is None:
+                if await self._shell.runtime.store.session(journal_sid(fork.sid)) is None:
                     raise  # a defect of ours: what is drawn here was drawn before
                 # A recorded reply, which CONFLICT never is: that says that the id is another request's. One text,
                 # whosever the sid is: an `open` tells as much.
@@ -210,8 +211,8 @@ class Answers:
 
     async def _reset_to(self, session: Session, run: Run, eid: str, t: int) -> Reply:
         """Let a session go on from a state(t), as a fork in place (PROTOCOL D11)."""
-        parent = await self._replay.delivery(eid, t, session.row.principal)
-        child = await self._replay.child(parent, session.sid, run.data)
+        parent = await owned_delivery(self._shell.runtime.store, eid, t, session.row.principal)
+        child = await self._forks.child(parent, session.sid, run.data)
         session_row, episode, _ = child.records
         if session_row.environment != session.row.environment:
             raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here

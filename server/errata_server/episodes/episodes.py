@@ -1,0 +1,24 @@
+"""`Episodes`: what a door can do with the episodes of one data directory, in one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.runtime import Runtime
+from .deletion import Deletion
+from .forks import Forks
+from .reads import JournalReads
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Reads, forks and deletion of the episodes of one data directory."""
+
+    reads: JournalReads
+    forks: Forks
+    deletion: Deletion
+
+    @classmethod
+    def of(cls, runtime: Runtime) -> Episodes:
+        """Return those of a runtime."""
+        return cls(JournalReads(runtime.store), Forks(runtime.store, runtime.ids, runtime.clock), Deletion(runtime))

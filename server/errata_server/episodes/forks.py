@@ -1,0 +1,140 @@
+"""Forks: the one commit that makes a session stand where another one stood at t (PROTOCOL A5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from errata_protocol.environment import Recovery
+from errata_protocol.errors import Conflict, NotSupported, UnknownEpisode
+from errata_protocol.replay import ForkReply, ForkRequest, Origin
+
+from ..clock import Clock
+from ..ids import Ids
+from ..journal.base import DeliveryRow, EpisodeRow, SessionRow
+from ..runtime.ownership import owned_delivery
+from ..runtime.rows import Admitted, forked_row
+from ..runtime.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A fork that is not committed: the eid of its episode, and its rows."""
+
+    eid: str
+    records: tuple[SessionRow, EpisodeRow, DeliveryRow]
+
+
+class Forks:
+    """Makes forks; never touches a live environment.
+
+    Args:
+        store: The journal.
+        ids: Source of ids.
+        clock: Source of times.
+    """
+
+    def __init__(self, store: Store, ids: Ids, clock: Clock) -> None:
+        self._store = store
+        self._ids = ids
+        self._clock = clock
+
+    async def fork(self, eid: str, request: ForkRequest, principal: str | None) -> ForkReply:
+        """Make a child session that stands where episode ``eid`` stood at ``request.t``.
+
+        One commit, nothing else: no environment is made before the child's first request. Idempotent by request_id.
+
+        Raises:
+            UnknownEpisode: No such episode, or somebody else's.
+            StateOutOfRange: The episode has no delivery t.
+            NotSupported: The environment takes no snapshots and is not declared deterministic.
+            Conflict: The request_id was used with another t.
+        """
+        parent = await owned_delivery(self._store, eid, request.t, principal)
+        earlier = await self._store.fork_session(eid, request.request_id)
+        if earlier is not None:
+            return await self._same_child(earlier, eid, request)
+        sid = self._ids.session()
+        asked = request.model_dump_json().encode()
+        child = await self.child(parent, sid, asked, fork_request=request.request_id)
+        await self._store.wait_until_writable()
+        try:
+            await self._store.commit(*child.records)
+        except Conflict:
+            earlier = await self._store.fork_session(eid, request.request_id)
+            if earlier is None:
+                raise
+            return await self._same_child(earlier, eid, request)
+        return ForkReply(session_id=sid, eid=child.eid, origin=Origin(eid=eid, t=request.t))
+
+    async def child(
+        self,
+        parent: DeliveryRow,
+        sid: str,
+        asked: bytes,
+        *,
+        fork_request: str | None = None,
+        key_hash: bytes | None = None,
+        group: str | None = None,
+    ) -> Child:
+        """Return what makes a session that stands at ``parent`` as its own t=0, not committed.
+
+        Args:
+            parent: The delivery to continue from.
+            sid: Id of the child.
+            asked: The request, as journaled.
+            fork_request: Its ``request_id``.
+            key_hash: Of a multiplexed child.
+            group: Likewise.
+
+        Raises:
+            NotSupported: The environment takes no snapshots and is not declared deterministic.
+        """
+        eid = parent.eid
+        parent_session = await self._store.session(parent.sid)
+        recovery = Recovery.SNAPSHOT if parent.state is not None else Recovery.NONE
+        if parent.state is None and parent_session is not None:
+            recovery = Recovery(parent_session.recovery)
+        if recovery is Recovery.NONE or (recovery is Recovery.SNAPSHOT and parent.state is None):
+            raise NotSupported(
+                f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
+                "deterministic; its observations can still be read by state(t)"
+            )
+        episode = await self._store.episode(eid)
+        if episode is None:
+            raise UnknownEpisode(eid)
+        now = self._clock.time()
+        session = SessionRow(
+            sid=sid,
+            environment=episode.environment,
+            recovery=recovery,
+            seed=parent_session.seed if parent_session is not None else self._ids.seed(),
+            created=now,
+            given_out=True,
+            principal=episode.principal,
+            fork_of=eid,
+            fork_request=fork_request,
+            key_hash=key_hash,
+            group=group,
+        )
+        child = EpisodeRow(
+            eid=self._ids.episode(),
+            sid=sid,
+            environment=episode.environment,
+            created=now,
+            episode_id=None,
+            principal=episode.principal,
+            origin_eid=eid,
+            origin_t=parent.t,
+            agent_text_version=episode.agent_text_version,
+        )
+        admitted = Admitted(child.eid, 0, sid, None, "fork", asked, now)
+        return Child(child.eid, (session, child, forked_row(parent, admitted)))
+
+    async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:
+        first = await self._store.first_episode(row.sid)
+        if first is None or first.origin_t != request.t:
+            raise Conflict(
+                f"request_id {request.request_id!r} already forked episode {eid} at another t: use a new request_id",
+                eid=eid,
+            )
+        return ForkReply(session_id=row.sid, eid=first.eid, origin=Origin(eid=eid, t=request.t))

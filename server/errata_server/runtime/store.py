@@ -1,0 +1,199 @@
+"""The asynchronous way to the journal: reads off the event loop, and whether a commit could be made durable now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from errata_protocol.errors import JournalUnavailable
+
+from ..journal.base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    HeldEpisode,
+    Journal,
+    Record,
+    RewardRow,
+    SessionRow,
+    TurnRow,
+)
+from ..journal.disk import Disk
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+READER_THREADS = 4
+POLL_S = 0.1
+"""How often a request that waits for the journal looks again."""
+
+
+class Store:
+    """One journal, the threads that read it, and the free space below it.
+
+    Every read runs on a thread of its own pool where the journal may block, and inline where it cannot. What the reads
+    return and raise is said at `errata_server.journal.Journal`.
+
+    Args:
+        data_dir: Where the journal lies, for the text of errors; None for one in memory.
+        floor_bytes: Free space below which nothing new is run; at most 5 % of the file system.
+        wait_s: How long `wait_until_writable` waits.
+
+    Attributes:
+        journal: The journal itself, for what does not have to wait: `Journal.submit` and commits.
+    """
+
+    journal: Journal
+
+    def __init__(self, data_dir: Path | None, *, floor_bytes: int, wait_s: float) -> None:
+        self._data_dir = data_dir
+        self._floor_bytes = floor_bytes
+        self._wait_s = wait_s
+        self._disk: Disk | None = None
+
+    def open(self, journal: Journal, disk: Disk | None) -> None:
+        """Take a journal, and the disk whose free space is watched; again after `close`."""
+        self.journal = journal
+        self._disk = disk
+        self._readers = ThreadPoolExecutor(max_workers=READER_THREADS, thread_name_prefix="errata-read")
+
+    def close(self) -> None:
+        """End the reading threads; the journal stays open, because others may still write their last rows."""
+        self._readers.shutdown()
+
+    def trouble(self) -> str | None:
+        """Return why a commit could not be made durable now; None when it could."""
+        failing = self.journal.failing
+        if failing is not None and self._data_dir is not None:  # the log names the path; callers need not know it
+            failing = failing.replace(str(self._data_dir), "the data directory")
+        if failing is not None or self._disk is None:
+            return failing
+        place = "the data directory" if self._data_dir is not None else "the disk"
+        try:
+            free, total = self._disk.free()
+        except OSError as error:
+            return f"{place}: {error.strerror}"
+        floor = min(self._floor_bytes, total // 20)
+        if free < floor:
+            return f"{place} has {free // 1024} KiB free, {floor // 1024} KiB are kept for the journal"
+        return None
+
+    async def wait_until_writable(self) -> None:
+        """Return when a commit could be made durable now; called before a request runs (PROTOCOL E4).
+
+        Raises:
+            JournalUnavailable: It could not for the whole of ``wait_s``.
+        """
+        waited = 0.0
+        while (trouble := self.trouble()) is not None:
+            if waited >= self._wait_s:
+                raise JournalUnavailable(
+                    f"the journal cannot be written and nothing was run: {trouble}; free space or mend the disk, "
+                    "then send the request again",
+                    retry_after=5.0,
+                )
+            await asyncio.sleep(POLL_S)
+            waited += POLL_S
+
+    async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return ``function(*args, **kwargs)``, which reads the journal, without blocking the event loop."""
+        if not self.journal.blocking:
+            return function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, lambda: function(*args, **kwargs))
+
+    def commit(self, *records: Record) -> Awaitable[None]:
+        """Make records durable together; see `Journal.commit`."""
+        return self.journal.commit(*records)
+
+    # -- reads: each as the method of `Journal` of that name ----------------------------------------------------------
+
+    def delivery(self, eid: str, t: int) -> Awaitable[DeliveryRow | None]:
+        """Return a delivery with its payload."""
+        return self.read(self.journal.delivery, eid, t)
+
+    def recorded(self, eid: str, t: int) -> Awaitable[list[DeliveryRow]]:
+        """Return a delivery and the errors recorded after it."""
+        return self.read(self.journal.recorded, eid, t)
+
+    def last_delivery(self, sid: str) -> Awaitable[DeliveryRow | None]:
+        """Return the newest delivery of a session."""
+        return self.read(self.journal.last_delivery, sid)
+
+    def replies(self, sid: str, first: int, last: int) -> Awaitable[list[DeliveryRow]]:
+        """Return the rows of a session with ids from ``first`` to ``last``."""
+        return self.read(self.journal.replies, sid, first, last)
+
+    def rewards(self, eid: str) -> Awaitable[list[RewardRow]]:
+        """Return the late rewards of an episode."""
+        return self.read(self.journal.rewards, eid)
+
+    def pushes(self, sid: str, first: int, last: int) -> Awaitable[list[RewardRow]]:
+        """Return the rewards of a session with seqs from ``first`` to ``last``."""
+        return self.read(self.journal.pushes, sid, first, last)
+
+    def last_seq(self, sid: str) -> Awaitable[int]:
+        """Return the highest seq of a session's rewards."""
+        return self.read(self.journal.last_seq, sid)
+
+    def episode(self, eid: str) -> Awaitable[EpisodeRow | None]:
+        """Return an episode."""
+        return self.read(self.journal.episode, eid)
+
+    def first_episode(self, sid: str) -> Awaitable[EpisodeRow | None]:
+        """Return the oldest episode of a session."""
+        return self.read(self.journal.first_episode, sid)
+
+    def turns(self, eid: str, *, semantic: bool = False) -> Awaitable[list[TurnRow]]:
+        """Return the deliveries of an episode without payloads."""
+        return self.read(self.journal.turns, eid, semantic=semantic)
+
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+        principal: str | None,
+    ) -> Awaitable[tuple[list[EpisodeStats], int | None]]:
+        """Return a page of episodes and the cursor of the next one."""
+        return self.read(
+            self.journal.episodes,
+            limit=limit,
+            before=before,
+            environment=environment,
+            error_kind=error_kind,
+            episode_id=episode_id,
+            principal=principal,
+        )
+
+    def held(self, *, after: int, limit: int) -> Awaitable[list[HeldEpisode]]:
+        """Return episodes of all owners, oldest first."""
+        return self.read(self.journal.held, after=after, limit=limit)
+
+    def session(self, sid: str) -> Awaitable[SessionRow | None]:
+        """Return a session."""
+        return self.read(self.journal.session, sid)
+
+    def open_sessions(self) -> Awaitable[list[SessionRow]]:
+        """Return all sessions with status ``open``."""
+        return self.read(self.journal.open_sessions)
+
+    def fork_session(self, eid: str, request_id: str) -> Awaitable[SessionRow | None]:
+        """Return the session that an earlier fork request made."""
+        return self.read(self.journal.fork_session, eid, request_id)
+
+    # -- deletions, which wait for the disk as reads do ---------------------------------------------------------------
+
+    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> Awaitable[int]:
+        """Delete an episode; return how many deliveries it had."""
+        return self.read(self.journal.delete_episode, eid, unless_forked=unless_forked)
+
+    def compact(self) -> Awaitable[int]:
+        """Give the space of deleted episodes back; return how many bytes."""
+        return self.read(self.journal.compact)
