@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.errors import ErrataError, LocalProtocolError
 from errata_protocol.mux import Answered, ClientSession
-from errata_protocol.mux.effects import ReadKind
+from errata_protocol.mux.records import ReadKind
 
 from . import background
 from .carrier import Carrier, Outcome

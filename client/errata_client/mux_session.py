@@ -30,7 +30,7 @@ from errata_protocol.mux import (
     SessionEnded,
     TakenOver,
 )
-from errata_protocol.mux.effects import ReadKind, RequestKind
+from errata_protocol.mux.records import ReadKind, RequestKind
 
 from .connection import Connection
 from .outcome import Done, Outcome, nobody, raised_again, resolve, taken

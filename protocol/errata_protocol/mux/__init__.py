@@ -2,22 +2,7 @@
 
 from .client import ClientProtocol
 from .client_session import ClientConfig, ClientRead, ClientRequest, ClientSession
-from .effects import (
-    Effect,
-    Find,
-    Forget,
-    ForkRequest,
-    Hibernate,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
-    Reply,
-    Run,
-    Stored,
-    Write,
-)
+from .effects import Effect, Find, Forget, Hibernate, Read, Recall, RecallPushes, Record, Run, Stored, Write
 from .events import (
     Answered,
     ClientEvent,
@@ -31,6 +16,7 @@ from .events import (
     TakenOver,
 )
 from .messages import CLIENT_MESSAGES, SERVER_MESSAGES, injected_fork, schemas
+from .records import ForkRequest, Recorded, Reply
 from .server import ServerProtocol
 from .server_requests import hash_key
 from .server_session import ServerConfig, ServerConnection, ServerSession

@@ -36,11 +36,11 @@ from ..capabilities import ServerLimits
 from ..errors import FrameTooLarge, InvalidEnvelope, LocalProtocolError, Overloaded, RemoteProtocolError
 from .client_receiving import Receiving
 from .client_session import ENVELOPE_BYTES, ClientConfig, ClientRead, ClientRequest, ClientSession
-from .effects import ReadKind, RequestKind
 from .envelope import read_server_frame
 from .events import ClientEvent
 from .parts import Assembly, Outbox
 from .reading import checked_data
+from .records import ReadKind, RequestKind
 from .state import Event, Role, State, transition
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..errors import ErrataError
-from .effects import ReadKind, RequestKind
+from .records import ReadKind, RequestKind
 from .state import State
 
 ENVELOPE_BYTES = 1024

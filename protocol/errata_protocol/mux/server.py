@@ -46,21 +46,7 @@ from ..errors import (
     UnknownType,
     Unparsable,
 )
-from .effects import (
-    Effect,
-    EndReason,
-    Find,
-    Hibernate,
-    Read,
-    ReadKind,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
-    Reply,
-    Run,
-    Stored,
-)
+from .effects import Effect, Find, Hibernate, Read, Recall, RecallPushes, Record, Run, Stored
 from .envelope import Envelope, Malformed, is_sid, read_frame, write_envelope
 from .messages import (
     ACK_DATA,
@@ -74,17 +60,11 @@ from .messages import (
     STATE_DATA,
     read_data,
 )
+from .records import EndReason, ReadKind, Recorded, Reply
 from .server_attach import Attachments
+from .server_output import Out
 from .server_requests import Requests
-from .server_session import (
-    Arrival,
-    Message,
-    Out,
-    ServerConfig,
-    ServerConnection,
-    ServerSession,
-    optional,
-)
+from .server_session import Arrival, Message, ServerConfig, ServerConnection, ServerSession, optional
 from .state import Action, Event, Role, State, transition
 
 

@@ -17,10 +17,12 @@ from ..errors import (
     SessionExpired,
     SessionLost,
 )
-from .effects import EndReason, Find, Hibernate, Stored
+from .effects import Find, Forget, Hibernate, Stored
 from .envelope import MAX_ID, write_envelope
+from .records import EndReason
+from .server_output import Out
 from .server_requests import hash_key
-from .server_session import Arrival, Message, Out, ServerConfig, ServerConnection, ServerSession, Told, optional
+from .server_session import Arrival, Message, ServerConfig, ServerConnection, ServerSession, Told, optional
 from .state import Action, Event, Role, State, transition
 
 _NO_HASH = bytes(32)
@@ -151,9 +153,8 @@ class Attachments:
 
     def acknowledge(self, session: ServerSession, last: int, last_seq: int) -> None:
         """Forget what the client has, here and, by an effect, in the journal."""
-        forget = session.acknowledge(last, last_seq)
-        if forget is not None:
-            self._out.effects.append(forget)
+        if session.acknowledge(last, last_seq):
+            self._out.effects.append(Forget(session, session.acked, session.acked_seq))
 
     def _detach(self, session: ServerSession, now: float) -> None:
         session.connection = None

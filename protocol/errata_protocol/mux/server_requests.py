@@ -22,10 +22,12 @@ from ..errors import (
     PreconditionFailed,
     StepTimeout,
 )
-from .effects import ForkRequest, Recall, RecallPushes, Record, Recorded, Reply, RequestKind, Run
+from .effects import Recall, RecallPushes, Record, Run
 from .envelope import EMPTY, Envelope
 from .messages import FORK_DATA, read_data
-from .server_session import Asked, Out, Pending, ServerConfig, ServerConnection, ServerSession, Told, same_request
+from .records import ForkRequest, Recorded, Reply, RequestKind
+from .server_output import Out
+from .server_session import Asked, Pending, ServerConfig, ServerConnection, ServerSession, Told, same_request
 from .state import State
 
 

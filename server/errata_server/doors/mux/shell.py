@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from errata_protocol.mux import Effect, ServerConfig, ServerProtocol, ServerSession
-from errata_protocol.mux.effects import EndReason
+from errata_protocol.mux.records import EndReason
 from errata_protocol.mux.state import State
 
 from ...sessions.session import Session
