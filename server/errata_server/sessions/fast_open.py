@@ -7,22 +7,51 @@ start, for an environment's MCP session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from errata_protocol.environment import Recovery
 from errata_protocol.errors import ErrataError
 
 from ..concurrency.calls import Call, ThreadGone
+from ..concurrency.deadlines import Deadlines
 from ..environments.host import EnvHost
+from ..runtime.runtime import Runtime
+from .instances import Waker
 from .session import Session
-
-if TYPE_CHECKING:
-    from .sessions import Sessions
 
 Opened = Callable[[Session | None, Exception | None], None]
 """Told once, on the event loop: the committed session, or why there is none."""
+
+
+class Opener(Protocol):
+    """What an opening session needs of `sessions.Sessions`.
+
+    Attributes:
+        runtime: Settings, journal and metrics.
+        environment: Name for the metrics.
+        waker: Makes instances.
+        recovery: Recovery class of the environment, as far as it is known.
+    """
+
+    runtime: Runtime
+    environment: str
+    waker: Waker
+    recovery: Recovery
+
+    def deadlines(self, loop: asyncio.AbstractEventLoop) -> Deadlines:
+        """Return the deadlines of an event loop."""
+        ...
+
+    def own(self, work: Coroutine[Any, Any, Any]) -> object:
+        """Run work that nobody waits for."""
+        ...
+
+    def forget(self, session: Session) -> None:
+        """Take a session that did not open out of the table."""
+        ...
 
 
 class Opening(Call):
@@ -37,7 +66,7 @@ class Opening(Call):
 
     __slots__ = ("_context", "_deadline", "_opened", "_over", "_place", "_session", "_sessions")
 
-    def __init__(self, sessions: Sessions, session: Session, opened: Opened, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, sessions: Opener, session: Session, opened: Opened, loop: asyncio.AbstractEventLoop) -> None:
         self._sessions = sessions
         self._session = session
         self._opened = opened

@@ -1,7 +1,7 @@
 """Sandboxes from Linux namespaces and overlayfs: no daemon, no process between commands, root required.
 
-`NamespaceBackend` owns the data directory, the layers and the launcher; `namespace_sandbox` is one session's side of
-it; `command`, `runners` and `launcher` run one command.
+`NamespaceBackend` owns the data directory, the layers and the launcher; `sandbox` is one session's side of it;
+`exchange`, `runner_pool` and the launcher run one command.
 """
 
 from __future__ import annotations

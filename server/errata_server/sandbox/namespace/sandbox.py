@@ -9,8 +9,9 @@ import os
 import resource
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
@@ -19,17 +20,15 @@ from ..base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sand
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
-from ..host.cgroups import Counters
+from ..host.cgroups import Cgroups, Counters
 from ..host.descriptors import append_only, close_all, memory_file
+from ..layers.store import LayerStore
 from ..output import BoundedOutput
 from . import shell_state
 from .disk_watch import DiskWatch, over
 from .exchange import Ending, Exchange
-from .runner_pool import Runner
+from .runner_pool import Runner, Runners
 from .shell_state import ShellState
-
-if TYPE_CHECKING:
-    from .backend import NamespaceBackend
 
 MAX_COMMAND_BYTES = 131_071
 """The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
@@ -45,12 +44,54 @@ _STACK_BYTES = 8 * 1024**2
 _SIGXCPU_STATUS, _SIGXFSZ_STATUS, _KILLED_STATUS = 152, 153, 137
 
 
+class Host(Protocol):
+    """What a sandbox needs of the backend that made it.
+
+    Attributes:
+        live: Sandboxes that are not destroyed, by id.
+        live_dir: Directory of their writable directories.
+        store: The layers.
+        runners: Prepared processes.
+        cgroups: Of the runners; None before the first one.
+        counting: Threads that count what a sandbox holds.
+        reserve_bytes: Space to keep free.
+    """
+
+    live: dict[str, NamespaceSandbox]
+    live_dir: Path
+    store: LayerStore
+    runners: Runners
+    cgroups: Cgroups | None
+    counting: Executor
+    reserve_bytes: int
+
+    def link_base(self, base: BaseTree) -> str:
+        """Return the short name of a base tree below the layers directory."""
+        ...
+
+    def is_mapped(self, base: BaseTree) -> bool:
+        """Return whether commands on ``base`` have a host uid of their own."""
+        ...
+
+    def check_room(self, more_bytes: int = 0) -> None:
+        """Raise `SandboxFailed` where the disk is full."""
+        ...
+
+    def no_room(self) -> SandboxFailed:
+        """Return the error that says what is free."""
+        ...
+
+    def remove(self, tree: Path) -> Usage:
+        """Delete a tree and return what it held."""
+        ...
+
+
 class NamespaceSandbox(Sandbox):
-    """See `Sandbox`; made by `NamespaceBackend`."""
+    """See `Sandbox`; made by `backend.NamespaceBackend`."""
 
     def __init__(
         self,
-        backend: NamespaceBackend,
+        backend: Host,
         name: str,
         base: BaseTree,
         layer: str,
