@@ -5,6 +5,7 @@ The rules are import-linter contracts in ``pyproject.toml``. They run here too, 
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -54,8 +55,22 @@ def test_every_room_imports_only_what_it_may() -> None:
             "import errata_server.environments.context",
             "The client imports the protocol",
         ),
-        ("server/errata_server/added.py", "import terminal_env.models", "The server names no environment"),
-        ("server/errata_server/added.py", "import errata_client", "The server names no environment"),
+        ("server/errata_server/ids.py", "import terminal_env.models", "The server names no environment"),
+        ("server/errata_server/ids.py", "import errata_client", "The server names no environment"),
+        ("server/errata_server/ids.py", "import errata_server.log", "Inside the server imports run down"),
+        ("server/errata_server/runtime/rows.py", "import errata_server.episodes.reads", "Inside the server imports"),
+        (
+            "server/errata_server/episodes/reads.py",
+            "from errata_server.sessions import session",
+            "Inside the server imports",
+        ),
+        ("server/errata_server/sessions/session.py", "import errata_server.doors.auth", "Inside the server imports"),
+        (
+            "server/errata_server/sandbox/files/walk.py",
+            "import errata_server.sandbox.layers.store",
+            "Inside the sandbox imports run down",
+        ),
+        ("server/errata_server/sessions/session.py", "from . import sessions", "No import circles"),
         ("envs/terminal_env/models.py", "import errata_server.environments.context", "What an environment publishes"),
         ("envs/terminal_env/models.py", "import terminal_env.server", "The published half of an environment"),
         (
@@ -63,7 +78,7 @@ def test_every_room_imports_only_what_it_may() -> None:
             "import errata_server.environments.context",
             "The trainer adapter imports",
         ),
-        ("server/errata_server/added.py", "import errata_bench.cli", "Nothing imports the benchmark"),
+        ("server/errata_server/ids.py", "import errata_bench.cli", "Nothing imports the benchmark"),
         ("bench/errata_bench/mux_load.py", "import errata_protocol.mux", "The benchmark's load and its stock server"),
         ("bench/errata_bench/suite.py", "import errata_client", "The benchmark knows environments and clients"),
     ],
@@ -77,11 +92,42 @@ def test_a_forbidden_import_is_caught(copy: Path, module: str, line: str, contra
     assert any(contract in row for row in broken), result.stdout
 
 
-def test_a_new_module_of_an_environment_must_say_on_which_side_it_is(copy: Path) -> None:
-    (copy / "envs/terminal_env/added.py").write_text("")
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("envs/terminal_env/added.py", "terminal_env.added"),
+        ("server/errata_server/added.py", "errata_server.added"),
+        ("server/errata_server/sandbox/added/__init__.py", "errata_server.sandbox.added"),
+    ],
+)
+def test_a_new_module_must_say_where_it_stands(copy: Path, file: str, module: str) -> None:
+    (copy / file).parent.mkdir(exist_ok=True)
+    (copy / file).write_text("")
     result = lint(copy)
     assert result.returncode != 0
-    assert "terminal_env.added" in result.stdout + result.stderr
+    assert module in result.stdout + result.stderr
+
+
+def test_the_launchers_program_imports_its_own_folder_and_the_standard_library_only() -> None:
+    folder = ROOT / "server/errata_server/sandbox/launcher"
+    programs = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
+    allowed = sys.stdlib_module_names | {file.stem for file in programs}
+    for file in programs:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file.name} is no module of a package when it runs"
+                names = [str(node.module)]
+            assert {name.partition(".")[0] for name in names} <= allowed, file.name
+    assert len(programs) == 7
+
+
+def test_every_package_of_the_server_has_a_charter() -> None:
+    packages = [file.parent for file in (ROOT / "server/errata_server").rglob("__init__.py")]
+    assert len(packages) > 20
+    for package in packages:
+        charter = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+        assert charter and len(charter) > 60, package
 
 
 def test_the_servers_half_of_an_environment_may_use_the_server(copy: Path) -> None:

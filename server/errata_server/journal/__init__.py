@@ -1,4 +1,8 @@
-"""Durable deliveries: the seam, the codec, the stores: segments with an index, or with rows in memory, or no disk."""
+"""Durable deliveries: the `Journal` seam and its stores.
+
+`IndexedJournal` (segments and a SQLite index) is what a data directory has; `LogJournal` keeps rows in memory beside
+segments, for the simulation; `MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server.
+"""
 
 from .base import (
     DeliveryRow,

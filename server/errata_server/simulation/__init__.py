@@ -1,6 +1,7 @@
-"""Fakes of the server's seams: it runs without a thread, a socket or a real wait, the same for one seed.
+"""Fakes of the server's seams (event loop, clock, ids, threads, disk, sockets), for a deterministic simulation of it.
 
-Without a file too, but for those of a SQLite index, where one is asked for.
+The server then runs without a thread, a socket or a real wait, and the same way for one seed; without a file too, but
+for those of a SQLite index where one is asked for. Nothing of the server imports this package.
 """
 
 from .clock import SimulatedClock
