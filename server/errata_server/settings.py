@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -41,7 +41,8 @@ class Settings(BaseSettings):
             sessions and episodes the others cannot see. None turns authentication off.
         insecure: Let other machines in without a token.
         base: Base trees of sandboxes by name, besides the built ones.
-        sandbox: Sandbox backend. ``fake`` is for tests and examples: its shell is a toy.
+        sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
+            default one.
     """
 
     model_config = SettingsConfigDict(env_prefix="ERRATA_", extra="ignore", frozen=True)
@@ -63,7 +64,7 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     insecure: bool = False
     base: dict[str, Path] = Field(default_factory=dict)
-    sandbox: Literal["namespace", "fake"] = "namespace"
+    sandbox: str | None = None
 
     @field_validator("allowed_hosts", "allowed_origins", mode="before")
     @classmethod

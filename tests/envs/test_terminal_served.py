@@ -91,7 +91,7 @@ def test_a_task_is_solved_over_errata(tmp_path: Path) -> None:
 @pytest.fixture
 def stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """Stock OpenEnv's server, where no Errata session is running."""
-    monkeypatch.setenv(own.DATA_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("ERRATA_DATA_DIR", str(tmp_path))
     own._own_backend.cache_clear()
     app = stock_create_app(
         TerminalEnvironment,

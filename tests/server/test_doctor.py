@@ -7,15 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.cli.diagnostics.findings import Finding, examine, summary
-from errata_server.cli.diagnostics.probes import Machine, SandboxTrial, Space
-from errata_server.sandbox.base import BackendInfo
+from errata_server.cli.diagnostics.findings import examine, summary
+from errata_server.cli.diagnostics.probes import Machine, Space
+from errata_server.sandbox.base import BackendInfo, Finding, Place
+from errata_server.sandbox.namespace import checks
+from errata_server.sandbox.namespace.backend_type import NamespaceType
+from errata_server.sandbox.namespace.probes import Probes, SandboxTrial
 from errata_server.settings import Settings
 
 ROOT = BackendInfo("namespace", frozenset({"memory_bytes", "pids"}), (), "root", 1)
@@ -23,11 +27,10 @@ USER = BackendInfo("namespace", frozenset({"pids"}), (), "rootless", 0)
 BARE = BackendInfo("namespace", frozenset(), (), "root", 0)
 
 
-class MadeUp(Machine):
-    """A machine on which all is well, but for what a test says."""
+class Answers:
+    """Of a machine on which all is well, but for what a test says."""
 
     def __init__(self, **answers: Any) -> None:
-        super().__init__(Settings(data_dir=Path("/srv/errata")))
         self.answers = {
             "kernel": "6.1.0-18-amd64",
             "python": (3, 11, 7),
@@ -47,60 +50,88 @@ class MadeUp(Machine):
             "try_port": "",
         } | answers
 
-    def _answer(self, name: str) -> Any:
+    def give(self, name: str) -> Any:
         found = self.answers[name]
         if isinstance(found, Exception):
             raise found
         return found
 
-    def kernel(self) -> str:
-        return self._answer("kernel")
+
+class MadeUp(Machine):
+    """A machine of these answers."""
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(Settings(data_dir=Path("/srv/errata")))
+        self.answers = answers
 
     def python(self) -> tuple[int, ...]:
-        return self._answer("python")
-
-    def uid(self) -> int:
-        return self._answer("uid")
+        return self.answers.give("python")
 
     def distribution(self, name: str) -> str | None:
-        return self._answer(name)
-
-    def try_user_namespace(self) -> str:
-        return self._answer("try_user_namespace")
-
-    def why_refused(self) -> str:
-        return self._answer("why_refused")
-
-    def try_seccomp(self) -> str:
-        return self._answer("try_seccomp")
+        return self.answers.give(name)
 
     def try_data_dir(self) -> str:
-        return self._answer("try_data_dir")
+        return self.answers.give("try_data_dir")
 
     def file_system(self) -> str:
-        return self._answer("file_system")
-
-    def base(self) -> str:
-        return self._answer("base")
-
-    def try_sandbox(self) -> SandboxTrial:
-        return self._answer("try_sandbox")
+        return self.answers.give("file_system")
 
     def open_files(self) -> int:
-        return self._answer("open_files")
+        return self.answers.give("open_files")
 
     def space(self) -> Space:
-        return self._answer("space")
+        return self.answers.give("space")
 
     def fsync_s(self) -> float:
-        return self._answer("fsync_s")
+        return self.answers.give("fsync_s")
 
     def try_port(self, port: int) -> str:
-        return self._answer("try_port")
+        return self.answers.give("try_port")
 
 
-def report(**answers: Any) -> dict[str, Finding]:
-    return {finding.name: finding for finding in examine(MadeUp(**answers))}
+class MadeUpProbes(Probes):
+    """What its namespace backend finds."""
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(Place(Path("/srv/errata/sandboxes")))
+        self.answers = answers
+
+    def kernel(self) -> str:
+        return self.answers.give("kernel")
+
+    def uid(self) -> int:
+        return self.answers.give("uid")
+
+    def try_user_namespace(self) -> str:
+        return self.answers.give("try_user_namespace")
+
+    def why_refused(self) -> str:
+        return self.answers.give("why_refused")
+
+    def try_seccomp(self) -> str:
+        return self.answers.give("try_seccomp")
+
+    def base(self) -> str:
+        return self.answers.give("base")
+
+    def try_sandbox(self) -> SandboxTrial:
+        return self.answers.give("try_sandbox")
+
+
+class MadeUpType(NamespaceType):
+    """That backend."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+
+    def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
+        return checks.examine(MadeUpProbes(self.answers), usable=usable)
+
+
+def report(**given: Any) -> dict[str, Finding]:
+    answers = Answers(**given)
+    place = Place(Path("/srv/errata/sandboxes"))
+    return {finding.name: finding for finding in examine(MadeUp(answers), MadeUpType(answers), place)}
 
 
 def test_a_machine_on_which_all_is_well_has_nothing_to_fix() -> None:

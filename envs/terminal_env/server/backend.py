@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 from errata_server.environments.context import current_session
+from errata_server.sandbox import registry
 from errata_server.sandbox.base import Backend
-
-DATA_VARIABLE = "ERRATA_DATA_DIR"
+from errata_server.settings import Settings
 
 
 def session_backend() -> tuple[Backend, int | None]:
@@ -24,17 +23,14 @@ def session_backend() -> tuple[Backend, int | None]:
 
 @lru_cache(maxsize=1)
 def _own_backend() -> Backend:
-    # Here, because a server that brings its own backend need not be able to load this one.
-    from errata_server.sandbox.namespace.backend import NamespaceBackend
-
-    configured = os.environ.get(DATA_VARIABLE)
-    if configured:
-        return NamespaceBackend(Path(configured) / "sandboxes")
-    # Kept by this function until the process ends; the directory goes with it.
-    directory = tempfile.TemporaryDirectory(prefix="errata-sandboxes-", ignore_cleanup_errors=True)
-    backend = NamespaceBackend(Path(directory.name))
-    _directories.append(directory)
-    return backend
+    settings = Settings()
+    directory = settings.data_dir
+    if directory is None:
+        # Kept until the process ends; the directory goes with it.
+        temporary = tempfile.TemporaryDirectory(prefix="errata-sandboxes-", ignore_cleanup_errors=True)
+        _directories.append(temporary)
+        directory = Path(temporary.name)
+    return registry.create(settings.sandbox, registry.place_of(directory, settings.base))
 
 
 _directories: list[tempfile.TemporaryDirectory[str]] = []

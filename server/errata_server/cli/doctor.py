@@ -20,13 +20,16 @@ def doctor(
 
     Other environments need less: the last line says whether one that runs no commands in sandboxes would work.
     """
+    from ..sandbox import registry
     from ..settings import Settings
     from .diagnostics.findings import examine, summary
     from .diagnostics.probes import Machine
 
-    settings = Settings(data_dir=data_dir or source.default_data_dir())
+    chosen = data_dir or source.default_data_dir()
+    settings = Settings(data_dir=chosen)
+    backend = registry.backend_type(settings.sandbox)
     found = []
-    for finding in examine(Machine(settings), port=port):
+    for finding in examine(Machine(settings), backend, registry.place_of(chosen, settings.base), port=port):
         found.append(finding)
         if not as_json:
             typer.echo(f"{finding.verdict:8}{finding.name:18}{finding.says}")

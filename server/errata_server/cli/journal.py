@@ -192,15 +192,19 @@ async def _sizes(source: Source) -> dict[str, dict[str, int]]:
 
 def _files(directory: Path) -> dict[str, int]:
     """Return the bytes of the journal's files and of all sandboxes."""
-    found = {"journal": 0, "sandboxes": 0}
+    from ..sandbox import registry
+    from ..settings import Settings
+
+    journal = 0
     for path in directory.rglob("*"):
         try:
             if path.is_file() and not path.is_symlink():
-                part = "sandboxes" if path.relative_to(directory).parts[0] == "sandboxes" else "journal"
-                found[part] += path.stat().st_blocks * 512
+                inside = path.relative_to(directory).parts[0] != registry.DIRECTORY
+                journal += path.stat().st_blocks * 512 if inside else 0
         except OSError:  # a running server deleted it, or it is a sandbox's own
             continue
-    return found
+    backend = registry.backend_type(Settings().sandbox)
+    return {"journal": journal, "sandboxes": backend.size_bytes(directory / registry.DIRECTORY)}
 
 
 async def _verified(source: Source) -> Verification:

@@ -22,6 +22,7 @@ from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
 from ..journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
+from ..sandbox import registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
 from .capacity import Room
@@ -54,6 +55,7 @@ class Runtime:
         threads: Where blocking code of environments runs.
 
     Raises:
+        InvalidRequest: The settings name a sandbox backend that is not installed.
         JournalUnavailable: Another server holds the data directory, or the journal cannot be opened.
     """
 
@@ -71,6 +73,8 @@ class Runtime:
         clock: Clock | None = None,
         threads: Threads | None = None,
     ) -> None:
+        if settings.sandbox is not None:
+            registry.check(settings.sandbox)  # now rather than at the first session
         self.settings = settings
         self.ids = ids or Ids()
         self.clock = clock or Clock()
@@ -237,7 +241,7 @@ class Runtime:
 
     async def collect(self) -> CollectReport:
         """Delete every sandbox layer that no retained journal row names; nothing where there never was a sandbox."""
-        left_behind = self.data_dir is not None and (self.data_dir / "sandboxes").exists()
+        left_behind = self.data_dir is not None and (self.data_dir / registry.DIRECTORY).exists()
         if self._sandboxes is None and not left_behind:
             return CollectReport()
         await self.sandboxes.start()
@@ -318,19 +322,12 @@ class Runtime:
         return IndexedJournal(journal_in(self.data_dir), fsync=self.settings.fsync)
 
     def _make_sandboxes(self) -> Backend:
-        if self.settings.sandbox == "fake":
-            from ..sandbox.fake.backend import FakeBackend
-
-            return FakeBackend()
-        from ..sandbox.namespace.backend import RESERVE_BYTES, NamespaceBackend
-
-        if self.data_dir is None:
+        settings, directory = self.settings, self.data_dir
+        if directory is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="errata-", ignore_cleanup_errors=True)
             directory = Path(self._scratch.name)
-        else:
-            directory = self.data_dir
-        reserve = max(RESERVE_BYTES, self.settings.disk_floor_bytes)
-        return NamespaceBackend(directory / "sandboxes", bases=self.settings.base, reserve_bytes=reserve)
+        place = registry.place_of(directory, settings.base, settings.disk_floor_bytes)
+        return registry.create(settings.sandbox, place)
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:

@@ -11,15 +11,18 @@ another sandbox from a snapshot in O(1): that is also what fork is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from errata_protocol.environment import SnapshotRef
 
 WORKSPACE = "/workspace"
 """Where every sandbox starts and keeps the agent's files."""
+
+Verdict = Literal["ok", "worse", "missing"]
 
 LimitHit = Literal["memory", "pids", "file_size", "disk", "inodes", "cpu", "output"]
 
@@ -255,3 +258,84 @@ class Backend(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Kill what runs, destroy open sandboxes' writable parts and release the machine. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of ``errata doctor``.
+
+    Args:
+        name: What was tried.
+        verdict: ``ok``; ``worse``: it works and costs something; ``missing``: ``errata serve terminal`` would not work.
+        says: What was found.
+        costs: What is lost, empty when nothing is.
+        fix: The command or step that changes it, empty when there is nothing to change.
+        of_sandboxes: Only environments that run commands in sandboxes need it.
+    """
+
+    name: str
+    verdict: Verdict
+    says: str
+    costs: str = ""
+    fix: str = ""
+    of_sandboxes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a backend works, as the operator chose.
+
+    Args:
+        directory: For the backend's files; it may not exist yet.
+        bases: Base trees the operator named, by name.
+        reserve_bytes: Space to keep free on the disk of ``directory``, at least.
+    """
+
+    directory: Path
+    bases: Mapping[str, Path] = field(default_factory=dict)
+    reserve_bytes: int = 0
+
+    def nearest(self) -> Path:
+        """Return the directory, or the nearest one above it that exists."""
+        here = self.directory.absolute()
+        return next(path for path in (here, *here.parents) if path.is_dir())
+
+
+class BackendType(ABC):
+    """One kind of backend, as an entry point of the group ``errata.sandboxes`` names it.
+
+    To add one, subclass this in a package of its own and name the class in an entry point; `registry` finds it, and the
+    setting ``sandbox`` chooses it.
+
+    Attributes:
+        unfit_file_systems: Kinds of file systems, as the mount table names them, on which its directory cannot lie,
+            each with the reason.
+        descriptors: File descriptors of the server that all its commands together may take.
+    """
+
+    unfit_file_systems: Mapping[str, str] = MappingProxyType({})
+    descriptors: int = 0
+
+    @abstractmethod
+    def create(self, place: Place) -> Backend:
+        """Return a backend that works in a place; nothing is touched before `Backend.start`."""
+
+    def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
+        """Yield what this kind of backend finds on this machine, for ``errata doctor``; each may take seconds.
+
+        Args:
+            place: Where it would work; nothing may be left there.
+            usable: Files can be made there; else nothing that needs any is tried.
+        """
+        yield from ()
+
+    def size_bytes(self, directory: Path) -> int:
+        """Return the disk space of what a backend keeps in ``directory``, for ``errata journal size``."""
+        total = 0
+        for path in directory.rglob("*"):
+            try:
+                if path.is_file() and not path.is_symlink():
+                    total += path.stat().st_blocks * 512
+            except OSError:  # a running server deleted it, or it is a sandbox's own
+                continue
+        return total

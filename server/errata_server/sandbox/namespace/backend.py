@@ -47,8 +47,10 @@ _OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
 """Written out, because the defaults are the distribution's. ``volatile``: the unmount at the end of a command would
 otherwise sync the whole file system of the data directory; durability is the affair of `NamespaceSandbox.snapshot`."""
 
-_RUNNING_DESCRIPTORS = 6
-"""Two sockets, two pipes, the shell's state and one to spare."""
+RUNNING_DESCRIPTORS = 6
+"""Of a command: two sockets, two pipes, the shell's state and one to spare."""
+COMMANDS_AT_ONCE = 400
+
 _OTHER_DESCRIPTORS = 256
 """Left to the server itself."""
 RESERVE_BYTES = 256 * 1024**2
@@ -82,7 +84,7 @@ class NamespaceBackend(Backend):
         limits: Limits | None = None,
         sync: bool = False,
         spare: int = 4,
-        max_running: int = 400,
+        max_running: int = COMMANDS_AT_ONCE,
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
         self.data_dir = data_dir.absolute()
@@ -93,7 +95,7 @@ class NamespaceBackend(Backend):
         self.live_dir = self.data_dir / "live" / secrets.token_hex(6)
         self.live: dict[str, NamespaceSandbox] = {}
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._bound = min(max_running, max(8, (descriptors - _OTHER_DESCRIPTORS) // _RUNNING_DESCRIPTORS))
+        self._bound = min(max_running, max(8, (descriptors - _OTHER_DESCRIPTORS) // RUNNING_DESCRIPTORS))
         self._wanted_bound = max_running
         self.runners = Runners(self._launch_config, spare=spare, bound=self._bound, started=self._record_launcher)
         self.cgroups: Cgroups | None = None
