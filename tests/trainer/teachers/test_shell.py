@@ -133,7 +133,8 @@ def test_how_words_are_quoted_makes_no_difference_and_what_they_are_does(words: 
     assert canonical_shell(" ".join(map(_single, [*words, ""]))) not in spellings
 
 
-SAFE = st.sampled_from(list("a *2{},~!\n;|&()=#")) | st.sampled_from(
+# Not `&`: what runs in the background prints when it likes, so Bash itself does not do the same twice.
+SAFE = st.sampled_from(list("a *2{},~!\n;|()=#")) | st.sampled_from(
     ["'a'", '"a', 'b"', "\\ ", "$x", '"$x"', "''", "A=1", "$A", "&& echo", "| cat", "; echo b", "\nprintf '<%s>' c"]
 ) | st.sampled_from(
     ["{ ", "; }", "<<E\n$x\nE\n", "<<'E'\n$x\nE\n", "<<<w", "$(echo q)", "if true; then ", "; fi"]
