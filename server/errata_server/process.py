@@ -76,9 +76,10 @@ class ServerProcess:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            self._lines.put(line)
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log.append(line)
+                self._lines.put(line)
         self._lines.put(None)
 
     def _wait_for_url(self, start_s: float) -> str:
