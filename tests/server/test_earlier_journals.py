@@ -1,0 +1,73 @@
+"""Journals that earlier commits wrote (tests/golden/journal) are read, and their sessions go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from errata_server.app import create_fastapi_app
+from errata_server.cli import commands
+
+from .conftest import connect
+from .environments import CountAction, CountEnvironment, CountObservation
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "journal"
+COMMITS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=[(commit, index) for commit in COMMITS for index in ("with its index", "without an index")])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A copy of a data directory, and what its own server answered."""
+    commit, index = request.param
+    shutil.copytree(GOLDEN / commit / "journal", tmp_path / "journal")
+    if index == "without an index":
+        (tmp_path / "journal" / "index.db").unlink()
+    return tmp_path, json.loads((GOLDEN / commit / "expected.json").read_text())["episodes"]
+
+
+def serve(data_dir: Path) -> TestClient:
+    names: dict[str, Any] = {"env_name": "CountEnvironment", "max_concurrent_envs": 8, "data_dir": data_dir}
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, **names)
+    return TestClient(app)
+
+
+def test_there_is_one() -> None:
+    assert "a977b2d" in COMMITS
+
+
+def test_every_answer_is_the_same_byte_for_byte(kept: tuple[Path, dict[str, Any]]) -> None:
+    data_dir, episodes = kept
+    with serve(data_dir) as client:
+        listed = client.get("/episodes").json()["episodes"]
+        assert {episode["eid"] for episode in listed} == set(episodes)
+        for eid, told in episodes.items():
+            assert client.get(f"/episodes/{eid}").json() == told["detail"]
+            assert client.get(f"/episodes/{eid}/rewards").json() == told["rewards"]
+            for t, payload in told["states"].items():
+                assert client.get(f"/episodes/{eid}/states/{t}").text == payload
+            assert client.get(f"/episodes/{eid}/states/{len(told['states'])}").status_code == 404
+
+
+def test_a_fork_of_each_goes_on_from_its_last_turn(kept: tuple[Path, dict[str, Any]]) -> None:
+    data_dir, episodes = kept
+    with serve(data_dir) as client:
+        for eid, told in episodes.items():
+            last = max(map(int, told["states"]))
+            n = json.loads(told["states"][str(last)])["observation"]["n"]
+            child = client.post(f"/episodes/{eid}/fork", json={"t": last, "request_id": "again"}).json()
+            with connect(client, f"/ws?session_id={child['session_id']}") as socket:
+                assert socket.ask("step", {"n": 5})["data"]["observation"]["n"] == n + 5
+
+
+def test_the_command_finds_nothing_wrong(kept: tuple[Path, dict[str, Any]]) -> None:
+    data_dir, episodes = kept
+    answer = CliRunner().invoke(commands.cli, ["journal", "verify", "--json", "--data-dir", str(data_dir)])
+    told = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert (told["episodes"], told["problems"]) == (len(episodes), [])
