@@ -1,4 +1,4 @@
-"""An application that upstream's ``create_app`` built, or that was built by hand, gets our sessions in place.
+"""Gives an existing OpenEnv application our sessions in place, whether upstream's ``create_app`` made it or a person.
 
     from errata_server import adopt
     app = adopt(openenv.core.create_app(MyEnvironment, MyAction, MyObservation))

@@ -1,4 +1,4 @@
-"""Several environments behind one address: each a full application under ``/<name>``, what they share at the root."""
+"""Serves several environments behind one address: each under ``/<name>``, the routes that they share at the root."""
 
 from __future__ import annotations
 

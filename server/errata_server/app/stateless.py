@@ -1,4 +1,4 @@
-"""Upstream's stateless HTTP calls, each on an instance made for it: no session, no delivery, nothing journaled.
+"""Upstream's stateless HTTP calls, each on an instance of its own: no session, no delivery, nothing journaled.
 
 Upstream calls the factory on the event loop and the rest on any thread; here an instance lives in one place, has its
 `current_session`, and blocks nobody.

@@ -1,4 +1,4 @@
-"""Surgery on the routes that upstream registers: take one out, answer one from another function, shorten the Task API.
+"""Changes routes that upstream registered: removes one, answers one by another function, shortens the Task API.
 
 Upstream builds its endpoints as closures inside ``register_routes``, so there is nothing to override.
 """

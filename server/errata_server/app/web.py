@@ -1,4 +1,4 @@
-"""Upstream's web interface on one of our sessions: its pages and routes, our journal, thread and deadline behind them.
+"""Upstream's web interface, driven through one of our sessions: journaled, on its thread, with its deadline.
 
 Upstream's manager makes an instance on the main thread and calls it from others; an environment that is tied to its
 thread fails there. Here the page's session is opened when it is first used, and is not counted against the limit, as

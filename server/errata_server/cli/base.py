@@ -1,4 +1,4 @@
-"""``errata base``: the read-only tree below every sandbox."""
+"""``errata base``: builds, imports and finds the read-only base trees of sandboxes."""
 
 from __future__ import annotations
 

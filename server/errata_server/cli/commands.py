@@ -1,4 +1,4 @@
-"""The ``errata`` command."""
+"""The ``errata`` command: its groups of commands, ``serve``, ``environments``, ``demo``, and how it reports errors."""
 
 from __future__ import annotations
 

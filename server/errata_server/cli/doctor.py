@@ -1,4 +1,4 @@
-"""``errata doctor``: what works on this machine, and what each missing piece costs."""
+"""``errata doctor``: prints what works on this machine, and what each missing piece costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata episode``: whole episodes in one file, to look at without the server that ran them."""
+"""``errata episode``: exports whole episodes into one file, verifies such a file, serves it read-only."""
 
 from __future__ import annotations
 

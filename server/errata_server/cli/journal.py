@@ -1,4 +1,4 @@
-"""``errata journal``: what a data directory holds, of all its owners: its size, its health, its rollouts, its age."""
+"""``errata journal``: size, verification, retention and export of a whole data directory."""
 
 from __future__ import annotations
 

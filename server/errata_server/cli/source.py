@@ -1,4 +1,4 @@
-"""Where a command reads episodes from: a server, or a data directory, with a server running on it or not."""
+"""`Source`: where a command reads episodes from, a running server or a data directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call on another thread, and how its result comes back to the event loop that waits for it.
+"""`Call`: one call on another thread, and the way its result takes back to the event loop.
 
 Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread puts its
 result down and rings only if nobody has rung since the loop last looked.

@@ -1,4 +1,4 @@
-"""Deadlines of many calls at little cost: a timer each would cost more than most calls take."""
+"""`Deadlines`: the deadlines of many calls on few timers; a timer each would cost more than most calls take."""
 
 from __future__ import annotations
 

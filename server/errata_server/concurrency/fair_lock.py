@@ -1,4 +1,4 @@
-"""One request of a session at a time, in order of arrival, from whatever event loop it comes."""
+"""`Turnstile`: a fair lock for several event loops; one request of a session at a time, in order of arrival."""
 
 from __future__ import annotations
 

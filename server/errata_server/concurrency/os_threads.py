@@ -1,4 +1,4 @@
-"""Threads of the operating system: daemons, so that a call that hangs for ever keeps no server from stopping."""
+"""`OsThreads`: threads of the operating system; daemons, so that a hanging call keeps no server from stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one task reads ahead for another.
+"""Queues between the task that reads a socket and the task that answers, bounded and made when first needed.
 
 Nothing is made here before it is needed: of 10,000 sockets nearly all wait for their client, and an empty deque takes
 700 bytes.

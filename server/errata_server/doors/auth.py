@@ -1,4 +1,4 @@
-"""Who may speak to a server: bearer token, origin, host and peer address (PROTOCOL F2).
+"""Authentication: bearer token, origin, host and peer address of a request (PROTOCOL F2).
 
 Everything is checked before a door sees the request, on HTTP and WebSocket alike. With authentication off everyone is
 one anonymous principal, and session ids and eids are the capabilities.

@@ -1,4 +1,4 @@
-"""The HTTP doors beside upstream's: capabilities, episodes, exact payloads, fork, readiness (PROTOCOL A5, C1, G)."""
+"""HTTP routes: capabilities, readiness, metrics, episodes, state(t), fork, rewards, JSON-RPC (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON-RPC on sessions: session life, tools/list, and tools/call as a delivery (PROTOCOL, head)."""
+"""`McpDoor`: answers JSON-RPC on sessions: session life, tools/list, and tools/call as a delivery (PROTOCOL, head)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools/list and tools/call do with an environment instance: upstream's answers, on the instance's own place.
+"""`McpTools`: runs tools/list and tools/call on an environment instance, with upstream's answers.
 
 Three kinds of environments answer: one with an ``mcp_client`` (`MCPEnvironment`), one with only an ``mcp_server``, and
 one whose actions are upstream's `ListToolsAction` and `CallToolAction`.

@@ -1,4 +1,4 @@
-"""The plain ``/ws`` door: upstream's messages unchanged, with capabilities, state(t) and attach (PROTOCOL A).
+"""`PlainSocket`: the plain ``/ws`` door: upstream's messages, with capabilities, state(t) and attach (PROTOCOL A).
 
 Whatever a client sends, it gets an error frame with a code, and its session lives.
 """

@@ -1,4 +1,4 @@
-"""What every WebSocket door shares: one session a socket, one request at a time, answered in order, nothing pushed."""
+"""`SocketDoor`: base of WebSocket doors with one session a socket: reads ahead, answers in order, pushes nothing."""
 
 from __future__ import annotations
 

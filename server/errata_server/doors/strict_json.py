@@ -1,4 +1,4 @@
-"""Reading frames strictly: what does not mean one thing in every JSON decoder is refused before it means anything."""
+"""Strict parsing of JSON frames: refuses what JSON decoders disagree on (NaN, equal keys, half surrogate pairs)."""
 
 from __future__ import annotations
 

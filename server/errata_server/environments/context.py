@@ -1,4 +1,4 @@
-"""What the server gives to an environment while its factory or a call of it runs (PROTOCOL E1)."""
+"""`current_session`: what an environment can ask of its server while its factory or a call of it runs (PROTOCOL E1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared of an environment beside its code: by its class, its spec, or the operator who serves it."""
+"""`Declared`: what is declared beside an environment's code: determinism, volatile fields, fields for detectors."""
 
 from __future__ import annotations
 

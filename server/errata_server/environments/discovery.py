@@ -1,4 +1,4 @@
-"""What is installed: environments that publish an entry point for Errata, and OpenEnv's environment packages.
+"""Finds installed environments: those that publish an entry point for Errata, and OpenEnv's environment packages.
 
 OpenEnv's packages are distributions called ``openenv-<name>``; the package inside holds an ``openenv.yaml`` whose
 ``app`` says where the application is, ``server.app:app`` by convention. OpenEnv's own discovery keeps a cache file and

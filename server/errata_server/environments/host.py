@@ -1,4 +1,4 @@
-"""One environment instance and the place its calls run: the event loop, or a thread (`threads`).
+"""`EnvHost`: one environment instance, and the event loop or thread (`threads`) that its calls run on.
 
 Overridden ``reset_async`` and ``step_async`` run on the loop. Anything else is *pinned*: factory, reset, step,
 ``state`` and close share one thread, unless the class says ``ANY_THREAD = True``. An MCPEnvironment overrides
@@ -168,7 +168,7 @@ class EnvHost:
         """A call was abandoned, here or on the thread the instance shares: it takes no further call."""
         return self._half_run or (self._place is not None and self._place.gone)
 
-    # -- one step, for `express` ---------------------------------------------------------------------------------
+    # -- one step, for `fast_step` -------------------------------------------------------------------------------
 
     @property
     def place(self) -> Place:

@@ -1,4 +1,4 @@
-"""An environment's MCP session, held open for as long as its instance lives."""
+"""Keeps an environment's MCP session open for as long as its instance lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment class or factory says of where its code runs."""
+"""Decides where calls of an environment run: on the event loop, on one thread, or on any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment's reset and step take."""
+"""Which parameters an environment's reset and step take."""
 
 from __future__ import annotations
 

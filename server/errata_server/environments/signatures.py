@@ -1,4 +1,4 @@
-"""What the signatures of an environment class and its methods say: the classes it uses, hints, needed parameters."""
+"""Reads an environment's signatures: action and observation classes, type hints, parameters without a default."""
 
 from __future__ import annotations
 

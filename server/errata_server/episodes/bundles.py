@@ -1,4 +1,4 @@
-"""From a journal to the records of a bundle, one delivery in memory at a time (docs/export.md)."""
+"""Reads episodes out of the journal as the records of a bundle, one delivery in memory at a time (docs/export.md)."""
 
 from __future__ import annotations
 

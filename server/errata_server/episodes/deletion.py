@@ -1,4 +1,4 @@
-"""Deletion of episodes, with the sandbox layers that only they named."""
+"""`Deletion`: deletes episodes, with the sandbox layers that only they named."""
 
 from __future__ import annotations
 

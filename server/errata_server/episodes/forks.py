@@ -1,4 +1,4 @@
-"""Forks: the one commit that makes a session stand where another one stood at t (PROTOCOL A5)."""
+"""`Forks`: makes a session that stands where another one stood at t, in one commit (PROTOCOL A5)."""
 
 from __future__ import annotations
 

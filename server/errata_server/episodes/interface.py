@@ -1,4 +1,4 @@
-"""What the reading half of ``/episodes`` needs: a live server's journal has it, and so have files."""
+"""`EpisodeReads`: the interface behind the routes that read episodes; the journal and bundle files implement it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""state(t) and episode lists: reads of what the journal holds (PROTOCOL A2, A5, G)."""
+"""`JournalReads`: state(t), episode lists and details out of the journal (PROTOCOL A2, A5, G)."""
 
 from __future__ import annotations
 

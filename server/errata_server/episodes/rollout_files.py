@@ -1,4 +1,4 @@
-"""Rollout rows as JSON lines or as Parquet."""
+"""Writes rollout rows as JSON lines or as Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a journal to the rows of a rollout export, one turn or one episode in memory at a time."""
+"""Reads rows of a rollout export out of the journal, one turn or one episode in memory at a time."""
 
 from __future__ import annotations
 

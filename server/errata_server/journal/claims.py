@@ -1,4 +1,4 @@
-"""What the records of one transaction take, and what stands against them: the same rules for every store."""
+"""Conflicts between records: what a transaction claims, and which claims exclude each other, for every store alike."""
 
 from __future__ import annotations
 

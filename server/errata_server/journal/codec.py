@@ -1,4 +1,4 @@
-"""Records to bytes and back, apart from any store: pure functions (no file, no clock).
+"""Encodes and decodes records, frames and headers; pure functions without a file or a clock.
 
 A segment is a header and frames. A frame is what one sync made durable: the records of some commits, all or none.
 

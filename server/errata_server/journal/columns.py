@@ -1,4 +1,4 @@
-"""Records as flat tuples: what the segments hold of each, and what SQLite binds of those that it keeps whole.
+"""Records as flat tuples: what segments hold of each, and what SQLite binds of those that it keeps whole.
 
 A column is only ever added at the end, with a default in `base`: a shorter tuple of an older log still reads.
 """

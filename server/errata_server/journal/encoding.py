@@ -1,4 +1,4 @@
-"""From the groups that wait to the body of one frame: what stands against a group leaves only that group out."""
+"""Encodes waiting commits as the body of one frame, without those that conflict with what is committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of the segments: one SQLite file, written in large sorted batches behind the commits, never waited for.
+"""The writing half of the segments' SQLite index: large sorted batches behind the commits, never waited for.
 
 It can always be made again from the segments, so nothing is lost with it. What it holds is everything but payloads,
 requests and states; of those, the places. The point up to which it has the segments stands in it, and is written in the

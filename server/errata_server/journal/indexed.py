@@ -1,4 +1,4 @@
-"""The durable journal: append-only segments are the truth, a SQLite file is their index (PROTOCOL E1).
+"""`IndexedJournal`: the durable journal; append-only segments are the truth, SQLite is their index (PROTOCOL E1).
 
 A commit is one frame with the others that wait: encoded, appended and synced by the writer thread, then seen by reads
 and answered. The index is brought up behind, in large batches; see `errata_server.journal.index`.

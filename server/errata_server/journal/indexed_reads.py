@@ -1,4 +1,4 @@
-"""Reading segments through their index: what waits for the index is in memory, what it has is two reads away."""
+"""The reading half of `IndexedJournal`: the newest rows from memory, the others through the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sessions and episodes of a journal in segments with an index stand, and what stands against a commit to it."""
+"""Where the sessions and episodes of an `IndexedJournal` stand, and which commits conflict with that."""
 
 from __future__ import annotations
 

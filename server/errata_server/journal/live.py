@@ -1,4 +1,4 @@
-"""What the index does not hold yet, and where the sessions stand that are in use: the journal's memory.
+"""`Live`: rows that the index does not hold yet, and the positions of sessions in use, in memory.
 
 Records are taken in here the moment they are durable, under `Live.lock`, and go to the index in large batches. While
 one is on its way it is still found here: a read looks at both batches before it asks the index, and misses nothing.

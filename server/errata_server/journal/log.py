@@ -1,4 +1,4 @@
-"""A journal in append-only segments with its rows in memory: the simulation's store.
+"""`LogJournal`: append-only segments with their rows in memory: the simulation's store.
 
 It writes and reads segments as `errata_server.journal.indexed.IndexedJournal` does, with the same code; what differs is
 where rows are found: here in memory, all of them, so that every byte goes through a `Disk`.

@@ -1,4 +1,4 @@
-"""A journal in memory: for tests, and for an app that was given no data directory. Nothing survives the process."""
+"""`MemoryJournal`: for tests, and for an app without a data directory; nothing survives the process."""
 
 from __future__ import annotations
 

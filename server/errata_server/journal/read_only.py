@@ -1,4 +1,4 @@
-"""A journal to look at, of a server that may be running."""
+"""`ReadOnlyJournal`: reads a journal whose server may be running."""
 
 from __future__ import annotations
 

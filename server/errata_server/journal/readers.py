@@ -1,4 +1,4 @@
-"""Reading connections, one per thread, that can be closed under their readers."""
+"""SQLite connections for reading, one per thread, that can be closed while threads read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal takes on disk, and whether all of it can be read: for ``errata journal`` and for tests."""
+"""Size and integrity of a journal on disk, for ``errata journal`` and for tests."""
 
 from __future__ import annotations
 

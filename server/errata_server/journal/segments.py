@@ -1,4 +1,4 @@
-"""Append-only segments on a `Disk`: what every durable journal writes, and where it reads a record again.
+"""Append-only segment files on a `Disk`: written by commits, read by position.
 
 One frame is one group commit: append, sync, then its records count. A segment that reached its size is followed by
 another. At open what a crash tore off the end of the last one is cut off, for it was acknowledged to nobody. A segment

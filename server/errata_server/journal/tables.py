@@ -1,4 +1,4 @@
-"""Rows in memory with their indexes: the journal without a disk, and what the log rebuilds when it is opened."""
+"""Rows in memory with their indexes, for the stores that keep all rows there."""
 
 from __future__ import annotations
 

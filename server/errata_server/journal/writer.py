@@ -1,4 +1,4 @@
-"""Group commit: one writer, one transaction for all that waits, one wake-up per event loop.
+"""Group commit: one writer, one transaction for all waiting commits, one wake-up per event loop.
 
 What is written when, and who is told what, is `GroupWriter._work`, a generator that waits for nothing itself: a thread
 drives it here (`ThreadWriter`), a simulated event loop drives it in `errata_server.simulation`.

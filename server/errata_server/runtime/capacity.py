@@ -1,4 +1,4 @@
-"""How many environment instances there may be: of an environment, and of a principal."""
+"""Limits on environment instances: of one environment, and of one principal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a data directory is: one process's at a time (PROTOCOL E5), and where that one answers."""
+"""The lock of a data directory, one process at a time (PROTOCOL E5), and the address of the process that holds it."""
 
 from __future__ import annotations
 

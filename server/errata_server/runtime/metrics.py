@@ -1,4 +1,4 @@
-"""Figures of a running server in Prometheus' text format; their names are documented in docs/metrics.md."""
+"""`Metrics`: figures of a running server in Prometheus' text format; docs/metrics.md names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a principal may look at, and what it is told about what is not there."""
+"""What a principal may read, and the errors for what is not there or somebody else's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an observation to the bytes that are sent and the row that is kept."""
+"""Makes journal rows: an observation's payload bytes and digest, errors, forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all environments of one data directory share: its seams (journal, disk, sandboxes, clock, ids) and its lock."""
+"""`Runtime`: journal, disk, threads, sandboxes, clock and ids of one data directory, and its recovery at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous way to the journal: reads off the event loop, and whether a commit could be made durable now."""
+"""`Store`: the asynchronous way to the journal: reads off the event loop; whether a commit could be durable now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a command's output: head and tail, in bounded memory, decoded by one rule."""
+"""Bounded capture of a command's output: keeps head and tail, decodes them by one rule."""
 
 from __future__ import annotations
 

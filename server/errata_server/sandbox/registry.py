@@ -1,4 +1,4 @@
-"""Which sandbox backends are installed, and the one place where a backend is made.
+"""Finds installed sandbox backends, and makes the one that a server uses; nothing else does.
 
 A backend is a `base.BackendType` that an entry point of the group ``errata.sandboxes`` names.
 """

@@ -1,4 +1,4 @@
-"""Bundles served read-only: the answers of a live server's ``/episodes``, from files."""
+"""Serves bundles read-only, with the answers of a live server's ``/episodes``."""
 
 from __future__ import annotations
 

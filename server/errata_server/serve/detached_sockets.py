@@ -1,4 +1,4 @@
-"""What lies above the doors of an application, and whether it minds that a socket outlives its call."""
+"""Decides whether an application's middleware allows serving sockets detached from their ASGI call."""
 
 from __future__ import annotations
 

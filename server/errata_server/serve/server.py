@@ -1,4 +1,4 @@
-"""Run a server process: checks before the port opens, the address it got, clean shutdown on SIGTERM and SIGINT."""
+"""Runs a server process: checks before the port opens, the address it got, clean shutdown on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 

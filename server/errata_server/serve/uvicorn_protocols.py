@@ -1,4 +1,4 @@
-"""uvicorn's protocols for ``errata serve``, with the bounds they lack against a peer that is slow or never reads."""
+"""uvicorn's HTTP and WebSocket protocols with bounds against a peer that is slow or never reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's requests: one at a time, each to its commit, and back to the last commit where one failed half-way."""
+"""The slow path of a request: waits for its turn and its instance, runs it, commits it, recovers where it failed."""
 
 from __future__ import annotations
 

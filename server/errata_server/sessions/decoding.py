@@ -1,4 +1,4 @@
-"""From request data to a `Request`; the one decoder of the doors and of re-execution."""
+"""Decodes request data into a `Request`, for the doors and for re-execution alike."""
 
 from __future__ import annotations
 

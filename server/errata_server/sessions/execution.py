@@ -1,4 +1,4 @@
-"""One request on one instance, and the row of what came of it: the same for a door and for re-execution."""
+"""Runs one request on one instance and makes its journal row, for the doors and for re-execution alike."""
 
 from __future__ import annotations
 

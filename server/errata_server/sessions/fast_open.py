@@ -1,4 +1,4 @@
-"""Opening a session without a task of the server's own: the factory's call, the row, its commit, one after the other.
+"""The fast path of an open, without a task: the factory's call, the row and its commit, one after the other.
 
 For sessions that are opened by the thousand; `Sessions.open` is the way that can wait: for room, for the runtime to
 start, for an environment's MCP session.

@@ -1,4 +1,4 @@
-"""Steps that need nothing but their awake environment: no task of the server's own, no lock that is waited for.
+"""The fast path of a step, without a task or a lock to wait for: the session is awake and has nothing else to do.
 
 A session that is awake and has nothing else to do takes this way, which is nearly every step of a busy server. Whatever
 is out of the ordinary (asleep, busy, no room on the disk, a failure, a deadline) is left to `admission`, which does the

@@ -1,4 +1,4 @@
-"""How a session gets an environment instance: a new one, one restored from its last commit, and when to give one up."""
+"""Gives a session its environment instance: a new one, or one restored from its last commit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Waker:
     # -- the parts of `create`, for whoever has no task to wait in ------------------------------------------------
 
     def factory_failed(self, error: Exception, timeout_s: float) -> ServiceError:
-        """As `hosting.factory_failed`, of this factory."""
+        """As `host.factory_failed`, of this factory."""
         return factory_failed(self._factory, error, timeout_s)
 
     def context(self, session: Session) -> SessionContext:

@@ -1,4 +1,4 @@
-"""Re-execution: a deterministic environment comes back where its session stood (PROTOCOL C2, D11, E2).
+"""Re-execution: continues a deterministic environment by running its journaled requests again (PROTOCOL C2, D11, E2).
 
 A fresh instance gets the requests of the current episode again, from its reset on, in the order they were committed,
 and each answer is compared with the journaled one by its semantic digest. An episode that was forked begins with its

@@ -1,4 +1,4 @@
-"""One session, and what passes the seam between a door and it."""
+"""`Session`, and the `Request` and `Reply` that pass between a door and it."""
 
 from __future__ import annotations
 

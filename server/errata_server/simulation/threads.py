@@ -1,4 +1,4 @@
-"""Threads that are none: calls run on the event loop, in order, and hang for ever when they are told to."""
+"""Simulated threads: calls run on the event loop, in order, and hang for ever when told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports of a user's modules: the attribute, or one line that names the module that failed and where."""
+"""Imports a user's module or attribute; an error is one line that names the module that failed and where."""
 
 from __future__ import annotations
 

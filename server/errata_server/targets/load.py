@@ -1,4 +1,4 @@
-"""From what an operator writes to something that can be served.
+"""Loads a target: from what an operator writes to something that can be served.
 
 A target is the name of an installed environment (``terminal``, ``echo_env``), a directory with an ``openenv.yaml``, or
 ``module:attribute`` of an environment class, an `EnvironmentSpec`, an application, upstream's server object, or a

@@ -1,4 +1,4 @@
-"""What works on this machine, and what each missing piece costs: ``errata doctor``.
+"""The checks of ``errata doctor``, each with its finding and what a missing piece costs.
 
 `examine` asks a `Machine`, which tries things rather than reads about them, and turns each answer into a `Finding`. The
 sandbox backend brings checks of its own. What is ``missing`` keeps ``errata serve terminal`` from working; what is

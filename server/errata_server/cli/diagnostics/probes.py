@@ -1,4 +1,4 @@
-"""What ``errata doctor`` asks of a machine; each answer comes from trying, on its file system and as its user."""
+"""What ``errata doctor`` tries on a machine, on its file system and as its user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multiplexed sessions of one environment: their sockets, their sleep, and who performs what the machine asks for.
+"""`Multiplex`: the multiplexed door of one environment: its sockets, hibernation, drain, effects.
 
 The state machine of `errata_protocol.mux` decides what is admitted, in which order, and what is answered; sessions run
 it and the journal keeps it. Everything here happens on one event loop, the one of the sockets.

@@ -1,4 +1,4 @@
-"""What multiplexed clients read: earlier replies and pushes, states, tools, rewards, capabilities (PROTOCOL D2, D8)."""
+"""Answers reads of multiplexed clients: earlier replies, pushes, states, rewards, capabilities (PROTOCOL D2, D8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of multiplexed sessions: run and committed, refused and committed, or given back (PROTOCOL D4-D6, D11)."""
+"""Runs, commits or refuses requests of multiplexed sessions: reset, step, fork, close (PROTOCOL D4-D6, D11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of the multiplexed door share: the state machine, and how its effects are performed."""
+"""`MuxShell`: what parts of the multiplexed door share: the state machine, its clock, performing its effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One multiplexed socket on ``/ws``. It is not read while too much waits to be sent (PROTOCOL D9)."""
+"""`MuxSocket`: one multiplexed socket on ``/ws``; not read while too much waits to be sent (PROTOCOL D9)."""
 
 from __future__ import annotations
 

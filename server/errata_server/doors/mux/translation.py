@@ -1,4 +1,4 @@
-"""From a mux envelope to a `Request`, and from journal rows to mux replies."""
+"""Translates mux envelopes into a `Request`, and journal rows into mux replies."""
 
 from __future__ import annotations
 

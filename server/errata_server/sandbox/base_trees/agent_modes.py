@@ -1,4 +1,4 @@
-"""Modes of base trees whose every file belongs to the agent, because the server's user is the only one there is."""
+"""Sets the modes of a rootless base tree, whose every file belongs to the agent."""
 
 from __future__ import annotations
 

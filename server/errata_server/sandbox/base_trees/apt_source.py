@@ -1,4 +1,4 @@
-"""Where this host gets its Debian packages: suite, mirror and keyring, read from apt's own configuration.
+"""Reads where this host gets its Debian packages (suite, mirror, keyring) from apt's own configuration.
 
 A base tree is built from the mirror the operator already chose and can already reach, with the proxy apt already
 uses. Both forms of apt's source files are read: one-line (``sources.list``) and deb822 (``*.sources``).

@@ -1,4 +1,4 @@
-"""``errata base import``: a base tree made elsewhere, taken over as this machine's and this user's own.
+"""Imports a base tree that was made elsewhere, for this machine and this user: ``errata base import``.
 
 Where the server is an ordinary user, every file of a base tree belongs to that user, and so to the agent: the kernel
 has no other owner to offer. What an agent may not do to a file is therefore said by the owner's bits of its mode, taken
@@ -258,7 +258,7 @@ def _place(root: Path, path: PurePosixPath) -> Path:
 
 
 def _digest(rows: dict[PurePosixPath, bytes]) -> str:
-    """Return what `base_recipe.content_digest` would of the original, of which only the rows are here."""
+    """Return what `recipe.content_digest` would of the original, of which only the rows are here."""
     children: dict[PurePosixPath, list[PurePosixPath]] = {}
     for path in rows:
         children.setdefault(path.parent, []).append(path)

@@ -1,4 +1,4 @@
-"""The read-only tree below every sandbox: how it is found, and how ``errata base build`` makes it.
+"""Finds base trees, and builds one with debootstrap: ``errata base build``.
 
 A directory of bases looks like this:
 

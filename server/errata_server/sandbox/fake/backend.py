@@ -1,7 +1,7 @@
-"""A sandbox backend in memory: deterministic, quick to construct, with switches for the failures tests need.
+"""`FakeBackend`: sandboxes in memory, deterministic, with switches for the failures that tests need.
 
 It keeps the promises of `base` (chained layers, O(1) restore, merged digests, saved shell state) and runs commands
-with `fakeshell`. A `FakeDisk` outlives its backend, so that a second backend on it is a restarted server.
+with `shell`. A `FakeDisk` outlives its backend, so that a second backend on it is a restarted server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake backend as the registry knows it."""
+"""`FakeType`: the fake backend as an entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deterministic interpreter for the small part of bash that the fake sandbox understands.
+"""Interprets the small part of Bash that the fake sandbox understands, deterministically.
 
 Commands: ``echo printf cat cd pwd export unset env true false : exit sleep mkdir rm ls test [``, assignments,
 ``$NAME``, ``$?``, ``$((...))``, ``$(...)``, both kinds of quotes, ``;``, ``&&``, ``||``, newlines, ``> >> < 2>&1``.

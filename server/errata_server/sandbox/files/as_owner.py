@@ -1,4 +1,4 @@
-"""Calls on file trees that an agent closed to its server: ``chmod 000`` is no obstacle to root, but one to a user.
+"""Calls functions on files that their modes close to their owner (``chmod 000``), in a helper's user namespace.
 
 In rootless mode the agent's files belong to the server's user, who is refused what their modes refuse. In a user
 namespace of its own a process of that user is not. The call is then made there, by another interpreter: a process with

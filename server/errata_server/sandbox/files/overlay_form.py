@@ -1,4 +1,4 @@
-"""How an overlay leaves its layers on disk: the one difference between the modes that layers know of."""
+"""How overlayfs marks deletions and opaque directories on disk, as root and rootless."""
 
 from __future__ import annotations
 

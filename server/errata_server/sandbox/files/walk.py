@@ -1,4 +1,4 @@
-"""Walks over trees that an agent made: any depth, any bytes in a name, symlinks never followed.
+"""Walks, counts and removes trees that an agent made: any depth, any bytes in a name, no symlink followed.
 
 A path of 3,000 nested directories is longer than the kernel takes, so every step is relative to a directory descriptor;
 only one is held at a time, and the way back up is ``..``, checked against what was there on the way down.

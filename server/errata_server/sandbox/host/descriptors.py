@@ -1,4 +1,4 @@
-"""File descriptors that are given to a command."""
+"""Makes file descriptors that are given to a command."""
 
 from __future__ import annotations
 

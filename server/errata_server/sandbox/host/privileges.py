@@ -1,4 +1,4 @@
-"""Which mode the namespace sandbox runs in here, and which switch is off where it runs in none.
+"""Decides which mode the namespace sandbox runs in here, and names the switch that is off where it runs in none.
 
 Root with CAP_SYS_ADMIN gets root mode, an ordinary user rootless mode. Root without that capability gets neither: in
 rootless mode commands run as the server's user, and root's uid has power without any capability (it may write to

@@ -1,4 +1,4 @@
-"""Many layers as one directory that an overlay can mount: hard links to the frozen files."""
+"""Folds many layers into one directory that an overlay can mount, by hard links to their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen layers on disk: what each step changed, chained to its parent.
+"""`LayerStore`: frozen layers on disk: what each step changed, chained to its parent.
 
     layers/<id>/d        the changed files, as the overlay left them
     layers/<id>/meta     parent, base, digests, counts (JSON)

@@ -1,4 +1,4 @@
-"""Sandboxes from Linux namespaces and overlayfs: no daemon, no process between commands, root required.
+"""`NamespaceBackend`: sandboxes from Linux namespaces and overlayfs; no daemon, no process between commands.
 
 `NamespaceBackend` owns the data directory, the layers and the launcher; `sandbox` is one session's side of it;
 `exchange`, `runner_pool` and the launcher run one command.

@@ -1,4 +1,4 @@
-"""The namespace backend as the registry knows it."""
+"""`NamespaceType`: the namespace backend as an entry point: its maker, its checks, its limits."""
 
 from __future__ import annotations
 

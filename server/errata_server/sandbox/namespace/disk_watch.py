@@ -1,4 +1,4 @@
-"""What a running command takes from the disk, looked at while it runs: its own limits, and the room the server keeps.
+"""Watches what a running command takes from the disk, for its limits and for the server's reserve.
 
 Counting names costs a walk, so it is done when it may matter. Between two counts one `statvfs` tells how much of the
 whole disk went meanwhile; all of it may be this command's, so what is left to its limit shrinks by that, and the next

@@ -1,4 +1,4 @@
-"""One request on one runner, from the server's side: send it, drain its output, end it in time, take the result."""
+"""One request to one runner: sends it, drains its output, ends it in time, takes the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runners that the launcher makes ahead of need: a pool with a bound, handed out first come, first served.
+"""`Runners`: the bounded pool of runners that the launcher makes ahead of need, handed out in order of asking.
 
 A thread reads the launcher's socket, so that nothing here belongs to an event loop: a caller waits with a future of its
 own loop. A launcher that dies takes its runners along; the next caller starts another.

@@ -1,4 +1,4 @@
-"""One sandbox of the namespace backend: a base tree, a chain of layers, a writable directory, a shell state."""
+"""`NamespaceSandbox`: one sandbox: a base tree, a chain of layers, a writable directory, a shell state."""
 
 from __future__ import annotations
 
