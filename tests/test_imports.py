@@ -144,3 +144,13 @@ def test_importing_what_an_environment_publishes_loads_no_server() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.timeout(120)
+def test_the_modules_that_a_step_enters_are_those_of_the_design_page() -> None:
+    command = [sys.executable, "scripts/step_modules.py", "--check"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 0, result.stderr
