@@ -95,6 +95,10 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, OSError) or (isinstance(error, InvalidMessage) and isinstance(error.__cause__, EOFError))
 
 
+_CHANCE = random.Random()
+"""Not the module's own generator: how often a client reconnects must not change what a seeded training draws."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Waits between attempts to connect: random up to a bound that doubles, so that clients do not all come at once.
@@ -112,4 +116,4 @@ class Backoff:
     def delay(self, failures: int) -> float:
         """Return the wait in seconds after so many attempts that failed in a row."""
         bound = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
-        return random.uniform(0.0, bound) if failures else 0.0
+        return _CHANCE.uniform(0.0, bound) if failures else 0.0

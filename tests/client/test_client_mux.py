@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -219,6 +220,12 @@ def test_waits_between_attempts_are_random_up_to_a_bound_that_doubles() -> None:
     for failures, bound_s in ((1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (5000, 1.0)):
         longest_s = max(backoff.delay(failures) for _ in range(500))
         assert 0.8 * bound_s < longest_s <= bound_s
+
+
+def test_waits_change_nothing_of_what_a_seeded_program_draws() -> None:
+    before = random.getstate()
+    Backoff().delay(3)
+    assert random.getstate() == before
 
 
 async def test_a_server_that_goes_away_is_left_when_its_replies_are_here(peer: MuxPeer, connection: Connection) -> None:
