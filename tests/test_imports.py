@@ -154,3 +154,19 @@ def test_the_modules_that_a_step_enters_are_those_of_the_design_page() -> None:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_names_that_others_import_stay() -> None:
+    code = (
+        "import inspect, errata_server, errata_server.cli, errata_server.app, errata_server.settings\n"
+        "import errata_server.process, errata_server.journal, errata_server.sandbox.base, errata_server.simulation\n"
+        "assert inspect.isfunction(errata_server.cli.main)\n"
+        "for name in errata_server.__all__: getattr(errata_server, name)\n"
+        "assert errata_server.app.create_app is errata_server.create_app\n"
+        "assert errata_server.app.HTTPEnvServer is errata_server.HTTPEnvServer\n"
+        "errata_server.app.create_fastapi_app, errata_server.settings.Settings, errata_server.process.ServerProcess"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    submodules = {file.stem for file in (ROOT / "server/errata_server").rglob("*.py")}
+    assert "main" not in submodules, "it would share an attribute with the function errata_server.cli.main"
