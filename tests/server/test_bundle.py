@@ -34,7 +34,7 @@ from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
-from errata_server.serve.archive import Archive, archive_app
+from errata_server.serve.bundle_server import Archive, archive_app
 from errata_server.settings import Settings
 
 from .conftest import connect

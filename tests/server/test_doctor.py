@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.cli.diagnostics.findings import examine, summary
+from errata_server.cli.diagnostics.checks import examine, summary
 from errata_server.cli.diagnostics.probes import Machine, Space
 from errata_server.sandbox.base import BackendInfo, Finding, Place
 from errata_server.sandbox.namespace import checks

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from errata_protocol.errors import ErrataError
 
-from . import base, doctor, episode, episodes, journal, source
+from . import base_trees, bundles, doctor, episodes, journal, source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -38,9 +38,9 @@ cli = typer.Typer(
     rich_markup_mode=None,  # it would take the brackets of our help texts for markup and print none of them
 )
 cli.add_typer(episodes.cli, name="episodes")
-cli.add_typer(episode.cli, name="episode")
+cli.add_typer(bundles.cli, name="episode")
 cli.add_typer(journal.cli, name="journal")
-cli.add_typer(base.cli, name="base")
+cli.add_typer(base_trees.cli, name="base")
 cli.command("replay")(episodes.replay)
 cli.command("doctor")(doctor.doctor)
 

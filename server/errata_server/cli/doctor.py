@@ -22,7 +22,7 @@ def doctor(
     """
     from ..sandbox import registry
     from ..settings import Settings
-    from .diagnostics.findings import examine, summary
+    from .diagnostics.checks import examine, summary
     from .diagnostics.probes import Machine
 
     chosen = data_dir or source.default_data_dir()

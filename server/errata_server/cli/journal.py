@@ -19,7 +19,7 @@ from rich.table import Table
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
 
-from .episode import Output, Progress, complete_file, report
+from .bundles import Output, Progress, complete_file, report
 from .source import DataDir, Json, Source
 
 cli = typer.Typer(

@@ -24,11 +24,11 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 from ..concurrency.calls import CallAbandoned, ThreadGone
 from ..concurrency.deadlines import ends_within
 from ..concurrency.threads import Place, Threads
+from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
 from .mcp_session import McpKeeper
 from .placement import EnvironmentFactory, overrides, place_for
 from .recovery_class import found_others, recovery_of
-from .reset_parameters import accepted, parameters_of
 from .reward_credit import Credit
 
 T = TypeVar("T")

@@ -122,7 +122,7 @@ def serve(
     insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
 ) -> None:
     """Serve bundles read-only, as their server served the episodes: /episodes, states, rewards."""
-    from ..serve.archive import serve_archive
+    from ..serve.bundle_server import serve_archive
     from ..serve.server import Bind
 
     serve_archive(files, Bind(host, port, insecure))
