@@ -1,7 +1,7 @@
-"""FastAPI applications, and the composition root: here doors, sessions and runtime are put together.
+"""FastAPI applications of environments: made by `create_app`, adopted, or several behind one address.
 
-`create_app` and `create_fastapi_app` replace those of ``openenv.core.env_server``; `adoption` takes over an existing
-application.
+`server.HTTPEnvServer` puts runtime, sessions and doors together. No protocol of a client belongs here (`doors`), and no
+process (`serve`).
 """
 
 from .factory import create_app, create_fastapi_app

@@ -1,4 +1,4 @@
-"""Gives an existing OpenEnv application our sessions in place, whether upstream's ``create_app`` made it or a person.
+"""`adopt`: replaces the session routes of an existing OpenEnv application by Errata's; everything else of it stays.
 
     from errata_server import adopt
     app = adopt(openenv.core.create_app(MyEnvironment, MyAction, MyObservation))

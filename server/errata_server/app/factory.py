@@ -1,4 +1,4 @@
-"""`create_app` and `create_fastapi_app`: upstream's functions with the same signatures, on our sessions.
+"""`create_app` and `create_fastapi_app`: replacements for OpenEnv's functions, with journaled sessions.
 
 from errata_server.app import create_app        # instead of openenv.core.env_server
 """

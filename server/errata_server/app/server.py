@@ -1,4 +1,4 @@
-"""`HTTPEnvServer`: upstream's server class on journaled sessions; it puts runtime, sessions and doors together.
+"""`HTTPEnvServer`: OpenEnv's server class with its session routes (``/ws``, ``/mcp``) replaced by journaled ones.
 
 Upstream's class registers its routes; those that hold sessions (``/ws``, ``POST /mcp``) are exchanged for ours.
 Upstream's class is captured at import, so that a process which replaces it by ours does not find itself.

@@ -1,4 +1,4 @@
-"""Changes routes that upstream registered: removes one, answers one by another function, shortens the Task API.
+"""Edits routes that OpenEnv registered: removes one, replaces an endpoint, adds Task API paths without ``/{env_name}``.
 
 Upstream builds its endpoints as closures inside ``register_routes``, so there is nothing to override.
 """

@@ -1,4 +1,4 @@
-"""Upstream's web interface, driven through one of our sessions: journaled, on its thread, with its deadline.
+"""OpenEnv's Gradio web interface, which drives a journaled session instead of an environment instance of its own.
 
 Upstream's manager makes an instance on the main thread and calls it from others; an environment that is tied to its
 thread fails there. Here the page's session is opened when it is first used, and is not counted against the limit, as

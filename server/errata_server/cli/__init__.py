@@ -1,6 +1,6 @@
-"""The ``errata`` command: one module for each group of commands, which imports what it runs when it runs.
+"""The ``errata`` command: `commands` registers one module for each group of commands; `source` is where they read.
 
-`source` finds the episodes that a command reads, of a running server or on disk; `diagnostics` is ``errata doctor``.
+`diagnostics` is what ``errata doctor`` tries. What a command does, beyond its options and output, belongs elsewhere.
 """
 
 from .commands import main

@@ -1,4 +1,4 @@
-"""``errata base``: builds, imports and finds the read-only base trees of sandboxes."""
+"""``errata base``: builds, imports and finds the read-only root file systems of sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata episode``: exports whole episodes into one file, verifies such a file, serves it read-only."""
+"""``errata episode``: exports episodes into a bundle file, verifies one, serves some read-only."""
 
 from __future__ import annotations
 

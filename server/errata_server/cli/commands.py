@@ -1,4 +1,4 @@
-"""The ``errata`` command: its groups of commands, ``serve``, ``environments``, ``demo``, and how it reports errors."""
+"""The entry point: registers all commands, defines ``serve``, ``environments`` and ``demo``, and prints errors."""
 
 from __future__ import annotations
 

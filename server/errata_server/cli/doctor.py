@@ -1,4 +1,4 @@
-"""``errata doctor``: prints what works on this machine, and what each missing piece costs."""
+"""``errata doctor``: runs the checks of `diagnostics` and prints what they find."""
 
 from __future__ import annotations
 

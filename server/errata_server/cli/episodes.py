@@ -1,4 +1,4 @@
-"""``errata episodes`` and ``errata replay``: read a journal, of a running server or on disk."""
+"""``errata episodes`` and ``errata replay``: list, show and delete episodes, add rewards, print a step's payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata journal``: size, verification, retention and export of a whole data directory."""
+"""``errata journal``: disk use, verification, deletion of old episodes, export of turns as JSON lines or Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Source`: where a command reads episodes from, a running server or a data directory."""
+"""`Source`: reads and changes episodes for a command, through a running server or in its data directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that run calls, deadlines, queues and the fair lock of a session.
+"""Threads for blocking calls, deadlines, bounded queues and a fair lock, across event loops.
 
-How a call leaves the event loop and how its result comes back. Knows nothing of sessions, environments or the journal.
+Knows nothing of sessions, environments or the journal.
 """

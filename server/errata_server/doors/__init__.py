@@ -1,4 +1,4 @@
-"""The protocols clients speak: bytes to requests, replies to bytes. A door holds no session state.
+"""The protocols that clients speak: HTTP routes, plain and MCP WebSockets, JSON-RPC; `mux` is the multiplexed socket.
 
-HTTP routes, the plain and the MCP WebSocket, JSON-RPC, and what guards them; `mux` is the multiplexed WebSocket.
+A door turns bytes into requests and replies into bytes, and checks who may. It holds no state of a session.
 """

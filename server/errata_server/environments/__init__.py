@@ -1,4 +1,4 @@
-"""What an environment class says about itself, and one hosted instance of it.
+"""What is known of an environment (its signatures, recovery class, options), and `EnvHost`, one running instance of it.
 
-Signatures, recovery class, declarations and detectors of an environment; `EnvHost` runs its calls on the right thread.
+Installed environments are found here too. When an instance is made, for which session, is decided in `sessions`.
 """

@@ -1,4 +1,4 @@
-"""Which parameters an environment's reset and step take."""
+"""Drops arguments that an environment's method does not accept."""
 
 from __future__ import annotations
 

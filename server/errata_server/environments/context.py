@@ -1,4 +1,4 @@
-"""`current_session`: what an environment can ask of its server while its factory or a call of it runs (PROTOCOL E1)."""
+"""`current_session()`: sandbox backend, seed and logger of the session whose environment code runs (PROTOCOL E1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Declared`: what is declared beside an environment's code: determinism, volatile fields, fields for detectors."""
+"""Options that an operator or author declares for an environment: deterministic, fields that may differ, detection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markers for environments without their own: runs detectors on the fields that ``--detect`` names (PROTOCOL B2, B3).
+"""Adds error markers to observations and to failed tools/calls of environments that set none (PROTOCOL B2, B3).
 
 The operator says where observations hold a command's output: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD``, and where
 actions hold the command. Then the detectors read each step, and what they find goes into ``observation.metadata``:

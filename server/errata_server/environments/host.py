@@ -1,4 +1,4 @@
-"""`EnvHost`: one environment instance, and the event loop or thread (`threads`) that its calls run on.
+"""`EnvHost`: one environment instance; runs its calls, with deadlines, on the event loop or on its thread.
 
 Overridden ``reset_async`` and ``step_async`` run on the loop. Anything else is *pinned*: factory, reset, step,
 ``state`` and close share one thread, unless the class says ``ANY_THREAD = True``. An MCPEnvironment overrides

@@ -1,4 +1,4 @@
-"""Decides where calls of an environment run: on the event loop, on one thread, or on any."""
+"""Chooses where an environment's calls run: event loop, its own thread, one thread for its class, or any thread."""
 
 from __future__ import annotations
 

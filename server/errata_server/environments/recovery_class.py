@@ -1,4 +1,4 @@
-"""Decides the recovery class of an environment from its class or its first snapshot (PROTOCOL E1, E2).
+"""Decides how an environment's sessions come back after a crash: snapshot, re-execution or not (PROTOCOL E1, E2).
 
 Environments of others have had methods called ``snapshot`` and ``restore`` for themselves, and go on as without: where
 they take other parameters, where ``snapshot`` is annotated with another result, or, where nothing is annotated, from

@@ -1,4 +1,4 @@
-"""Assigns each reward of an environment's ``compute_step_rewards()`` to the delivery it belongs to.
+"""Maps each value of an environment's ``compute_step_rewards()`` to the delivery (reply number t) that it rates.
 
 Upstream's `TrajectoryRubric` keeps what it judged as a list, and computes one reward per entry once the outcome is
 known (RFC 004); nothing of it reaches a client. An entry is one judged step, and a delivery need not be one: a

@@ -1,1 +1,4 @@
-"""Reads, forks, exports and deletion of what was delivered: everything that works on journal rows without a session."""
+"""Reads, forks, exports, deletion and retention of episodes: what works on journal rows alone.
+
+Nothing here needs a live session or an environment instance; what does belongs to `sessions`.
+"""

@@ -1,4 +1,4 @@
-"""Limits on environment instances: of one environment, and of one principal."""
+"""Counts environment instances against the limits of an environment and of a principal (the holder of a token)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a principal may read, and the errors for what is not there or somebody else's."""
+"""Looks up an episode or a delivery for its owner; chooses the error where it is missing or somebody else's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Late rewards: appended to a committed delivery, numbered for the push that carries them (PROTOCOL D8, F4).
+"""Late rewards: stored after their step was answered, numbered for the socket that pushes them (PROTOCOL D8, F4).
 
 A multiplexed session numbers its pushes from 1 without a gap, whoever posts: the environment when its episode is done,
 or anybody over HTTP. So one room of a data directory gives the numbers, one session at a time, and takes the next from

@@ -1,4 +1,4 @@
-"""Makes journal rows: an observation's payload bytes and digest, errors, forks."""
+"""Builds journal rows of deliveries: observations, tools/call results, errors, other replies, forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Runtime`: journal, disk, threads, sandboxes, clock and ids of one data directory, and its recovery at start."""
+"""`Runtime`: opens, recovers and closes what all environments of one data directory share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Store`: the asynchronous way to the journal: reads off the event loop; whether a commit could be durable now."""
+"""`Store`: asynchronous access to the journal: reads off the event loop, a check for free space before a request."""
 
 from __future__ import annotations
 

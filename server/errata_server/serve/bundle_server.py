@@ -1,4 +1,4 @@
-"""Serves bundles read-only, with the answers of a live server's ``/episodes``."""
+"""Serves exported episode files (bundles) read-only, on the ``/episodes`` routes of a live server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides whether an application's middleware allows serving sockets detached from their ASGI call."""
+"""Decides whether an application's middleware and routes allow serving a WebSocket after its ASGI call returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a server process: checks before the port opens, the address it got, clean shutdown on SIGTERM and SIGINT."""
+"""Builds the application and runs uvicorn: checks before the port opens, drains and closes on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 

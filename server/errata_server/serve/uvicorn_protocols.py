@@ -1,4 +1,4 @@
-"""uvicorn's HTTP and WebSocket protocols with bounds against a peer that is slow or never reads."""
+"""uvicorn's protocols with header timeout, backpressure, batched receive, and sockets that outlive their ASGI call."""
 
 from __future__ import annotations
 

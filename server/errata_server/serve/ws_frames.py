@@ -1,4 +1,4 @@
-"""Cuts whole messages out of the bytes that a WebSocket client sends (RFC 6455, section 5), many at a time.
+"""Fast parser for complete, unfragmented client data frames; leaves all other bytes to websockets' parser (RFC 6455).
 
 Only what nearly every frame is: a masked, final text or binary frame that came whole. Everything else (a frame that
 came in part, control frames, fragments, whatever is wrong) is left to the reader that the socket has anyway, whole or

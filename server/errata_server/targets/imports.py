@@ -1,4 +1,4 @@
-"""Imports a user's module or attribute; an error is one line that names the module that failed and where."""
+"""Imports ``module:attribute`` or the application of an OpenEnv package directory; a failure is a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a target: from what an operator writes to something that can be served.
+"""Resolves a target to a `Servable`: its spec, its factory, and its application where it has one.
 
 A target is the name of an installed environment (``terminal``, ``echo_env``), a directory with an ``openenv.yaml``, or
 ``module:attribute`` of an environment class, an `EnvironmentSpec`, an application, upstream's server object, or a

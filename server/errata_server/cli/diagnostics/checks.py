@@ -1,4 +1,4 @@
-"""The checks of ``errata doctor``, each with its finding and what a missing piece costs.
+"""The checks of ``errata doctor``; each returns a finding: a verdict, what is lost, and the way to mend it.
 
 `examine` asks a `Machine`, which tries things rather than reads about them, and turns each answer into a `Finding`. The
 sandbox backend brings checks of its own. What is ``missing`` keeps ``errata serve terminal`` from working; what is

@@ -1,4 +1,4 @@
-"""What ``errata doctor`` tries on a machine, on its file system and as its user."""
+"""Measurements for ``errata doctor``: Python, data directory, free space, fsync time, descriptors, port."""
 
 from __future__ import annotations
 

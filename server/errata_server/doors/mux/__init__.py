@@ -1,4 +1,4 @@
-"""The multiplexed WebSocket: many sessions on one socket.
+"""The multiplexed WebSocket: many sessions on one socket, resumable.
 
 `errata_protocol.mux` is the state machine, which decides; this package does the I/O that the machine asks for.
 """
