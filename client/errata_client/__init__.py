@@ -1,4 +1,7 @@
-"""Client of Errata and of vanilla OpenEnv servers."""
+"""Client of Errata and of vanilla OpenEnv servers.
+
+`ErrataClient` reaches a server by one of two doors, which `doors` chooses: a multiplexed connection or a plain socket.
+"""
 
 from .client import ErrataClient
 from .connection import Connection

@@ -1,8 +1,8 @@
-"""Which door a client takes, decided at its first connect.
+"""Chooses the door of a client, its way to the server: multiplexed or plain, at its first connect.
 
-The multiplexed one (`MuxDoor`), on a socket that it shares with the other clients of its event loop, where the server
-accepts the subprotocol; else the socket that it then has is its plain one. So a vanilla server is asked nothing that it
-does not know.
+`MuxDoor` on a socket that it shares with the other clients of its event loop, where the server accepts the
+subprotocol; else the socket that it then has is its plain one (`PlainSession`). So a vanilla server is asked nothing
+that it does not know.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP routes beside ``/ws``: given-out sessions, forks and the episodes of the journal (PROTOCOL A5, G)."""
+"""Calls the server's HTTP routes beside ``/ws``: given-out sessions, forks, episodes (PROTOCOL A5, G); for any door."""
 
 from __future__ import annotations
 

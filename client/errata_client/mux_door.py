@@ -1,4 +1,4 @@
-"""A client's way over a multiplexed connection: OpenEnv's messages in, payloads out, every delivery in its log."""
+"""The multiplexed door: OpenEnv's messages in, payloads out, over a connection that many clients share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plain ``/ws`` socket with one request in flight, under OpenEnv's `EnvClient`.
+"""The plain door's socket: one ``/ws`` with one request in flight, under OpenEnv's `EnvClient`.
 
 `EnvClient` opens and closes the socket; this class replaces how a request is sent and its reply taken, because the
 exact bytes of a reply are needed, and because several callers (threads of a sync client, tasks) may ask at once.

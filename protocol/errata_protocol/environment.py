@@ -1,4 +1,4 @@
-"""What an environment publishes about itself, and how it is saved and continued (PROTOCOL B4, E1, E2)."""
+"""What an environment publishes about itself, its snapshots, and the recovery classes (PROTOCOL B4, E1, E2)."""
 
 from __future__ import annotations
 

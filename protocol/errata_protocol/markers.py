@@ -1,4 +1,4 @@
-"""Error-site markers: what went wrong in a turn, where, and which hint template fits (PROTOCOL B).
+"""Error-site markers: the list of error kinds, where an error is, and the key of its hint template (PROTOCOL B).
 
 A detector returns a `Detection`; an environment's Observation mixes `ErrorMarkers` in and calls `with_detection`.
 The published names are mirrored in ``metadata`` so that clients that only know stock OpenEnv see them too.

@@ -1,4 +1,4 @@
-"""Shapes of state(t), fork and the episode lists (PROTOCOL A2, A5, G)."""
+"""Messages of the ``/episodes`` routes: episodes, turns, state(t), forks, late rewards (PROTOCOL A2, A5, G)."""
 
 from __future__ import annotations
 

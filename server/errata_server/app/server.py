@@ -1,4 +1,4 @@
-"""`HTTPEnvServer`: OpenEnv's server class with its session routes (``/ws``, ``/mcp``) replaced by journaled ones.
+"""`HTTPEnvServer`: OpenEnv's server class with journaled session routes; builds the capabilities answer.
 
 Upstream's class registers its routes; those that hold sessions (``/ws``, ``POST /mcp``) are exchanged for ours.
 Upstream's class is captured at import, so that a process which replaces it by ours does not find itself.

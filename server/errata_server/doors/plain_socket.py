@@ -1,4 +1,4 @@
-"""`PlainSocket`: the plain ``/ws`` door: upstream's messages, with capabilities, state(t) and attach (PROTOCOL A).
+"""`PlainSocket`: the plain ``/ws`` door: upstream's messages, capabilities, state(t), attach (PROTOCOL A).
 
 Whatever a client sends, it gets an error frame with a code, and its session lives.
 """

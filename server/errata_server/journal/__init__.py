@@ -1,4 +1,4 @@
-"""Durable deliveries: the `Journal` seam and its stores.
+"""Durable deliveries: the `Journal` seam (`base`) and its stores; `runtime.Runtime` chooses one.
 
 `IndexedJournal` (segments and a SQLite index) is what a data directory has; `LogJournal` keeps rows in memory beside
 segments, for the simulation; `MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server.

@@ -1,4 +1,4 @@
-"""The disk under an append-only journal: a seam of a dozen calls, and the real one.
+"""`Disk`: the seam below the segments (append, fsync, read, rename), and `DirectoryDisk`, the real one.
 
 What is written is not there after a power loss until it was synced; neither is a file's name until `Disk.sync_names`.
 Every call may raise OSError, as the operating system does. `errata_server.simulation.SimulatedDisk` is the fake: it

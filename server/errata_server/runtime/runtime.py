@@ -1,4 +1,4 @@
-"""`Runtime`: opens, recovers and closes what all environments of one data directory share."""
+"""`Runtime`: opens the journal and the sandboxes of one data directory, recovers at start, closes them."""
 
 from __future__ import annotations
 

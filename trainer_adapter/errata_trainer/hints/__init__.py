@@ -1,4 +1,4 @@
-"""What a teacher reads before a failing turn."""
+"""What a teacher reads before a failing turn; the texts by error kind are the TOML files in ``templates``."""
 
 from .asking import TeacherModel
 from .feedback import Attempt, FeedbackHinter
