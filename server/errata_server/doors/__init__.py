@@ -1,4 +1,5 @@
 """The protocols that clients speak: HTTP routes, plain and MCP WebSockets, JSON-RPC; `mux` is the multiplexed socket.
 
-A door turns bytes into requests and replies into bytes, and checks who may. It holds no state of a session.
+A *door* is the server's side of one protocol: it checks who may, decodes requests, calls `sessions` or `episodes`, and
+encodes replies. The life of a session, the order of its requests and their commits belong in `sessions`.
 """

@@ -1,4 +1,4 @@
-"""ASGI extensions that the sockets of ``errata serve`` offer to doors; under another server they are absent.
+"""Uses two ASGI extensions of ``errata serve``: batched receive, and serving a socket after its ASGI call returned.
 
 `errata_server.serve.uvicorn_protocols` implements them; doors work without, only with more memory and CPU.
 """

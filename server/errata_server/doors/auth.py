@@ -1,4 +1,4 @@
-"""Authentication: bearer token, origin, host and peer address of a request (PROTOCOL F2).
+"""Access control for HTTP and WebSocket: token, Origin and Host headers, peer address (PROTOCOL F2).
 
 Everything is checked before a door sees the request, on HTTP and WebSocket alike. With authentication off everyone is
 one anonymous principal, and session ids and eids are the capabilities.

@@ -1,4 +1,4 @@
-"""HTTP routes: capabilities, readiness, metrics, episodes, state(t), fork, rewards, JSON-RPC (PROTOCOL A5, C1, G)."""
+"""HTTP routes: status, metrics, episodes (read, fork, export, delete), rewards, MCP JSON-RPC (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 

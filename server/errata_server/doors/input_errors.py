@@ -1,4 +1,4 @@
-"""Errors for input that cannot be read: always JSON, with a code, and of bounded length; the bound on bodies.
+"""Errors for input that cannot be read: JSON with a code, limited in length; and `BodyLimit`, which bounds bodies.
 
 A validation error quotes what it was given, once for each thing that is wrong with it: unbounded, a frame of 16 MiB
 would come back many times, and what has no UTF-8 or JSON form would make the answer fail in place of the request.

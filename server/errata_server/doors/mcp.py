@@ -1,4 +1,4 @@
-"""`McpDoor`: answers JSON-RPC on sessions: session life, tools/list, and tools/call as a delivery (PROTOCOL, head)."""
+"""`McpDoor`: answers MCP JSON-RPC requests from HTTP and WebSocket, with or without a session (PROTOCOL, head)."""
 
 from __future__ import annotations
 

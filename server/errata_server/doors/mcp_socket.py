@@ -1,4 +1,4 @@
-"""The WebSocket ``/mcp`` door: JSON-RPC frames on a session of the socket's own, each tools/call a delivery."""
+"""WebSocket ``/mcp``: JSON-RPC frames; each socket has a session of its own, each tools/call is a delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`McpTools`: runs tools/list and tools/call on an environment instance, with upstream's answers.
+"""Runs tools/list and tools/call on an environment; answers as OpenEnv's own server does.
 
 Three kinds of environments answer: one with an ``mcp_client`` (`MCPEnvironment`), one with only an ``mcp_server``, and
 one whose actions are upstream's `ListToolsAction` and `CallToolAction`.

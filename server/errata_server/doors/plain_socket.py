@@ -1,4 +1,4 @@
-"""`PlainSocket`: the plain ``/ws`` door: upstream's messages, capabilities, state(t), attach (PROTOCOL A).
+"""WebSocket ``/ws`` with OpenEnv's protocol, one session a socket; also capabilities, state(t), attach (PROTOCOL A).
 
 Whatever a client sends, it gets an error frame with a code, and its session lives.
 """

@@ -1,4 +1,4 @@
-"""`SocketDoor`: base of WebSocket doors with one session a socket: reads ahead, answers in order, pushes nothing."""
+"""`SocketDoor`: base class of WebSockets with one session each: queues incoming frames, answers them in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict parsing of JSON frames: refuses what JSON decoders disagree on (NaN, equal keys, half surrogate pairs)."""
+"""Strict JSON parsing: refuses NaN, duplicate keys, lone surrogates, deep nesting and oversize input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads, forks, exports, deletion and retention of episodes: what works on journal rows alone.
+"""Reads, forks, exports, deletes and retains episodes: what works on journal rows, without an environment instance.
 
-Nothing here needs a live session or an environment instance; what does belongs to `sessions`.
+A *delivery* is a committed reply, numbered t in its episode. Not here: running requests (`sessions`), routes (`doors`),
+the format on disk (`journal`), late rewards (`runtime`).
 """

@@ -1,4 +1,4 @@
-"""Reads episodes out of the journal as the records of a bundle, one delivery in memory at a time (docs/export.md)."""
+"""Exports episodes from the journal as a bundle (JSON lines), one delivery in memory at a time (docs/export.md)."""
 
 from __future__ import annotations
 

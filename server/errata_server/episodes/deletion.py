@@ -1,4 +1,4 @@
-"""`Deletion`: deletes episodes, with the sandbox layers that only they named."""
+"""`Deletion`: deletes episodes and the sandbox layers only they named; ends a session whose episode it deletes."""
 
 from __future__ import annotations
 

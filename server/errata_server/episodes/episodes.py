@@ -1,4 +1,4 @@
-"""`Episodes`: what a door can do with the episodes of one data directory, in one object."""
+"""`Episodes`: the reads, forks and deletion of one data directory in one object, for doors and commands."""
 
 from __future__ import annotations
 

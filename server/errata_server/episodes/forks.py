@@ -1,4 +1,4 @@
-"""`Forks`: makes a session that stands where another one stood at t, in one commit (PROTOCOL A5)."""
+"""`Forks`: creates a session that continues from delivery t of an episode, in one commit (PROTOCOL A5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`EpisodeReads`: the interface behind the routes that read episodes; the journal and bundle files implement it."""
+"""`EpisodeReads`: the interface for reading episodes; implemented for the journal and for bundle files."""
 
 from __future__ import annotations
 

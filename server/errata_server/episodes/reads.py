@@ -1,4 +1,4 @@
-"""`JournalReads`: state(t), episode lists and details out of the journal (PROTOCOL A2, A5, G)."""
+"""`JournalReads`: episode lists, details, rewards and state(t) from the journal (PROTOCOL A2, A5, G)."""
 
 from __future__ import annotations
 

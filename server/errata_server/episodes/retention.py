@@ -1,4 +1,4 @@
-"""`Retention`: chooses the episodes that are kept no longer, and deletes them.
+"""`Retention`: deletes old episodes by age and total size: `plan` chooses, `apply` deletes.
 
 Whole closed episodes go, the oldest first. Never one that an open session stands on, and never one that a kept fork
 comes from: its lineage would have a hole, and where forks are brought back by re-execution they could not be. One that

@@ -1,4 +1,4 @@
-"""Reads rows of a rollout export out of the journal, one turn or one episode in memory at a time."""
+"""Builds the rows of a rollout export from the journal, one turn or one episode in memory at a time."""
 
 from __future__ import annotations
 

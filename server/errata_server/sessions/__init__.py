@@ -1,4 +1,5 @@
-"""The life of a session and its requests, one at a time and each to its commit: open, reset, step, close, recovery.
+"""Opens, runs, hibernates, restores and closes sessions. Requests of a session run one at a time, each to its commit.
 
-Doors speak to `Sessions` alone. No bytes of a client are read here (`doors`), and no thread is managed (`concurrency`).
+Doors speak to `Sessions` alone. Not here: wire formats (`doors`), finished episodes (`episodes`), calls of an
+environment and their threads (`environments`, `concurrency`).
 """

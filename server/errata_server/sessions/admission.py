@@ -1,4 +1,4 @@
-"""The slow path of a request: waits for its turn and its instance, runs it, commits it, recovers where it failed."""
+"""The general path of a request: waits for the session's lock, wakes it if need be, executes, commits, recovers."""
 
 from __future__ import annotations
 

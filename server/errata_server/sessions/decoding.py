@@ -1,4 +1,4 @@
-"""Decodes request data into a `Request`, for the doors and for re-execution alike."""
+"""Builds a `Request` from the data of a reset, step or tools/call, received or journaled."""
 
 from __future__ import annotations
 

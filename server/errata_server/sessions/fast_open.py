@@ -1,7 +1,7 @@
-"""The fast path of an open, without a task: the factory's call, the row and its commit, one after the other.
+"""The fast path of an open, by callbacks: it waits for nothing but the environment's factory and the commit.
 
-For sessions that are opened by the thousand; `Sessions.open` is the way that can wait: for room, for the runtime to
-start, for an environment's MCP session.
+For multiplexed sessions, which are opened by the thousand; `Sessions.open` is the way that can wait for room and for
+the runtime to start. Only an environment with an MCP session gets a task, in which that is connected.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The fast path of a step, without a task or a lock to wait for: the session is awake and has nothing else to do.
+"""The fast path of a step, by callbacks: its session is awake and idle; every other case is left to `admission`.
 
-A session that is awake and has nothing else to do takes this way, which is nearly every step of a busy server. Whatever
+Nearly every step of a busy server takes this way. Only an environment on the event loop gets a task. Whatever
 is out of the ordinary (asleep, busy, no room on the disk, a failure, a deadline) is left to `admission`, which does the
 same in the same order and can wait.
 """

@@ -1,4 +1,4 @@
-"""Gives a session its environment instance: a new one, or the last commit's, as its recovery class says."""
+"""Creates, restores and discards the environment instance of a session, as its recovery class says."""
 
 from __future__ import annotations
 

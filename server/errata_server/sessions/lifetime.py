@@ -1,4 +1,4 @@
-"""How long a session is kept whose socket is gone, and which one makes room for another (PROTOCOL A3, D12)."""
+"""Base class of `Sessions`: attaches and detaches sockets; hibernates, evicts and expires (PROTOCOL A3, D12)."""
 
 from __future__ import annotations
 

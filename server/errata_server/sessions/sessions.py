@@ -1,4 +1,4 @@
-"""`Sessions`: opens, finds, runs and closes the sessions of one environment; what every door speaks to.
+"""`Sessions`: the sessions of one environment: opens, finds, runs and closes them; what every door speaks to.
 
 A session is *awake* (it has an environment instance), *dormant* (a journal row and perhaps a sandbox directory; the
 next request wakes it from its last committed delivery) or over. A mutating request runs, its snapshot is taken, the

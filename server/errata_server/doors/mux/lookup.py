@@ -1,4 +1,4 @@
-"""Opens and resumes multiplexed sessions: new ones, ones in memory, ones found in the journal (PROTOCOL D3, D7)."""
+"""Opens new multiplexed sessions, and finds existing ones in the journal (PROTOCOL D3, D7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Multiplex`: the multiplexed door of one environment: its sockets, hibernation, drain, effects.
+"""`Multiplex`: connects sockets to the mux state machine, gives each effect its handler; hibernation and drain.
 
 The state machine of `errata_protocol.mux` decides what is admitted, in which order, and what is answered; sessions run
 it and the journal keeps it. Everything here happens on one event loop, the one of the sockets.

@@ -1,4 +1,4 @@
-"""Answers reads of multiplexed clients: earlier replies, pushes, states, rewards, capabilities (PROTOCOL D2, D8)."""
+"""Answers requests without an id: past replies, pushes, state, rewards, tools/list, close_group (PROTOCOL D2, D8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs, commits or refuses requests of multiplexed sessions: reset, step, fork, close (PROTOCOL D4-D6, D11)."""
+"""Runs requests that change a session (reset, step, fork, close) and commits their replies (PROTOCOL D4-D6, D11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MuxShell`: what parts of the multiplexed door share: the state machine, its clock, performing its effects."""
+"""`MuxShell`: drives the mux state machine: performs its effects, runs its timer and background tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MuxSocket`: one multiplexed socket on ``/ws``; not read while too much waits to be sent (PROTOCOL D9)."""
+"""One multiplexed WebSocket on ``/ws``; it is not read while its send buffer is full (PROTOCOL D9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translates mux envelopes into a `Request`, and journal rows into mux replies."""
+"""Converts mux requests to `sessions.session.Request`, and journal rows to mux replies."""
 
 from __future__ import annotations
 
