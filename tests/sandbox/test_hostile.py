@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import time
@@ -410,6 +411,8 @@ async def test_a_port_is_free_again_for_the_next_borrower(data_dir: Path) -> Non
 
 
 async def test_three_hundred_commands_run_at_once(namespace_backend: NamespaceBackend) -> None:
+    gc.collect()  # event loops and files that earlier tests of this process let go of hold descriptors until then
+    before = len(list(Path("/proc/self/fd").iterdir()))
     boxes = [await namespace_backend.open() for _ in range(300)]
     started = time.monotonic()
 
@@ -419,4 +422,4 @@ async def test_three_hundred_commands_run_at_once(namespace_backend: NamespaceBa
     results = await asyncio.gather(*(one(index, box) for index, box in enumerate(boxes)))  # type: ignore[arg-type]
     assert [result.stdout for result in results] == [f"{index}\n" for index in range(300)]
     assert time.monotonic() - started < 100.0
-    assert len(list(Path("/proc/self/fd").iterdir())) < 200
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 30
