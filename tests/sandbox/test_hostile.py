@@ -47,8 +47,8 @@ async def needs(backend: NamespaceBackend, limit: str) -> None:
 async def test_01_a_fork_bomb_meets_the_pids_limit(namespace_backend: NamespaceBackend, box: NamespaceSandbox) -> None:
     await needs(namespace_backend, "pids")
     started = time.monotonic()
-    # The first shell forks once, before the bomb goes off, and then needs no process: a shell that meets the limit itself
-    # waits 1 + 2 + 4 + 8 s for a process before it gives up.
+    # The first shell forks once, before the bomb goes off, and then needs no process: a shell that meets the limit
+    # retries its fork after 1, 2, 4 and 8 s before it gives up.
     bomb = ":(){ :|:& }; : & for ((i = 0; i < 200000; i++)); do ((1)); done"
     result = await box.run(bomb, timeout_s=20.0)
     assert time.monotonic() - started < 10.0

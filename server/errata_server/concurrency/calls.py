@@ -1,4 +1,4 @@
-"""`Call`: one call on another thread, and the way its result takes back to the event loop.
+"""`Call`: a call on another thread whose result wakes the event loop once for a burst of results.
 
 Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread puts its
 result down and rings only if nobody has rung since the loop last looked.

@@ -1,4 +1,4 @@
-"""`Deadlines`: the deadlines of many calls on few timers; a timer each would cost more than most calls take."""
+"""`Deadlines`: one shared timer for deadlines of 5 s and longer, a timer each for shorter ones."""
 
 from __future__ import annotations
 

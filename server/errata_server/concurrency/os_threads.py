@@ -1,4 +1,4 @@
-"""`OsThreads`: threads of the operating system; daemons, so that a hanging call keeps no server from stopping."""
+"""`OsThreads`: `Threads` on daemon threads of the operating system, so that a call that hangs cannot block the exit."""
 
 from __future__ import annotations
 

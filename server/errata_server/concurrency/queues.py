@@ -1,4 +1,4 @@
-"""Queues between the task that reads a socket and the task that answers, bounded and made when first needed.
+"""A socket's queues: `Inbox` (bounded), `Arrivals` (unbounded) and `Gate` (an event), without memory while unused.
 
 Nothing is made here before it is needed: of 10,000 sockets nearly all wait for their client, and an empty deque takes
 700 bytes.

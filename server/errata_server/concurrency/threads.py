@@ -1,4 +1,4 @@
-"""`Threads`: the seam for blocking code of environments, and the rules that each implementation shares.
+"""`Threads`: runs environments' blocking calls: which thread a call may use, and what happens at its deadline.
 
 An environment is *pinned* (all its calls on one thread, which sqlite3 connections, sync Playwright and thread-locals
 rely on), shares a *single* thread with all of its class (``REQUIRES_SINGLE_THREAD_EXECUTOR``), or is *free*

@@ -1,7 +1,8 @@
-"""Durable deliveries: the `Journal` seam (`base`) and its stores; `runtime.Runtime` chooses one.
+"""Keeps sessions, episodes, deliveries and rewards durable: the `Journal` protocol (`base`) and its stores.
 
 `IndexedJournal` (segments and a SQLite index) is what a data directory has; `LogJournal` keeps rows in memory beside
 segments, for the simulation; `MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server.
+`runtime.Runtime` chooses one. What a request means, and the files of sandboxes, do not belong here.
 """
 
 from .base import (

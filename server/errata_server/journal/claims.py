@@ -1,4 +1,4 @@
-"""Conflicts between records: what a transaction claims, and which claims exclude each other, for every store alike."""
+"""Conflicts between the keys of records (one turn, one reply, one session a key); the rules of every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as flat tuples: what segments hold of each, and what SQLite binds of those that it keeps whole.
+"""Rows as tuples, and back: the column order of segment records and of the SQLite index.
 
 A column is only ever added at the end, with a default in `base`: a shorter tuple of an older log still reads.
 """

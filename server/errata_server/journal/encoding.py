@@ -1,4 +1,4 @@
-"""Encodes waiting commits as the body of one frame, without those that conflict with what is committed."""
+"""Encodes waiting commits as the body of one frame; leaves out commits that conflict with earlier ones."""
 
 from __future__ import annotations
 

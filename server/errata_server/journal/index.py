@@ -1,4 +1,4 @@
-"""The writing half of the segments' SQLite index: large sorted batches behind the commits, never waited for.
+"""Writes the segments' SQLite index, in large sorted batches after the commits. Commits wait only when it falls behind.
 
 It can always be made again from the segments, so nothing is lost with it. What it holds is everything but payloads,
 requests and states; of those, the places. The point up to which it has the segments stands in it, and is written in the

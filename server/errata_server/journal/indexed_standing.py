@@ -1,4 +1,4 @@
-"""Where the sessions and episodes of an `IndexedJournal` stand, and which commits conflict with that."""
+"""The latest turn, reply and status of each session of an `IndexedJournal`, and the conflict checks against them."""
 
 from __future__ import annotations
 

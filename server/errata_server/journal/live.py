@@ -1,4 +1,4 @@
-"""`Live`: rows that the index does not hold yet, and the positions of sessions in use, in memory.
+"""`Live`: rows not yet in the index, and the latest turn and reply of each session in use, in memory.
 
 Records are taken in here the moment they are durable, under `Live.lock`, and go to the index in large batches. While
 one is on its way it is still found here: a read looks at both batches before it asks the index, and misses nothing.

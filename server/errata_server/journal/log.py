@@ -1,4 +1,4 @@
-"""`LogJournal`: append-only segments with their rows in memory: the simulation's store.
+"""`LogJournal`: segments on a `Disk`, all rows in memory; the simulation uses it to test segments without SQLite.
 
 It writes and reads segments as `errata_server.journal.indexed.IndexedJournal` does, with the same code; what differs is
 where rows are found: here in memory, all of them, so that every byte goes through a `Disk`.

@@ -1,4 +1,4 @@
-"""Append-only segment files on a `Disk`: written and synced (fsync) by commits, read by position.
+"""Append-only segment files: append and fsync frames, read a record by its `Place`, replay from a position, compact.
 
 One frame is one group commit: append, sync, then its records count. A segment that reached its size is followed by
 another. At open what a crash tore off the end of the last one is cut off, for it was acknowledged to nobody. A segment

@@ -1,4 +1,4 @@
-"""Rows in memory with their indexes, for the stores that keep all rows there."""
+"""`Tables`: all rows and their indexes in memory; the base class of `LogJournal` and `MemoryJournal`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk in memory that keeps only what a real one promises to keep.
+"""`SimulatedDisk`: a disk in memory; a crash loses, keeps or tears each write that was not synced.
 
 What was written since the last sync is, after `SimulatedDisk.power_loss`, there, lost, or torn at a sector: each write
 by itself, in no order, drawn from the seed. So are names that came or went since the last `sync_names`. A sync that

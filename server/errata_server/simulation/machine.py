@@ -1,4 +1,4 @@
-"""A machine that crashes: one seed, a disk and sandbox layers that outlive a boot, time that goes on.
+"""`SimulatedMachine`: boots a server, crashes it at a step or a write, and boots it again on what the disk kept.
 
     machine = SimulatedMachine(seed=7)
     machine.boot(program, crash_at_step=500)     # the server goes down before its 500th step, or at a write

@@ -1,4 +1,4 @@
-"""Simulated threads: calls run on the event loop, in order, and hang for ever when told to."""
+"""`SimulatedThreads`: runs blocking calls on the event loop, in order; a test can let one hang for ever."""
 
 from __future__ import annotations
 

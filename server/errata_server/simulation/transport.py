@@ -1,4 +1,4 @@
-"""A WebSocket between a client and an ASGI application, without a socket: late, cut, silent, or slow, from a seed.
+"""A WebSocket between a client and an ASGI app without a socket, with delays, cuts and silence drawn from a seed.
 
     socket = SimulatedSocket(app, chance, on_frame=hear, on_lost=gone, subprotocols=("openenv.mux.v1",))
     socket.send(b"...")        # arrives later; frames of one direction keep their order

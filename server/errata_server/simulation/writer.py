@@ -1,4 +1,4 @@
-"""Group commit without a thread: `errata_server.journal.writer.GroupWriter`'s own steps on a simulated event loop."""
+"""`LoopWriter`: the journal's group commit (`GroupWriter`) driven by the simulated event loop instead of a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls functions on files that their modes close to their owner (``chmod 000``), in a helper's user namespace.
+"""Calls functions on files whose modes refuse their owner (``chmod 000``), from a helper process in a user namespace.
 
 In rootless mode the agent's files belong to the server's user, who is refused what their modes refuse. In a user
 namespace of its own a process of that user is not. The call is then made there, by another interpreter: a process with

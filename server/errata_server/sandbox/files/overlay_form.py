@@ -1,4 +1,4 @@
-"""How overlayfs marks deletions and opaque directories on disk, as root and rootless."""
+"""The on-disk marks of overlayfs for deleted files and opaque directories, for root and for rootless mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File trees as values: what a layer changes, layers folded into one, and the digest of the result.
+"""File trees in memory: reads what a layer changes, merges layers, and computes a Merkle digest of the result.
 
 A `Node` is immutable and shared: folding one layer on a thousand copies only the directories it touches, and each
 node keeps its digest, so that a digest after a step costs what the step changed (a Merkle tree).

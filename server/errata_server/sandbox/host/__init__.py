@@ -1,1 +1,4 @@
-"""What the host's kernel offers to a sandbox: privileges, cgroups, seccomp filters, descriptors."""
+"""What the host's kernel offers to a sandbox: privileges, cgroups, seccomp filters, descriptors.
+
+What differs from host to host; how a command is started with it belongs in `namespace`.
+"""

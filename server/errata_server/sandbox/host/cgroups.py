@@ -1,4 +1,4 @@
-"""The memory and pids cgroups of commands: found at start, one directory per slot, used again by the next command.
+"""The memory, pids and cpu cgroups of commands: found at start, one directory a slot, used again by the next command.
 
 Probed in this order: cgroup v2 with both controllers, v1 hierarchies of both, none. Moving a process between cgroups is
 slow, so a runner joins its slot's before it is lent, and a command costs at most a write per limit that differs.

@@ -1,4 +1,4 @@
-"""``python fake_root.py PROGRAM ARGUMENTS``: for an ordinary user, run a program that wants to be root to make a tree.
+"""``python fake_root.py PROGRAM ARGUMENTS``: runs a package installer, which expects root, as an ordinary user.
 
 It is root of a user namespace with one uid, so it may mount and change its root, but there is nobody to give a file to.
 A system call filter therefore answers "done" to every change of owner and every device node, and nothing is done: what

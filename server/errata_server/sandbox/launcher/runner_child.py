@@ -1,4 +1,4 @@
-"""A runner's child: takes one request, enters its root, gives up every privilege, becomes bash. See `launcher`."""
+"""A runner's child: takes one request, drops every privilege, then executes bash or reads or writes one file."""
 
 # pathlib and what it imports would be copied by every fork.
 # ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH112, PTH114, PTH123

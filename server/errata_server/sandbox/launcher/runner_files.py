@@ -1,4 +1,4 @@
-"""Reading and writing one file inside a sandbox, as its user: what a runner's child does instead of becoming bash."""
+"""Reads or writes one file inside a sandbox as the agent's user, in a runner's child."""
 
 # pathlib and what it imports would be copied by every fork.
 # ruff: noqa: PTH102

@@ -1,4 +1,4 @@
-"""A runner's init: makes the namespaces, supervises the child as pid 1, reports its end. See `launcher`."""
+"""Pid 1 of a runner: sets up mount, IPC and UTS namespaces, starts the child, and reports how it ended."""
 
 # pathlib and what it imports would be copied by every fork.
 # ruff: noqa: PTH106, PTH123, PTH208

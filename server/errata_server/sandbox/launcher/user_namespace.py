@@ -1,4 +1,4 @@
-"""What the launcher and its runners do differently where the server is an ordinary user (rootless mode).
+"""Rootless mode: how the launcher and its runners use a user namespace instead of root privileges.
 
 The launcher enters a user namespace in which the server's user is root: enough to mount an overlay and to make the
 other namespaces. Only that one user exists there, so a command runs under it too, and every file of the sandbox is its

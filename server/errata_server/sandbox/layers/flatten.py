@@ -1,4 +1,4 @@
-"""Folds many layers into one directory that an overlay can mount, by hard links to their files."""
+"""Merges many layers into one directory that overlayfs can mount, with hard links to their files."""
 
 from __future__ import annotations
 

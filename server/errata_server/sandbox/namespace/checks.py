@@ -1,4 +1,4 @@
-"""What the namespace backend finds on a machine, for ``errata doctor``."""
+"""The namespace backend's checks for ``errata doctor``: each finding, its cost, and what to do."""
 
 from __future__ import annotations
 

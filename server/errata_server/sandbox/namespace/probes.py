@@ -1,4 +1,4 @@
-"""What the namespace backend's checks ask of a machine; each answer comes from trying, as the server's user."""
+"""The tests behind `checks`: each tries the operation on this machine, as the server's user."""
 
 from __future__ import annotations
 
