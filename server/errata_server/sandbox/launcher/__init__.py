@@ -1,4 +1,4 @@
-"""The second program: a process of its own that puts commands into namespaces, as root or as the server's user (rootless).
+"""The second program: a process that puts commands into namespaces, as root or as the server's user (rootless).
 
 It starts with ``python -I -S`` and has this folder alone on ``sys.path``, so its modules import each other by bare name
 and nothing else of ours. The server starts its programs by path; it imports `kernel` alone.
