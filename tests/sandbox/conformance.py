@@ -13,6 +13,7 @@ import pytest
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import SandboxFailed
 from errata_server.sandbox.base import Backend, Limits, PathRefused, SandboxSnapshot
+from errata_server.sandbox.spec import Directory, Entry, File, SandboxSpec, SpecRefused
 
 COUNT = "n=$(cat n || true); echo $((n+1)) > n"
 
@@ -233,3 +234,100 @@ class SandboxConformance:
 
     async def test_starting_twice_is_starting_once(self, backend: Backend) -> None:
         assert await backend.start() == await backend.start()
+
+    # What stands there before the first command
+
+    @pytest.mark.parametrize("workdir", ["/app", "/testbed", "/home/x/app", "/usr/src/app", "/opt", "/home/agent"])
+    async def test_a_work_directory_is_there_and_is_the_agents(self, backend: Backend, workdir: str) -> None:
+        box = await backend.open(spec=SandboxSpec(workdir=workdir))
+        assert (box.workdir, box.cwd) == (workdir, workdir)
+        result = await box.run("pwd; mkdir d; echo text > d/f; cat d/f; rm -r d; ls")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, f"{workdir}\ntext\n", "")
+        await box.write_file("f", b"relative")
+        assert await box.read_file(f"{workdir}/f") == b"relative"
+
+    async def test_a_fork_and_a_clean_state_keep_the_work_directory(self, backend: Backend) -> None:
+        box = await backend.open(spec=SandboxSpec(workdir="/app"))
+        first = await box.snapshot()
+        await box.run("mkdir d; cd d; echo 1 > f")
+        second = await box.snapshot()
+        for snapshot, cwd in ((first, "/app"), (second, "/app/d"), (SandboxSnapshot(second.ref), "/app")):
+            fork = await backend.restore(snapshot)
+            assert (fork.workdir, fork.cwd) == ("/app", cwd)
+            assert (await fork.run("echo x > y; pwd; echo $PWD")).stdout == f"{cwd}\n{cwd}\n"
+        later = await backend.restore(await (await backend.restore(second)).snapshot())
+        assert later.workdir == "/app"
+
+    async def test_a_work_directory_that_the_base_has_is_kept_all_the_same(self, backend: Backend) -> None:
+        box = await backend.open(spec=SandboxSpec(workdir="/tmp"))
+        fork = await backend.restore(SandboxSnapshot((await box.snapshot()).ref))
+        assert (fork.workdir, (await fork.run("pwd")).stdout) == ("/tmp", "/tmp\n")
+
+    async def test_a_sandbox_without_a_spec_has_the_workspace(self, backend: Backend) -> None:
+        for spec in (None, SandboxSpec()):
+            box = await backend.open(spec=spec)
+            assert (box.workdir, box.cwd) == ("/workspace", "/workspace")
+            snapshot = await box.snapshot()
+            assert (snapshot.ref.kind, snapshot.shell) == ("base", b"")
+
+    async def test_variables_of_the_spec_carry_over_like_exported_ones(self, backend: Backend) -> None:
+        spec = SandboxSpec(env={"GREETING": "it's $HOME \\n", "HOME": "/app", "EMPTY": ""}, workdir="/app")
+        box = await backend.open(spec=spec)
+        fork = await backend.restore(await box.snapshot())
+        for one in (box, fork):
+            result = await one.run('echo "$GREETING"; echo $HOME; echo "[$EMPTY]"; echo $TZ; export GREETING=new; pwd')
+            assert result.stdout == "it's $HOME \\n\n/app\n[]\nUTC\n/app\n"
+            assert (await one.run("echo $GREETING; echo $HOME")).stdout == "new\n/app\n"
+
+    async def test_a_clean_command_sees_no_variable_of_the_spec(self, backend: Backend) -> None:
+        box = await backend.open(spec=SandboxSpec(env={"WORD": "x", "PATH": "/nowhere"}))
+        assert (await box.run("echo [$WORD]; cat /dev/null", clean=True)).stdout == "[]\n"
+
+    async def test_files_stand_where_the_spec_wants_them(self, backend: Backend) -> None:
+        entries = (
+            File("/app/src/main.py", b"print(1)\n", 0o755, "agent"),
+            File("/etc/task.conf", b"key = value\n"),
+            File("/etc/task.conf", b"the last one counts\n"),
+            Directory("/data/in", 0o755, "agent"),
+            File("/app/bytes", bytes(range(256)), owner="agent"),
+        )
+        box = await backend.open(spec=SandboxSpec("/app", entries=entries))
+        result = await box.run("cat src/main.py /etc/task.conf; ls /data; echo 2 > src/main.py; echo 3 > /data/in/f")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == "print(1)\nthe last one counts\nin\n"
+        assert await box.read_file("bytes") == bytes(range(256))
+        fork = await backend.restore(SandboxSnapshot((await box.snapshot()).ref))
+        assert (await fork.run("cat src/main.py /data/in/f; echo 4 > /data/in/g")).stdout == "2\n3\n"
+
+    async def test_equal_specs_have_equal_digests_and_others_have_others(self, backend: Backend) -> None:
+        def spec(content: bytes) -> SandboxSpec:
+            return SandboxSpec("/app", entries=(File("/etc/x", content), Directory("/app/d", owner="agent")))
+
+        one, two, other = [await backend.open(spec=spec(content)) for content in (b"1", b"1", b"2")]
+        digests = [await box.merged_digest() for box in (one, two, other)]
+        assert digests[0] == digests[1] != digests[2]
+        assert (await one.snapshot()).ref.digest == (await two.snapshot()).ref.digest
+
+    async def test_files_of_the_spec_do_not_count_against_the_session(self, backend: Backend) -> None:
+        limits = Limits(disk_bytes=1024**2, file_size_bytes=1024**2)
+        entries = (File("/app/large", b"x" * 3 * 1024**2, owner="agent"),)
+        box = await backend.open(limits=limits, spec=SandboxSpec("/app", entries=entries))
+        result = await box.run("echo 1 > small; cat small")
+        assert (result.exit_code, result.limit_hit, result.stdout) == (0, None, "1\n")
+
+    @pytest.mark.parametrize(
+        ("entry", "why"),
+        [
+            (File("/etc", b""), "Is a directory"),
+            (Directory("/etc/passwd/x"), "Not a directory"),
+            (File("/etc/passwd/x", b""), "Not a directory"),
+            (Directory("/etc/passwd"), "Not a directory"),
+        ],
+    )
+    async def test_an_entry_where_the_base_has_something_else_is_refused(
+        self, backend: Backend, entry: Entry, why: str
+    ) -> None:
+        known = File("/etc/passwd", b"agent\n")
+        with pytest.raises(SpecRefused, match=f"entry {entry.path}: {why}"):
+            await backend.open(spec=SandboxSpec(entries=(known, entry)))
+        assert (await (await backend.open()).run("pwd")).stdout == "/workspace\n"

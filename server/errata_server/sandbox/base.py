@@ -19,8 +19,8 @@ from typing import Literal
 
 from errata_protocol.environment import SnapshotRef
 
-WORKSPACE = "/workspace"
-"""Where every sandbox starts and keeps the agent's files."""
+from .spec import WORKSPACE as WORKSPACE
+from .spec import SandboxSpec
 
 Verdict = Literal["ok", "worse", "missing"]
 
@@ -140,6 +140,11 @@ class Sandbox(ABC):
 
     @property
     @abstractmethod
+    def workdir(self) -> str:
+        """The work directory: `SandboxSpec.workdir` of the `Backend.open` that this sandbox comes from."""
+
+    @property
+    @abstractmethod
     def cwd(self) -> str:
         """The shell's current directory, after the last command; undecodable bytes as ``\\xNN``."""
 
@@ -237,12 +242,30 @@ class Backend(ABC):
         return 0
 
     @abstractmethod
-    async def open(self, *, base: str = "default", limits: Limits | None = None) -> Sandbox:
-        """Return a new sandbox on a base tree. Costs O(1); nothing is on disk before the first command."""
+    async def open(
+        self, *, base: str = "default", limits: Limits | None = None, spec: SandboxSpec | None = None
+    ) -> Sandbox:
+        """Return a new sandbox on a base tree.
+
+        Costs O(1), and nothing is on disk before the first command, unless ``spec`` has files or another work
+        directory: these are made now, in O(what it makes), and frozen as the sandbox's first layer.
+
+        Args:
+            base: Name of the base tree.
+            limits: Of this sandbox; None for the backend's.
+            spec: What stands in it before the first command; None: the base tree and `WORKSPACE`.
+
+        Raises:
+            SpecRefused: The base tree has something else where ``spec`` wants an entry.
+            errata_protocol.errors.SandboxFailed: The machinery broke.
+        """
 
     @abstractmethod
     async def restore(self, snapshot: SandboxSnapshot, *, limits: Limits | None = None) -> Sandbox:
         """Return a new sandbox that continues from ``snapshot``, which stays as it is. O(1): this is also fork.
+
+        It has the work directory of the sandbox that the snapshot is of. Without ``SandboxSnapshot.shell`` it starts
+        there, with the backend's own variables.
 
         Raises:
             errata_protocol.errors.SandboxFailed: A layer or the base tree that the snapshot names is not there.

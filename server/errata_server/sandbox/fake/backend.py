@@ -18,7 +18,6 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from ..base import (
-    WORKSPACE,
     Backend,
     BackendInfo,
     CollectReport,
@@ -29,6 +28,7 @@ from ..base import (
     SandboxSnapshot,
 )
 from ..output import BoundedOutput
+from ..spec import WORKSPACE, Directory, File, SandboxSpec, SpecRefused
 from .shell import FakeShell, Files, TimedOut
 
 FakeFiles = Mapping[str, bytes | None]
@@ -36,9 +36,7 @@ FakeFiles = Mapping[str, bytes | None]
 _BASE_FILES: FakeFiles = MappingProxyType(
     {"/": None, "/tmp": None, "/etc": None, WORKSPACE: None, "/home": None, "/home/agent": None}
 )
-_ENV = MappingProxyType(
-    {"HOME": "/home/agent", "PATH": "/usr/bin:/bin", "PWD": WORKSPACE, "LANG": "C.UTF-8", "TZ": "UTC"}
-)
+_ENV = MappingProxyType({"HOME": "/home/agent", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TZ": "UTC"})
 _NOISE = ("__pycache__", ".pytest_cache")
 
 
@@ -50,6 +48,7 @@ class FakeLayer:
     parent: str
     files: FakeFiles
     digest: str
+    workdir: str = WORKSPACE
 
 
 @dataclass(slots=True)
@@ -121,6 +120,7 @@ class FakeSandbox(Sandbox):
         self._base = base
         self._limits = limits
         self._layer = ""
+        self._workdir = WORKSPACE
         self._shell: dict[str, object] = {}
         self._files: Files = dict(backend.disk.bases[base])
         self._destroyed = False
@@ -130,9 +130,13 @@ class FakeSandbox(Sandbox):
             raise SandboxFailed(f"sandbox {self.id} is destroyed: open or restore another")
 
     @property
+    def workdir(self) -> str:
+        return self._workdir
+
+    @property
     def cwd(self) -> str:
         """The shell's saved working directory."""
-        return str(self._shell.get("cwd", WORKSPACE))
+        return str(self._shell.get("cwd", self._workdir))
 
     async def run(
         self,
@@ -151,7 +155,7 @@ class FakeSandbox(Sandbox):
             self._check()
         self._backend.faults.spend("runs")
         saved = {} if clean else self._shell
-        exported = dict(saved.get("env", _ENV))  # type: ignore[call-overload]
+        exported = dict(saved.get("env", {**_ENV, "PWD": self._workdir}))  # type: ignore[call-overload]
         files = self._files if mounts is None else self._files | _host_files(mounts)
         cwd = "/" if clean else self.cwd
         shell = FakeShell(
@@ -237,14 +241,40 @@ class FakeSandbox(Sandbox):
         base = disk.bases[self._base]
         before: FakeFiles = disk.layers[self._layer].files if self._layer else base
         if before != self._files:
-            above = disk.layers[self._layer].digest if self._layer else self._base
-            digest = _digest(above, _entries(self._files, before))
-            disk.made += 1
-            name = f"layer-{disk.made}"
-            disk.layers[name] = FakeLayer(self._base, self._layer, MappingProxyType(dict(self._files)), digest)
-            self._layer = name
+            self._freeze()
         shell = json.dumps(self._shell, sort_keys=True).encode() if self._shell else b""
         return SandboxSnapshot(ref=self._ref(), shell=shell)
+
+    def _freeze(self) -> None:
+        """Make a layer of the files as they are."""
+        disk = self._backend.disk
+        before = disk.layers[self._layer].files if self._layer else disk.bases[self._base]
+        above = disk.layers[self._layer].digest if self._layer else self._base
+        digest = _digest(above, _entries(self._files, before))
+        disk.made += 1
+        name = f"layer-{disk.made}"
+        files = MappingProxyType(dict(self._files))
+        disk.layers[name] = FakeLayer(self._base, self._layer, files, digest, self._workdir)
+        self._layer = name
+
+    def prepare(self, spec: SandboxSpec) -> None:
+        """Make what ``spec`` wants; called by `FakeBackend.open`. Owners, modes and times do not exist here."""
+        self._workdir = spec.workdir
+        for entry in (Directory(spec.workdir), *spec.entries):
+            if not isinstance(entry, Directory | File):
+                raise SpecRefused(f"entry {entry.path}: the fake sandbox has no links")
+            is_directory = self._files.get(entry.path, b"") is None
+            is_file = entry.path in self._files and not is_directory
+            if self._missing(entry.path) == "ENOTDIR" or (isinstance(entry, Directory) and is_file):
+                raise SpecRefused(f"entry {entry.path}: {_MESSAGES['ENOTDIR']}")
+            if isinstance(entry, File) and is_directory:
+                raise SpecRefused(f"entry {entry.path}: {_MESSAGES['EISDIR']}")
+            FakeShell(self._files, "/", {}, 0.0).make_parents(entry.path)
+            self._files[entry.path] = entry.content if isinstance(entry, File) else None
+        if spec.makes_files:
+            self._freeze()
+        if spec.env:
+            self._shell = {"cwd": spec.workdir, "env": {**_ENV, "PWD": spec.workdir, **spec.env}, "variables": {}}
 
     def _ref(self) -> SnapshotRef:
         if self._layer:
@@ -264,6 +294,7 @@ class FakeSandbox(Sandbox):
         if snapshot.ref.kind == "layer":
             self._layer = snapshot.ref.id
             self._files = dict(self._backend.disk.layers[self._layer].files)
+            self._workdir = self._backend.disk.layers[self._layer].workdir
         self._shell = json.loads(snapshot.shell) if snapshot.shell else {}
 
     @property
@@ -294,11 +325,20 @@ class FakeBackend(Backend):
         self.closed = False
         return BackendInfo("fake", frozenset({"keep_bytes", "output_bytes"}), ("no command really runs",))
 
-    async def open(self, *, base: str = "default", limits: Limits | None = None) -> Sandbox:
+    async def open(
+        self, *, base: str = "default", limits: Limits | None = None, spec: SandboxSpec | None = None
+    ) -> Sandbox:
         await self.start()
         if base not in self.disk.bases:
             raise SandboxUnavailable(f"base tree {base} is not there: the fake has {', '.join(self.disk.bases)}")
-        return self._new(base, limits)
+        made = self._new(base, limits)
+        if spec is not None:
+            try:
+                made.prepare(spec)
+            except SpecRefused:
+                await made.destroy()
+                raise
+        return made
 
     def _new(self, base: str, limits: Limits | None) -> FakeSandbox:
         self._opened += 1

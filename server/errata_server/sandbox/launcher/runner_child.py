@@ -39,6 +39,7 @@ from kernel import (
     unshare,
 )
 from runner_files import read, write
+from runner_start import prepare
 from user_namespace import become_agent, protect
 
 EINVAL = 22
@@ -91,6 +92,8 @@ class Child:
         ]
         order = marshal.loads(data)
         self.enter_root(order)
+        if order["do"] == "prepare":
+            self.prepare(order, fds[0])
         self.give_up(order, fds[1:3])
         if order["do"] == "run":
             self.run(order, fds)
@@ -150,7 +153,7 @@ class Child:
         made = []
         for source, inside in order["mounts"]:
             made += self.bind(source, inside)
-        if self.config["rootless"]:
+        if self.config["rootless"] and order["do"] != "prepare":
             protect(order["writable"])
         os.write(self.made, b"\0".join(made))
         pivot = libc.pivot_root(b".", b".")
@@ -226,6 +229,13 @@ class Child:
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
         os.execve("/bin/bash", order["argv"], order["env"])
+
+    def prepare(self, order, data):
+        prctl(PR_SET_DUMPABLE, 0)
+        if self.users is not None:
+            setns(self.users, CLONE_NEWUSER)  # there the agent's uid is the one it has on disk
+        send(self.request, prepare(order, data))
+        os._exit(0)
 
     def files(self, order, data):
         prctl(PR_SET_DUMPABLE, 0)

@@ -8,7 +8,7 @@ has the uid that commands have in root mode, and whose processes the kernel coun
 """
 
 # pathlib and what it imports would be copied by every fork.
-# ruff: noqa: PTH112, PTH114
+# ruff: noqa: PTH110, PTH114
 
 import ctypes
 import os
@@ -67,9 +67,9 @@ def bind_device(name, path):
 
 
 def protect(writable):
-    """Make the mount at the current directory read-only but for some directories below it."""
+    """Make the mount at the current directory read-only but for some directories and files below it."""
     for path in writable:
-        if os.path.isdir(path) and not os.path.islink(path):
+        if os.path.exists(path) and not os.path.islink(path):
             mount(path, path, "", MS_BIND)
     mount("", ".", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 

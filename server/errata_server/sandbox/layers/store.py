@@ -29,6 +29,7 @@ from ..files import as_owner
 from ..files.overlay_form import ROOT_FORM, OverlayForm
 from ..files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
 from ..files.walk import Usage, remove_tree
+from ..spec import WORKSPACE
 from .flatten import flatten
 
 MAX_CHAIN = 48
@@ -52,6 +53,8 @@ class LayerMeta:
         chain: Layers from here down to the next ``f`` directory or the base, this one included.
         entries: Entries in ``d``.
         size_bytes: Bytes in ``d``.
+        workdir: The sandbox's work directory.
+        writable: Places that the agent owns besides the base tree's, relative to the root. Only rootless mode asks.
     """
 
     id: str
@@ -63,6 +66,8 @@ class LayerMeta:
     chain: int
     entries: int
     size_bytes: int
+    workdir: str = WORKSPACE
+    writable: tuple[str, ...] = ()
 
 
 class LayerStore:
@@ -98,7 +103,8 @@ class LayerStore:
             # The name comes from a journal row; it must not be a path.
             if not name.isalnum():
                 raise FileNotFoundError(name)
-            found = LayerMeta(**json.loads((self.root / name / "meta").read_bytes()))
+            record = json.loads((self.root / name / "meta").read_bytes())
+            found = LayerMeta(**record | {"writable": tuple(record.get("writable", ()))})
         except (OSError, ValueError, TypeError) as error:
             raise SandboxFailed(f"layer {name} is not there: it was collected or belongs to another server") from error
         self._remember(found)
@@ -177,8 +183,25 @@ class LayerStore:
     def _digest(self, tree: Node, base: BaseTree) -> str:
         return tree_digest(tree, base.root, base.id, self._form)
 
-    def freeze(self, upper: Path, parent: str, base: BaseTree, usage: Usage) -> LayerMeta:
+    def freeze(
+        self,
+        upper: Path,
+        parent: str,
+        base: BaseTree,
+        usage: Usage,
+        *,
+        workdir: str = WORKSPACE,
+        writable: tuple[str, ...] = (),
+    ) -> LayerMeta:
         """Make a layer of ``upper``, which is moved away, on top of ``parent``.
+
+        Args:
+            upper: What changed.
+            parent: The layer below, empty on the base tree.
+            base: The base tree.
+            usage: What ``upper`` holds.
+            workdir: See `LayerMeta`.
+            writable: See `LayerMeta`.
 
         Raises:
             OSError: The disk of the layers is full or broken; ``upper`` is where it was.
@@ -202,6 +225,8 @@ class LayerStore:
             chain=1 if chain > MAX_CHAIN else chain,
             entries=usage.entries,
             size_bytes=usage.size_bytes,
+            workdir=workdir,
+            writable=writable,
         )
         made = self.trash / f"new-{name}"
         made.mkdir()

@@ -26,7 +26,7 @@ from typing import Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from ..base import WORKSPACE, Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
 from ..files import as_owner
 from ..files.overlay_form import ROOT_FORM, rootless_form
@@ -36,6 +36,7 @@ from ..host.cgroups import Cgroups, find
 from ..host.privileges import Mode, check_privileges, mode_of, why_refused
 from ..launcher.kernel import mapped_clone
 from ..layers.store import LayerStore
+from ..spec import WORKSPACE, SandboxSpec
 from .disk_watch import Room
 from .runner_pool import Runners
 from .sandbox import NamespaceSandbox
@@ -290,19 +291,29 @@ class NamespaceBackend(Backend):
         self.live[made.id] = made
         return made
 
-    async def open(self, *, base: str = "default", limits: Limits | None = None) -> Sandbox:
+    async def open(
+        self, *, base: str = "default", limits: Limits | None = None, spec: SandboxSpec | None = None
+    ) -> Sandbox:
         await self.start()
-        return self._new(self.base(base), "", ShellState(), limits)
+        made = self._new(self.base(base), "", ShellState(), limits)
+        if spec is not None:
+            try:
+                await made.prepare(spec)
+            except BaseException:
+                await made.destroy()
+                raise
+        return made
 
     async def restore(self, snapshot: SandboxSnapshot, *, limits: Limits | None = None) -> Sandbox:
         await self.start()
-        try:
-            shell = ShellState.unpack(snapshot.shell)
-        except ValueError as error:
-            raise SandboxFailed("the saved shell state is not one of this backend") from error
         ref = snapshot.ref
         layer = ref.id if ref.kind == "layer" else ""
-        base_id = self.store.meta(layer).base if layer else ref.id
+        meta = self.store.meta(layer) if layer else None
+        base_id = meta.base if meta else ref.id
+        try:
+            shell = ShellState.unpack(snapshot.shell, meta.workdir if meta else WORKSPACE)
+        except ValueError as error:
+            raise SandboxFailed("the saved shell state is not one of this backend") from error
         try:
             base = self.base(base_id)
         except SandboxUnavailable as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import resource
 import time
@@ -16,15 +17,17 @@ from typing import Any, Protocol
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
-from ..base import WORKSPACE, CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
+from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
 from ..host.descriptors import append_only, close_all, memory_file
+from ..host.privileges import Mode
 from ..layers.store import LayerStore
 from ..output import BoundedOutput
-from . import shell_state
+from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
+from . import shell_state, start_files
 from .disk_watch import DiskWatch, over
 from .exchange import Ending, Exchange
 from .runner_pool import Runner, Runners
@@ -37,6 +40,7 @@ _INLINE_BYTES = 1024**2
 _COUNTED = 40
 """Counting goes on to so many times a limit: a command that cleans up must be told from one that goes on."""
 _FILE_TIMEOUT_S = 60.0
+_PREPARE_TIMEOUT_S = 600.0
 _CORE_BYTES = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)
 """1 byte means no core, also for a handler that core_pattern names, which 0 would feed; 0 where 1 is out of reach."""
 
@@ -55,6 +59,7 @@ class Host(Protocol):
         cgroups: Of the runners; None before the first one.
         counting: Threads that count what a sandbox holds.
         reserve_bytes: Space to keep free.
+        mode: Whether the server is root.
     """
 
     live: dict[str, NamespaceSandbox]
@@ -64,6 +69,7 @@ class Host(Protocol):
     cgroups: Cgroups | None
     counting: Executor
     reserve_bytes: int
+    mode: Mode
 
     def link_base(self, base: BaseTree) -> str:
         """Return the short name of a base tree below the layers directory."""
@@ -100,6 +106,11 @@ class NamespaceSandbox(Sandbox):
     ) -> None:
         self.id = name
         self.layer = layer
+        self._workdir = WORKSPACE
+        self._writable: tuple[str, ...] = ()
+        if layer:
+            meta = backend.store.meta(layer)
+            self._workdir, self._writable = meta.workdir, meta.writable
         self._backend = backend
         self.base = base
         self._shell = shell
@@ -108,6 +119,10 @@ class NamespaceSandbox(Sandbox):
         self._usage = Usage()
         self._last: Runner | None = None
         self._destroyed = False
+
+    @property
+    def workdir(self) -> str:
+        return self._workdir
 
     @property
     def cwd(self) -> str:
@@ -190,19 +205,9 @@ class NamespaceSandbox(Sandbox):
 
     def _environment(self, clean: bool, env: Mapping[str, str]) -> dict[bytes, bytes]:
         if not clean and not self._shell.pristine:
-            found = {}  # all of it comes from the saved state, also what the agent removed
+            found: Mapping[str, str] = {}  # all of it comes from the saved state, also what the agent removed
         else:
-            found = {
-                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": "/home/agent" if (self.base.root / "home/agent").is_dir() else WORKSPACE,
-                "USER": "agent",
-                "LOGNAME": "agent",
-                "SHELL": "/bin/bash",
-                "LANG": "C.UTF-8",
-                "TZ": "UTC",
-                "TERM": "dumb",
-                "PYTHONHASHSEED": "0",
-            }
+            found = self._defaults()
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in found.items()}
         encoded[b"PWD"] = b"/" if clean else self._shell.cwd
         if clean:
@@ -210,6 +215,52 @@ class NamespaceSandbox(Sandbox):
         else:
             encoded[b"BASH_ENV"] = b"/proc/self/fd/%d" % shell_state.STATE_FD
         return encoded
+
+    def _defaults(self) -> Mapping[str, str]:
+        """Return the variables of a first command."""
+        return {
+            "PATH": DEFAULT_PATH,
+            "HOME": "/home/agent" if (self.base.root / "home/agent").is_dir() else self._workdir,
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "TERM": "dumb",
+            "PYTHONHASHSEED": "0",
+        }
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Make what ``spec`` wants, and freeze it as the first layer; called by `NamespaceBackend.open`.
+
+        The child of a runner makes it, in the sandbox's own root and with the power over owners that commands do not
+        have: so links lead where they lead inside, and overlayfs copies what it has to.
+
+        Raises:
+            SpecRefused: The base tree has something else there.
+            SandboxFailed: The machinery broke.
+        """
+        self._workdir = spec.workdir
+        self._shell = ShellState.starting(spec.workdir, spec.env, self._defaults())
+        if not spec.makes_files:
+            return
+        order, content = start_files.order_of(spec, rootless=self._backend.mode == "rootless")
+        self._backend.check_room(len(content))
+        data = memory_file(content)
+        try:
+            runner, _ = await self._prepare()
+            ending = await self._exchange(runner, order, [os.dup(data)], {}, _PREPARE_TIMEOUT_S)
+        finally:
+            os.close(data)
+        if ending.answer is None:
+            raise SandboxFailed(f"the start of a sandbox could not be made: the helper ended with {ending.status}")
+        if ending.answer[0] == "refused":
+            self._backend.check_room()
+            raise SpecRefused(f"entry {os.fsdecode(ending.answer[1])}: {ending.answer[2]}")
+        check_workdir(os.fsdecode(ending.answer[1]))  # as the base tree's links have it
+        self._writable = tuple(os.fsdecode(path) for path in ending.answer[2])
+        self._usage = await asyncio.to_thread(self._count)
+        await self._freeze()
 
     async def _prepare(self) -> tuple[Runner, Counters]:
         """Get everything ready that a request needs: room, a writable directory, a runner with our limits."""
@@ -272,7 +323,7 @@ class NamespaceSandbox(Sandbox):
             "own_processes": (processes, processes),
             "upper": f"{here}/u",
             "work": f"{here}/w",
-            "writable": self.base.writable,
+            "writable": (*self.base.writable, *self._writable),
             "rlimits": [
                 _rlimit(resource.RLIMIT_FSIZE, limits.file_size_bytes, limits.file_size_bytes),
                 _rlimit(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 2),
@@ -392,18 +443,25 @@ class NamespaceSandbox(Sandbox):
     async def snapshot(self) -> SandboxSnapshot:
         self._check()
         if self._changed():
-            arguments = (self._upper, self.layer, self.base, self._usage)
-            small = self._usage.entries + self._usage.whiteouts <= _INLINE_ENTRIES
-            small = small and self._usage.size_bytes <= _INLINE_BYTES
-            try:
-                # A thread costs more than freezing a few small files.
-                freeze = self._backend.store.freeze
-                meta = freeze(*arguments) if small else await asyncio.to_thread(freeze, *arguments)
-            except OSError as error:
-                raise SandboxFailed(f"a layer could not be written: {error}") from error
-            self.layer = meta.id
-            self._usage = Usage()
+            await self._freeze()
         return SandboxSnapshot(self._ref(), self._shell.pack())
+
+    async def _freeze(self) -> None:
+        freeze = functools.partial(
+            self._backend.store.freeze,
+            *(self._upper, self.layer, self.base, self._usage),
+            workdir=self._workdir,
+            writable=self._writable,
+        )
+        small = self._usage.entries + self._usage.whiteouts <= _INLINE_ENTRIES
+        small = small and self._usage.size_bytes <= _INLINE_BYTES
+        try:
+            # A thread costs more than freezing a few small files.
+            meta = freeze() if small else await asyncio.to_thread(freeze)
+        except OSError as error:
+            raise SandboxFailed(f"a layer could not be written: {error}") from error
+        self.layer = meta.id
+        self._usage = Usage()
 
     def _changed(self) -> bool:
         if self._directory is None:

@@ -12,12 +12,13 @@ processes: one that forges a state changes its own sandbox, where it could have 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..base import WORKSPACE
+from ..spec import WORKSPACE
 
 STATE_FD = 254
 MAX_STATE_BYTES = 32 * 1024
@@ -85,21 +86,38 @@ class ShellState:
         """No command has left anything yet: variables come from the backend."""
         return not self.script
 
+    @classmethod
+    def starting(cls, workdir: str, env: Mapping[str, str], defaults: Mapping[str, str]) -> ShellState:
+        """Return the state that the first command of a sandbox finds.
+
+        Args:
+            workdir: Where it runs.
+            env: Variables that it finds besides and over ``defaults``; with none the state is pristine.
+            defaults: The backend's own.
+        """
+        lines = [f"builtin declare -x {name}={shlex.quote(value)}\n" for name, value in {**defaults, **env}.items()]
+        script = "".join(lines) if env else ""
+        return cls(os.fsencode(workdir), script=script.encode("utf-8", "surrogateescape"))
+
     def pack(self) -> bytes:
-        """Return the bytes that `unpack` reads; empty for a pristine state in the workspace."""
+        """Return the bytes that `unpack` reads; empty for a pristine state in `WORKSPACE`."""
         if self == ShellState():
             return b""
         return b"\0".join((self.cwd, self.options, self.script))
 
     @classmethod
-    def unpack(cls, data: bytes) -> ShellState:
+    def unpack(cls, data: bytes, workdir: str = WORKSPACE) -> ShellState:
         """Return the state that `pack` wrote.
+
+        Args:
+            data: The bytes; empty for a pristine state.
+            workdir: Where a pristine state is.
 
         Raises:
             ValueError: ``data`` is not such a state.
         """
         if not data:
-            return cls()
+            return cls(os.fsencode(workdir))
         cwd, options, script = data.split(b"\0")
         return cls(cwd, options, script)
 
