@@ -3,8 +3,9 @@
     python bench/detect_accuracy.py [FILE.jsonl ...] [--json] [--fail-under] [--verbose]
 
 A row has id, cwd, command, exit_code, timed_out, stdout, stderr, expected_kind and expected_site, and optionally
-ambiguous, also_accept, also_accept_sites and limit_hit. Rows marked ambiguous are left out; a null expected_site, or a
-null key of it, is not measured.
+ambiguous, also_accept, also_accept_sites, limit_hit and host_roots: directories of the server, where the command ran on
+its machine and in no sandbox; no_site then says that nothing may be a site. Rows marked ambiguous are left out; a null
+expected_site, or a null key of it, is not measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ DEFAULT_FILES = (
     ROOT.parent / "shared" / "data" / "error_corpus.jsonl",
     ROOT / "tests" / "protocol" / "data" / "outputs.jsonl",
     ROOT / "tests" / "protocol" / "data" / "outputs2.jsonl",
+    ROOT / "tests" / "protocol" / "data" / "unsandboxed.jsonl",
 )
 SITE_KEYS = ("file", "line", "test_id", "action_span")
 BARS = {"precision": 0.97, "recall": 0.95, "site": 0.9}
@@ -102,6 +105,7 @@ def score_rows(rows: list[dict[str, Any]]) -> Score:
             timed_out=bool(row.get("timed_out")),
             limit_hit=row.get("limit_hit"),
             cwd=row.get("cwd"),
+            is_host_file=_host_files(row["host_roots"]) if row.get("host_roots") else None,
         )
         score.times_ms.append((time.perf_counter() - start) * 1000)
         _count(score, row, found)
@@ -125,6 +129,15 @@ def _count(score: Score, row: dict[str, Any], found: Detection) -> None:
         score.misses.append(f"{row['id']}: {row['command'][:100]!r} expected {expected}, got {kind}")
     if expected is not None and row.get("expected_site"):
         _count_site(score, row, found)
+    if row.get("no_site"):
+        placed = [s for s in found.error_sites if s.file or s.action_span or s.test_id]
+        score.sites["action_span"] += 1
+        score.sites_right["action_span"] += not placed
+        score.misses += [f"{row['id']}: {row['command'][:100]!r} a site where there is none: {s}" for s in placed]
+
+
+def _host_files(roots: list[str]) -> Callable[[str], bool]:
+    return lambda path: path.startswith(tuple(f"{root}/" for root in roots))
 
 
 def _count_site(score: Score, row: dict[str, Any], found: Detection) -> None:

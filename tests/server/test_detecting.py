@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,125 @@ def test_a_json_text_is_read_where_a_tool_has_no_structured_result() -> None:
     marked, _ = marked_response(response, asked(cmd="cat nofile"), 1, found)
     site = marked["result"]["_meta"][META_KEY]["error_site"]
     assert (site["action_field"], site["action_span"]) == ("cmd", [4, 10])
+
+
+# -- commands that run in this process ---------------------------------------------------------------------------------
+
+
+class InProcessObservation(Observation):
+    stdout: str = ""
+    stderr: str = ""
+    ok: bool = True
+
+
+class InProcessEnvironment(Environment[CodeAction, InProcessObservation, State]):
+    """Foreign: executes the action's Python in the server, as coding_env and repl_env do."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> InProcessObservation:
+        self._names: dict[str, Any] = {}
+        return InProcessObservation()
+
+    def step(self, action: CodeAction, timeout_s: float | None = None, **_: Any) -> InProcessObservation:
+        try:
+            if "import" in action.code:
+                raise RuntimeError("Import of os is not allowed")
+            exec(action.code, self._names)
+        except Exception:
+            return InProcessObservation(stderr=traceback.format_exc(), ok=False)
+        return InProcessObservation()
+
+    @property
+    def state(self) -> State:
+        return State(episode_id="in-process", step_count=0)
+
+
+IN_PROCESS = "stdout=stdout,stderr=stderr,success=ok,command=code"
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "span", "file"),
+    [
+        ("x = 3\n1/0\n", "runtime_error", (6, 9), "<string>"),
+        ("undefined", "runtime_error", (0, 9), None),
+        ("import os", "import_error", (7, 9), None),
+        ("x = = 1", "syntax_error", (0, 7), "<string>"),
+    ],
+)
+def test_a_frame_of_the_server_is_no_site_and_no_marker_names_a_path_of_it(
+    action: str, kind: str, span: tuple[int, int], file: str | None
+) -> None:
+    app = create_app(InProcessEnvironment, CodeAction, InProcessObservation, detect=IN_PROCESS)
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
+        seen = socket.ask("step", {"code": action})["data"]
+        assert __file__ in seen["observation"]["stderr"]  # the environment's own text stays as it is
+        markers = seen["metadata"]
+        assert markers["error_kind"] == kind
+        site = markers["error_site"]
+        assert (site["action_field"], tuple(site["action_span"]), site["file"]) == ("code", span, file)
+        assert str(Path(__file__).parent) not in json.dumps(markers)
+
+
+def test_success_may_stand_for_an_exit_status_and_has_to_be_a_boolean() -> None:
+    mapped = FieldMap.parse(IN_PROCESS, CodeAction, InProcessObservation)
+    assert (
+        mapped.detection(InProcessObservation(stderr="KeyError: 'k'", ok=False), ACTION).error_kind == "runtime_error"
+    )
+    assert mapped.detection(InProcessObservation(stderr="KeyError: 'k'"), ACTION).error_kind is None
+    assert mapped.detection({"stderr": "KeyError: 'k'", "ok": "no"}, ACTION).error_kind is None
+    with pytest.raises(InvalidRequest, match="and not both"):
+        FieldMap.parse("exit_code=stdout,success=ok", CodeAction, InProcessObservation)
+
+
+def test_the_message_of_a_failed_tool_names_no_path_of_the_server() -> None:
+    text = f"[Errno 2] No such file or directory: '{Path(__file__).parent}/prices.json'"
+    marked, _ = marked_response(
+        {"result": {"isError": True, "content": [{"type": "text", "text": text}]}}, asked(), 1, None
+    )
+    result = marked["result"]
+    assert result["content"][0]["text"] == text
+    told = json.dumps(result["_meta"])
+    assert ".../prices.json" in told and str(Path(__file__).parent) not in told
+
+
+UPSTREAM = Path(__file__).resolve().parents[3] / "shared" / "upstream_envs"
+
+
+@pytest.mark.parametrize("name", ["coding_env", "repl_env"])
+def test_openenvs_own_python_environments_get_the_place_in_the_action(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (UPSTREAM / name).is_dir():
+        pytest.skip(f"no {name} in {UPSTREAM}: third-party sources that the repository does not hold")
+    pytest.importorskip("smolagents", reason="coding_env and repl_env need it; recorded outputs: unsandboxed.jsonl")
+    monkeypatch.syspath_prepend(str(UPSTREAM))
+    models = importlib.import_module(f"{name}.models")
+    if name == "coding_env":
+        environment = importlib.import_module("coding_env.server.python_codeact_env").PythonCodeActEnv
+        classes, mapping = (
+            (models.CodeAction, models.CodeObservation),
+            "stdout=stdout,stderr=stderr,exit_code=exit_code",
+        )
+    else:
+        environment = importlib.import_module("repl_env.server.repl_environment").REPLEnvironment
+        classes = (models.REPLAction, models.REPLObservation)
+        mapping = "stdout=result.stdout,stderr=result.stderr,success=result.success"
+    app = create_app(environment, *classes, detect=f"{mapping},command=code")
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
+        for action, kind, failing in (
+            ("x = 1\n1/0", "runtime_error", "1/0"),
+            ("import os", "import_error", "import os"),
+            ("undefined", "runtime_error", "undefined"),
+            ("x = = 1", "syntax_error", "x = = 1"),
+        ):
+            seen = socket.ask("step", {"code": action})["data"]
+            markers = seen.get("metadata") or seen["observation"]["metadata"]
+            assert markers["error_kind"] == kind
+            assert action[slice(*markers["error_site"]["action_span"])] == failing
+            told = json.dumps(markers["error_sites"])
+            assert markers["error_site"]["file"] is None and str(UPSTREAM) not in told and "site-packages" not in told
+        clean = socket.ask("step", {"code": "x = 2"})["data"]
+        assert "error_kind" not in (clean.get("metadata") or clean["observation"].get("metadata") or {})

@@ -6,9 +6,12 @@ its site is, are listed in ``docs/detectors.md``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+from errata_protocol.detect.agent_sites import agent_sites
 from errata_protocol.detect.benign import is_answered
+from errata_protocol.detect.interpreted import last_words
 from errata_protocol.detect.rules import RULES, Finding, Rule
 from errata_protocol.detect.rules.tests import hides_failure
 from errata_protocol.detect.server_side import output_truncated, path_refused, tool_not_found
@@ -31,6 +34,7 @@ def detect(
     timed_out: bool = False,
     limit_hit: Limit | None = None,
     cwd: str | None = None,
+    is_host_file: Callable[[str], bool] | None = None,
 ) -> Detection:
     """Say what went wrong in one command, and where.
 
@@ -42,6 +46,9 @@ def detect(
         timed_out: Whether the server ended it at its deadline.
         limit_hit: The limit that ended it, if one did.
         cwd: Absolute directory it ran in, if known: names in messages are resolved against it.
+        is_host_file: Give it where the command ran in no sandbox but on the server's machine, maybe in its process: it
+            says whether a path is a file of the server. Then only what is certainly the agent's is a site, and messages
+            name no other path.
 
     Returns:
         `NOTHING_WRONG`, or the first kind in order of precedence that fits. Severity is ``"warning"`` when the only
@@ -49,13 +56,28 @@ def detect(
     """
     if exit_code is not None and exit_code < 0:  # Python's way of saying "ended by signal n"
         exit_code = 128 - exit_code
-    turn = Turn.of(command, exit_code, stdout, stderr, timed_out=timed_out, limit_hit=limit_hit, cwd=cwd)
-    if not timed_out and limit_hit is None:
+    turn = Turn.of(
+        command,
+        exit_code,
+        stdout,
+        stderr,
+        timed_out=timed_out,
+        limit_hit=limit_hit,
+        cwd=cwd,
+        is_host_file=is_host_file,
+    )
+    found = _detected(turn)
+    return found if turn.agent_files is None else agent_sites(turn, found, turn.agent_files)
+
+
+def _detected(turn: Turn) -> Detection:
+    exit_code = turn.exit_code
+    if not turn.timed_out and turn.limit_hit is None:
         if exit_code == 0:
             return _hidden_failure(turn)
         if exit_code is not None:
             silent = not any(turn.stderr) and not any(turn.stdout)
-            answered = is_answered(turn.action, exit_code, turn.stderr, silent=silent)
+            answered = is_answered(turn.action, exit_code, turn.stderr, silent=silent) and not _raised(turn)
             if answered or (answered is None and _first(turn, last_resorts=False) is None):
                 return _hidden_failure(turn)
     found = _first(turn, last_resorts=False)
@@ -66,6 +88,11 @@ def detect(
             return _detection(found[0], Finding(found[1].sites, "warning"))
     found = found or _first(turn, last_resorts=True)
     return _detection(*found) if found else NOTHING_WRONG
+
+
+def _raised(turn: Turn) -> bool:
+    """Whether an action of a foreign environment ended in an exception: ``test = 1/0`` is no call of `test`."""
+    return turn.agent_files is not None and bool(turn.tracebacks or last_words(turn))
 
 
 def _first(turn: Turn, *, last_resorts: bool) -> tuple[Rule, Finding] | None:

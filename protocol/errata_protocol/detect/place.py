@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from errata_protocol.detect.action import Invocation, code_word, language
+from errata_protocol.detect.agent_files import WORKSPACE_ROOTS
+from errata_protocol.detect.interpreted import CODE_NAME, code_span
 from errata_protocol.detect.python_traceback import Frame
 from errata_protocol.detect.shell_tree import Word
 from errata_protocol.detect.text import message
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorSite, SiteSource
-
-WORKSPACE_ROOTS = ("/workspace", "/testbed")
-"""Where our environments put a task; another working directory is its own root."""
 
 INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
 _FOREIGN = re.compile(
@@ -56,13 +55,23 @@ def is_own(file: str) -> bool:
 
 def last_own_frame(turn: Turn, frames: Sequence[Frame]) -> Frame | None:
     """Return the last frame inside the workspace; else in the action's own code; else in a file of the agent's."""
-    own = [f for f in frames if is_own(f.file)]
+    own = [f for f in frames if _owns_frame(turn, f)]
     inside = [f for f in own if f.file not in INLINE_FILES and not relative_file(turn, f.file).startswith("/")]
     inline = [f for f in own if f.file in INLINE_FILES]
     for group in (inside, inline, own):
         if group:
             return group[-1]
     return None
+
+
+def _owns_frame(turn: Turn, frame: Frame) -> bool:
+    if turn.agent_files is None:
+        return is_own(frame.file)
+    if CODE_NAME.match(frame.file):
+        if any(language(c.program) for c in turn.action.invocations):  # the shell ran an interpreter
+            return frame.file in INLINE_FILES
+        return code_span(turn, frame) is not None
+    return is_own(frame.file) and turn.agent_files.owns(frame.file)
 
 
 def site(
@@ -100,10 +109,11 @@ def frame_site(turn: Turn, frame: Frame, line: str, text: str = "", source: Site
         text: The exception's message: it tells two pieces of inline code apart.
         source: What the frame was read from.
     """
-    if frame.file in INLINE_FILES:
-        return site(
-            line, source, span=inline_span(turn, frame.file, frame.line, text), file=frame.file, number=frame.line
-        )
+    if frame.file in INLINE_FILES or (turn.agent_files is not None and CODE_NAME.match(frame.file)):
+        span = inline_span(turn, frame.file, frame.line, text)
+        if span is None and turn.agent_files is not None:
+            span = code_span(turn, frame)
+        return site(line, source, span=span, file=frame.file, number=frame.line)
     span = written_span(turn, frame.file, frame.line)
     return site(line, source, span=span, file=relative_file(turn, frame.file), number=frame.line)
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _HEADER = re.compile(r"^(?P<margin>[\s|+*-]{0,40})(?:Exception Group )?Traceback \(most recent call last\):")
-_FRAME = re.compile(r'^(?:[\s|*]{0,60})File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})(?P<within>, in .*)?')
+_FRAME = re.compile(
+    r'^(?:[\s|*]{0,60})File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})(?P<within>, in (?P<function>.*))?'
+)
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<text>.*))?$")
 _SYNTAX = re.compile(r"^(?P<type>SyntaxError|IndentationError|TabError): ?(?P<text>.*)$")
+_QUOTED_EXCEPTION = re.compile(r"(?:^|[\s:(])(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ")
+AT_LINE, DUE = "at line '", "' due to"
+"""Around the statement that an interpreter says has failed."""
+
+_STATEMENT_LINES = 200
 _CHAINED = (
     "The above exception was the direct cause",
     "During handling of the above exception",
@@ -21,11 +28,15 @@ _HEADLESS_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame; ``in_code`` is False for the ``File`` line of a syntax error, which ran nothing."""
+    """One frame; ``in_code`` is False for the ``File`` line of a syntax error, which ran nothing.
+
+    ``function`` is the name as printed, None in other languages than Python.
+    """
 
     file: str
     line: int
     in_code: bool = True
+    function: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,29 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
     return tuple(found)
 
 
+def quoted_exception(text: str) -> tuple[str, str] | None:
+    """Return name and message of the last exception that ``text`` quotes (``it failed: KeyError: 'k'``), if any."""
+    found = None
+    for found in _QUOTED_EXCEPTION.finditer(text):  # noqa: B007
+        pass
+    return (found["type"], text[found.end() :].strip()) if found else None
+
+
+def unwrapped(traceback: Traceback, lines: Sequence[str]) -> Traceback:
+    """Return the traceback with the exception that its message quotes, as interpreters inside a server raise it.
+
+    Args:
+        traceback: As it was read.
+        lines: Where from. The statement in ``failed at line 'STATEMENT' due to: ...`` may have several lines.
+    """
+    text = traceback.text
+    if AT_LINE in text and DUE not in text:
+        following = lines[traceback.last + 1 : traceback.last + 1 + _STATEMENT_LINES]
+        text = next((line[line.index(DUE) :] for line in following if DUE in line), text)
+    inner = quoted_exception(text)
+    return replace(traceback, exception=inner[0], text=inner[1]) if inner else traceback
+
+
 def _read(lines: Sequence[str], start: int, margin: str, limit: int = 2_000) -> Traceback | None:
     frames: list[Frame] = []
     group = "|" in margin or "+" in margin
@@ -93,7 +127,8 @@ def _read(lines: Sequence[str], start: int, margin: str, limit: int = 2_000) -> 
         line = lines[index]
         match = _FRAME.match(line) if "File" in line else None
         if match:
-            frames.append(Frame(match.group("file"), int(match.group("line")), bool(match.group("within"))))
+            within = bool(match.group("within"))
+            frames.append(Frame(match.group("file"), int(match.group("line")), within, match.group("function")))
             index += 1
             continue
         body = line[width:] if not group else line.lstrip(" |+")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from errata_protocol.detect.action import Action
-from errata_protocol.detect.python_traceback import Traceback, find_tracebacks
+from errata_protocol.detect.agent_files import AgentFiles
+from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, unwrapped
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
 from errata_protocol.detect.text import bounded_lines
@@ -23,6 +25,7 @@ class Turn:
         limit_hit: Name of the limit that ended the command, or None.
         cwd: Directory the command ran in, if known.
         trust_stdout: Read messages from standard output too, also without a ``2>&1`` in the action.
+        is_host_file: Whether a path is a file of the server, where the command ran on its machine; None in a sandbox.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Turn:
         limit_hit: str | None = None,
         cwd: str | None = None,
         trust_stdout: bool = False,
+        is_host_file: Callable[[str], bool] | None = None,
     ) -> None:
         self.action = action
         self.exit_code = exit_code
@@ -45,6 +49,7 @@ class Turn:
         self.limit_hit = limit_hit
         self.cwd = cwd
         self.trust_stdout = trust_stdout
+        self._is_host_file = is_host_file
 
     @classmethod
     def of(
@@ -57,6 +62,7 @@ class Turn:
         timed_out: bool = False,
         limit_hit: str | None = None,
         cwd: str | None = None,
+        is_host_file: Callable[[str], bool] | None = None,
     ) -> Turn:
         """Build a turn from raw streams of any size."""
         return cls(
@@ -67,6 +73,7 @@ class Turn:
             timed_out=timed_out,
             limit_hit=limit_hit,
             cwd=cwd,
+            is_host_file=is_host_file,
         )
 
     def trusting_stdout(self) -> Turn:
@@ -80,6 +87,7 @@ class Turn:
             limit_hit=self.limit_hit,
             cwd=self.cwd,
             trust_stdout=True,
+            is_host_file=self._is_host_file,
         )
 
     @property
@@ -89,6 +97,13 @@ class Turn:
     @property
     def failed(self) -> bool:
         return self.exit_code != 0
+
+    @cached_property
+    def agent_files(self) -> AgentFiles | None:
+        """Which files are the agent's, where the command ran on the server's machine; None in a sandbox."""
+        if self._is_host_file is None:
+            return None
+        return AgentFiles(self.command, (*self.stderr, *self.stdout), self._is_host_file)
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
@@ -114,7 +129,11 @@ class Turn:
         """Python tracebacks among the believed lines that are not part of a test report."""
         if self.report is not None:
             return ()
-        return find_tracebacks(self.lines)
+        found = find_tracebacks(self.lines)
+        files = self.agent_files
+        if files is None:
+            return found
+        return tuple(t if any(files.owns(f.file) for f in t.frames) else unwrapped(t, self.lines) for t in found)
 
     @cached_property
     def crash(self) -> Crash | None:

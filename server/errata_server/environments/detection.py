@@ -2,7 +2,8 @@
 
 The operator says where observations hold a command's output: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD``, and where
 actions hold the command. Then the detectors read each step, and what they find goes into ``observation.metadata``:
-undeclared fields would break typed clients. A tools/call carries its markers in ``result._meta``.
+undeclared fields would break typed clients. A tools/call carries its markers in ``result._meta``. The commands run on
+this machine and often in this process: no file of the server is a site, and no marker names a path of it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from openenv.core.env_server.types import Action, Observation
 from pydantic import BaseModel
 
 from errata_protocol.detect import detect
+from errata_protocol.detect.agent_files import AgentFiles
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMarkers, ErrorSite
+
+from .host_files import is_host_file
 
 META_KEY = "openenv/errata"
 """Key of the markers in an MCP result's ``_meta``, and in the ``data`` of a JSON-RPC error."""
@@ -28,7 +32,8 @@ MAX_TEXT_RESULT = 1024**2
 
 Path = tuple[str, ...]
 
-_USAGE = "detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]"
+_USAGE = "detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD], or success=FIELD for exit_code"
+_KEYS = ("stdout", "stderr", "exit_code", "success", "command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +41,24 @@ class FieldMap:
     """Where observations and actions of an environment hold what the detectors read; each a path of names.
 
     Args:
-        exit_code: In the observation. Without a number there, nothing is marked.
+        exit_code: In the observation. Without a number there, nothing is marked. None where `success` is given.
+        success: In the observation, for one without an exit status: true, or false when the command failed.
         stdout: In the observation; None where it has none.
         stderr: Likewise.
         command: In the action; without it no site has a span.
     """
 
-    exit_code: Path
+    exit_code: Path | None = None
     stdout: Path | None = None
     stderr: Path | None = None
     command: Path | None = None
+    success: Path | None = None
 
     @classmethod
     def parse(cls, text: str, action_cls: type[Action], observation_cls: type[Observation]) -> FieldMap:
         """Read ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``; fields may be dotted paths.
+
+        ``success=FIELD`` takes the place of ``exit_code`` where there is only a boolean.
 
         Raises:
             InvalidRequest: It is something else, or names a field that the classes do not have; the message lists
@@ -60,19 +69,28 @@ class FieldMap:
         paths: dict[str, Path] = {}
         for entry in text.split(","):
             name, separator, path = (part.strip() for part in entry.partition("="))
-            if not separator or not path or name not in ("stdout", "stderr", "exit_code", "command"):
+            if not separator or not path or name not in _KEYS:
                 raise InvalidRequest(f"{_USAGE}, and {entry.strip()!r} is none of these")
             if name in paths:
                 raise InvalidRequest(f"{_USAGE}, and {name} stands there twice")
             paths[name] = tuple(path.split("."))
             _check(paths[name], action_cls if name == "command" else observation_cls)
-        if "exit_code" not in paths:
+        if "exit_code" in paths and "success" in paths:
+            raise InvalidRequest(f"{_USAGE}, and not both")
+        if "exit_code" not in paths and "success" not in paths:
             raise InvalidRequest(f"{_USAGE}; exit_code is missing: without it nobody knows which turn failed")
         return cls(**paths)
 
+    def status(self, observation: object) -> int | None:
+        """Return the exit status that an observation holds, 0 or 1 for a boolean; None if it holds none."""
+        if self.success is not None:
+            succeeded = _value(observation, self.success)
+            return int(not succeeded) if isinstance(succeeded, bool) else None
+        return _exit_code(_value(observation, self.exit_code)) if self.exit_code is not None else None
+
     def detection(self, observation: object, action: object) -> Detection:
         """Return what the detectors find in one turn."""
-        exit_code = _exit_code(_value(observation, self.exit_code))
+        exit_code = self.status(observation)
         if exit_code is None:
             return NOTHING_WRONG
         found = detect(
@@ -80,6 +98,7 @@ class FieldMap:
             exit_code,
             _text(_value(observation, self.stdout)) if self.stdout else "",
             _text(_value(observation, self.stderr)) if self.stderr else "",
+            is_host_file=is_host_file,
         )
         field = ".".join(self.command) if self.command else None
         return _with_sites(found, [_in_field(site, field) for site in found.error_sites])
@@ -163,7 +182,7 @@ def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap |
         arguments = asked.get("arguments") or {}
         action = {"name": asked.get("name"), "tool_name": asked.get("name"), **arguments, "arguments": arguments}
         for content in _structured(result):
-            if _value(content, fields.exit_code) is not None:
+            if fields.status(content) is not None:
                 return fields.detection(content, action)
     error = result.get("error")
     if isinstance(error, dict) and "error_type" in error:  # upstream's ToolError
@@ -210,10 +229,10 @@ def _failure_text(text: str, asked: Mapping[str, Any]) -> Detection:
         return _tool_failure(ErrorKind.TOOL_NOT_FOUND, text, asked)
     if _ARGUMENTS_INVALID.search(text):
         return _tool_failure(ErrorKind.INVALID_ARGUMENTS, text, asked)
-    found = detect("", 1, "", text)
+    found = detect("", 1, "", text, is_host_file=is_host_file)
     if found.error_kind not in (None, ErrorKind.NONZERO_EXIT):
         return _with_sites(found, [_in_field(site, None) for site in found.error_sites])
-    site = ErrorSite(source="message", message=_line(text)) if text.strip() else None
+    site = ErrorSite(source="message", message=_line(text, asked)) if text.strip() else None
     return Detection.of(ErrorKind.RUNTIME_ERROR, *([site] if site else []), severity="warning")
 
 
@@ -224,14 +243,18 @@ def _tool_failure(kind: ErrorKind, message: str, asked: Mapping[str, Any]) -> De
         action_field="name" if of_name else None,
         action_span=(0, len(str(name))) if of_name else None,
         source="action" if of_name else "message",
-        message=_line(message),
+        message=_line(message, asked),
     )
     return Detection.of(kind, site)
 
 
-def _line(text: str) -> str | None:
+def _line(text: str, asked: Mapping[str, Any]) -> str | None:
+    """Return the first line of a message as a marker may hold it: without paths of this machine."""
     lines = text.strip().splitlines()
-    return lines[0][:300] if lines else None
+    if not lines:
+        return None
+    arguments = json.dumps(asked.get("arguments") or {}, ensure_ascii=False)
+    return AgentFiles(arguments, lines[:1], is_host_file).redacted(lines[0])[:300]
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

@@ -300,6 +300,15 @@ _OTHER_MODULE = re.compile(
 )
 
 
+_REFUSED_IMPORT = re.compile(
+    r"^(?:(?:un\w+|forbidden|disallowed) )?(?:import(?:ing|s)?|(?:use of )?modules?)\b.{0,120}\b(?:(?:not|n't) (?:be )?"
+    r"(?:allowed|permitted|authori[sz]ed|supported)|forbidden|disallowed|prohibited|blocked|denied|restricted)\b|"
+    r"^(?:forbidden|disallowed|prohibited|blocked|unauthori[sz]ed|restricted|unsafe|dangerous) (?:import|module)\b",
+    re.IGNORECASE,
+)
+"""How interpreters with a list of allowed modules refuse one; the name of their exception varies."""
+
+
 def _import(turn: Turn) -> Finding | None:
     if turn.report is not None:
         broken = turn.report.collection_failure
@@ -309,10 +318,14 @@ def _import(turn: Turn) -> Finding | None:
             return None
         return Finding((_collected(turn, broken).model_copy(update={"test_id": _test_id(broken)}),))
     for traceback in _final(turn):
-        if traceback.name in _IMPORT_NAMES:
+        if traceback.name in _IMPORT_NAMES or _REFUSED_IMPORT.search(traceback.text):
             sites = _traceback_sites(turn, traceback)
             span = None if sites else argument_span(turn, quoted(traceback.text), in_code=False)
             return Finding((site(traceback.line, span=span),) if span else sites)
+    if turn.agent_files is not None:
+        last = next((line for line in reversed(turn.lines) if line.strip()), "")
+        if any(_REFUSED_IMPORT.search(part) for part in last.split(": ")) or _REFUSED_IMPORT.search(last):
+            return Finding((site(last),))
     if not turn.mentions("module", "@inc", "cannot load such", "classnotfound", "main class", "package", "noclassdef"):
         return None
     lines = [x for x in turn.messages if not re.match(r"\s+(?:throw new |code: )", x)]
@@ -371,7 +384,8 @@ IMPORT_RULES = (
     Rule(
         "code.import",
         ErrorKind.IMPORT_ERROR,
-        "ImportError or ModuleNotFoundError that ends a run or a collection, `No module named`, `Cannot find module`, "
+        "ImportError or ModuleNotFoundError that ends a run or a collection, an interpreter's refusal of a module that "
+        "it does not allow, `No module named`, `Cannot find module`, "
         "`Can't locate .. in @INC`, `cannot load such file`, a missing Go package or Java main class.",
         "The importing line: the last frame in the workspace, or the line of code in the action; for `python -m NAME` "
         "the name.",

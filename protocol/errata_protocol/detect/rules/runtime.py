@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from errata_protocol.detect.action import language
+from errata_protocol.detect.interpreted import last_words
 from errata_protocol.detect.place import (
     frame_site,
     is_own,
@@ -82,6 +83,8 @@ def _native(turn: Turn) -> Finding | None:
             return Finding((where.model_copy(update={"column": int(match.group("column"))}),))
     last = next((x for x in reversed(turn.lines) if x.strip()), "")
     if _LAST_WORDS.match(last) and any(language(c.program) == "python" for c in turn.action.invocations):
+        return Finding()
+    if turn.agent_files is not None and last_words(turn):
         return Finding()
     return None
 
