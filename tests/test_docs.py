@@ -1,0 +1,96 @@
+"""The documents: every relative link leads somewhere, and every ``errata`` command in them exists with its options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from errata_server.cli.commands import cli
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "envs/*/README.md", "rfcs/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.S)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Yield the words of each ``errata`` command line in an indented or fenced block."""
+    text = path.read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        found = re.match(r"(?:    |\t)?(?:[A-Z_]+=\S+ )*errata ([a-z].*)$", line)
+        if found is None:
+            continue
+        lexer = shlex.shlex(found[1], posix=True, punctuation_chars="|;&<>")
+        lexer.commenters, lexer.whitespace_split = "#", True
+        words = list(lexer)
+        stop = next((at for at, word in enumerate(words) if word[0] in "|;&<>"), len(words))
+        yield words[:stop]
+
+
+def unknown(words: list[str]) -> str | None:
+    """Return what a command line names that the command line interface does not have."""
+    command: Any = typer.main.get_command(cli)
+    rest = list(words)
+    while hasattr(command, "commands"):  # a group; newer versions of Typer have a Click of their own
+        if not rest or rest[0].startswith("-"):
+            break
+        found = command.commands.get(rest[0])
+        if found is None:
+            return f"command {rest[0]!r}"
+        command = found
+        rest.pop(0)
+    if command.context_settings.get("ignore_unknown_options"):
+        return None  # it parses its own; its tests run them
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in rest:
+        option = word.split("=")[0]
+        if word.startswith("--") and word != "--" and option not in options | {"--help"}:
+            return f"option {option!r} of {command.name!r}"
+    return None
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_commands_exist(path: Path) -> None:
+    assert [problem for words in commands(path) if (problem := unknown(words))] == []
+
+
+def test_the_readme_shows_commands() -> None:
+    assert {words[0] for words in commands(ROOT / "README.md")} >= {"serve", "replay", "episodes"}
+
+
+def test_an_unknown_command_and_an_unknown_option_are_found() -> None:
+    assert unknown(["serv", "x"]) == "command 'serv'"
+    assert unknown(["serve", "x", "--databases", "y"]) == "option '--databases' of 'serve'"
+    assert unknown(["journal", "verify", "--json"]) is None
