@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+VERSION = 2
+"""Of the extension ``error_markers``. Since 2, ``severity`` is null where ``error_kind`` is; in 1 it was "error"."""
 
 Severity = Literal["error", "warning"]
 SiteSource = Literal["traceback", "message", "action"]
@@ -93,20 +96,24 @@ class Detection:
     Args:
         error_kind: None when nothing is wrong.
         severity: ``"error"``, or ``"warning"`` when the detector is unsure; warnings never carry a hint into a loss.
+            None exactly when ``error_kind`` is: where a kind is given without it, it becomes ``"error"``.
         error_site: The first site, or None when no place is certain.
         error_sites: All sites in order of appearance, the first one included.
         hint_template_key: Key of the hint template that fits, None without a kind.
     """
 
     error_kind: ErrorKind | None = None
-    severity: Severity = "error"
+    severity: Severity | None = None
     error_site: ErrorSite | None = None
     error_sites: tuple[ErrorSite, ...] = ()
     hint_template_key: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "severity", _severity(self.error_kind, self.severity))
+
     @classmethod
     def of(
-        cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity = "error", hint_template_key: str | None = None
+        cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity | None = None, hint_template_key: str | None = None
     ) -> Self:
         """Build a detection with the kind's own hint key unless another is given."""
         return cls(
@@ -116,6 +123,10 @@ class Detection:
             error_sites=sites,
             hint_template_key=hint_template_key or HINT_TEMPLATE_KEYS[kind],
         )
+
+
+def _severity(kind: str | None, given: Severity | None) -> Severity | None:
+    return None if kind is None else given or "error"
 
 
 NOTHING_WRONG = Detection()
@@ -134,14 +145,22 @@ class ErrorMarkers(BaseModel):
         hint_template_key: Hint template for the failing turn, or None.
         error_site: First site, or None.
         error_sites: All sites.
-        severity: ``"error"`` or ``"warning"``; meaningless while ``error_kind`` is None.
+        severity: ``"error"`` or ``"warning"``; None exactly when ``error_kind`` is. Payloads of version 1 of the
+            extension have ``"error"`` there and are read as None.
     """
 
     error_kind: str | None = None
     hint_template_key: str | None = None
     error_site: ErrorSite | None = None
     error_sites: list[ErrorSite] = Field(default_factory=list)
-    severity: Severity = "error"
+    severity: Severity | None = None
+
+    @model_validator(mode="after")
+    def _severity_needs_a_kind(self) -> Self:
+        wanted = _severity(self.error_kind, self.severity)
+        if self.severity != wanted:
+            self.__dict__["severity"] = wanted  # not an assignment: that would validate again and mark the field as set
+        return self
 
     def with_detection(self, detection: Detection) -> Self:
         """Return a copy that carries ``detection``, mirrored into ``metadata`` where the class has one."""

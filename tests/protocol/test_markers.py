@@ -70,3 +70,18 @@ def test_the_mixin_works_without_metadata() -> None:
 def test_a_site_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
         ErrorSite(**wrong)  # type: ignore[arg-type]
+
+
+def test_severity_is_null_exactly_where_there_is_no_kind() -> None:
+    assert (Marked().severity, NOTHING_WRONG.severity) == (None, None)
+    assert Marked().with_detection(NOTHING_WRONG).model_dump()["severity"] is None
+    assert Marked(error_kind="timeout").severity == Detection(error_kind=ErrorKind.TIMEOUT).severity == "error"
+    assert Marked(error_kind="timeout", severity="warning").severity == "warning"
+    marked = Marked().with_detection(FOUND)
+    assert marked.with_detection(NOTHING_WRONG).severity is None
+
+
+def test_a_payload_of_version_1_is_read_as_version_2() -> None:
+    sent = {"error_kind": None, "hint_template_key": None, "error_site": None, "error_sites": [], "severity": "error"}
+    assert Marked.model_validate(sent).severity is None
+    assert Marked.model_validate(sent) == Marked()

@@ -20,6 +20,7 @@ from openenv.core.env_server.types import (
     SessionInfo,
 )
 
+from errata_protocol import markers
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
@@ -108,7 +109,7 @@ class HTTPEnvServer(_UpstreamServer):
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return what a capability probe is answered."""
         recovery = self.sessions.recovery
-        extensions = {"error_markers": 1, "mux": 1}
+        extensions = {"error_markers": markers.VERSION, "mux": 1}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
             extensions["delayed_rewards"] = 1
