@@ -100,4 +100,6 @@ def configure(*, as_json: bool, level: str = "info") -> None:
         logger.propagate = True
     logging.getLogger("uvicorn.error").filters.insert(0, _NoSockets())
     logging.getLogger("uvicorn.access").disabled = True
+    if level != "debug":  # four lines at each start, which say less than our own
+        logging.getLogger("uvicorn.error").setLevel("WARNING")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -62,7 +62,7 @@ class ServerProcess:
             str(data_dir),
         ]
         self.process = subprocess.Popen(
-            [*command, "--no-log-json", *options],
+            [*command, "--log-format", "text", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

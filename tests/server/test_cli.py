@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.app import create_fastapi_app
-from errata_server.cli import commands, episodes
+from errata_server.cli import commands, data_dirs, episodes
 from errata_server.settings import Settings
 
+from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
 
 RUNNER = CliRunner()
@@ -143,3 +146,100 @@ def test_what_the_agent_read_is_printed_as_text_or_as_json(tmp_path: Path, monke
         "agent_text": "n is 5",
         "agent_text_version": "7",
     }
+
+
+# -- help, versions and where journals lie -----------------------------------------------------------------------------
+
+
+def groups() -> list[list[str]]:
+    return [[], *([name] for name in ("episodes", "episode", "journal", "base"))]
+
+
+@pytest.mark.parametrize("group", groups(), ids=" ".join)
+def test_no_summary_of_a_command_is_cut(group: list[str]) -> None:
+    told = RUNNER.invoke(commands.cli, [*group, "--help"], terminal_width=80).output
+    listed = told.split("Commands:\n", 1)[1].splitlines()
+    assert len(listed) >= 3
+    for line in listed:
+        assert not line.endswith("...") and len(line) <= 80, line
+
+
+def test_help_begins_with_serve_and_names_every_command() -> None:
+    told = RUNNER.invoke(commands.cli, ["--help"], terminal_width=80).output
+    names = [line.split()[0] for line in told.split("Commands:\n", 1)[1].splitlines()]
+    assert names[0] == "serve" and names[-1] == "version"
+    assert set(names) >= {*commands.ORDER, "version"}
+
+
+def test_versions_have_their_names() -> None:
+    assert RUNNER.invoke(commands.cli, ["--version"]).output == f"errata {version('openenv-errata')}\n"
+    told = json.loads(RUNNER.invoke(commands.cli, ["version", "--json"]).output)
+    assert told["errata"] == version("openenv-errata") and told["openenv"] == version("openenv")
+    assert told["python"] == platform.python_version()
+    plain = RUNNER.invoke(commands.cli, ["version"]).output
+    assert plain.splitlines()[0].split() == ["errata", version("openenv-errata")]
+
+
+@pytest.fixture
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ERRATA_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "errata"
+
+
+def with_episode(directory: Path) -> str:
+    """Keep one episode in a data directory; return its eid."""
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=Settings(data_dir=directory))
+    with TestClient(app) as client, connect(client) as socket:
+        return str(socket.ask("reset", {})["eid"])
+
+
+def test_the_default_data_directory_is_named_after_the_targets(data_home: Path, tmp_path: Path) -> None:
+    env = tmp_path / "my_env"
+    env.mkdir()
+    assert data_dirs.of_targets(["terminal"]) == data_home / "terminal"
+    assert data_dirs.of_targets([str(env)]) == data_home / "my_env"
+    assert data_dirs.of_targets(["pkg.module:Class"]) == data_home / "pkg.module.Class"
+    both = data_dirs.of_targets(["terminal", str(env)])
+    assert both == data_dirs.of_targets([str(env), "terminal"]) == data_home / "my_env+terminal"
+    assert data_dirs.of_targets(["journal"]) == data_home / "journal_"  # `errata/journal` is an earlier version's
+    assert len(data_dirs.of_targets([f"a{n}" * 20 for n in range(9)]).name) <= data_dirs.MAX_NAME
+    assert data_dirs.of_targets(["../.."]).parent == data_home
+
+
+def test_a_configured_data_directory_is_taken_as_it_is(data_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRATA_DATA_DIR", "/somewhere")
+    assert data_dirs.of_targets(["terminal"]) == Path("/somewhere")
+
+
+def test_reading_finds_the_only_journal_and_the_one_with_the_episode(data_home: Path) -> None:
+    assert "no journal in" in failure("episodes", "--json").message
+    first = with_episode(data_home / "one")
+    listed = RUNNER.invoke(commands.cli, ["episodes", "--json"])
+    assert [e["eid"] for e in json.loads(listed.output)["episodes"]] == [first]
+    second = with_episode(data_home / "two")
+    for eid in (first, second):
+        shown = RUNNER.invoke(commands.cli, ["replay", eid, "0", "--json"])
+        assert json.loads(shown.output)["eid"] == eid
+    unclear = failure("episodes", "--json").message
+    assert "there are 2 journals" in unclear
+    assert str(data_home / "one") in unclear and str(data_home / "two") in unclear
+    assert isinstance(failure("replay", "ep_of_nobody"), UnknownEpisode)
+
+
+def test_a_journal_in_the_earlier_default_directory_is_still_read(data_home: Path) -> None:
+    eid = with_episode(data_home)
+    assert json.loads(RUNNER.invoke(commands.cli, ["episodes", "show", eid, "--json"]).output)["eid"] == eid
+    other = with_episode(data_home / "two")
+    for known in (eid, other):
+        assert RUNNER.invoke(commands.cli, ["episodes", "show", known, "--json"]).exit_code == 0
+    assert data_dirs.left_behind(data_home / "terminal") == data_home
+    assert data_dirs.left_behind(data_home / "two") is None  # has begun its own before
+
+
+def test_deleting_an_episode_takes_the_journal_that_has_it(data_home: Path) -> None:
+    kept, gone = with_episode(data_home / "one"), with_episode(data_home / "two")
+    answer = RUNNER.invoke(commands.cli, ["episodes", "delete", gone, "--json"])
+    assert list(json.loads(answer.output)) == [gone]
+    assert RUNNER.invoke(commands.cli, ["episodes", "show", kept]).exit_code == 0
+    assert isinstance(failure("episodes", "show", gone), UnknownEpisode)

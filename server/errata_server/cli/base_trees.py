@@ -35,7 +35,10 @@ def import_(
     name: Annotated[str, typer.Argument(help="Name of the tree.")] = "default",
     directory: Annotated[Path | None, typer.Option(help="Directory of bases. [default: user cache]")] = None,
 ) -> None:
-    """Copy a base tree made elsewhere; what a server without root needs."""
+    """Copy a base tree made elsewhere.
+
+    A server without root needs one.
+    """
     made = import_base(source, name, directory=directory, progress=lambda line: print(line, file=sys.stderr))
     typer.echo(made.root)
 

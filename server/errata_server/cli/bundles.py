@@ -18,7 +18,7 @@ from errata_protocol.errors import JournalUnavailable
 from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(
-    help="Export episodes with their exact payloads as one file, verify and serve such files.",
+    help="Export, verify and serve episodes as bundle files.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -65,10 +65,13 @@ def export(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Write episodes into a bundle: requests, exact payloads, digests, errors, late rewards. It is verified at once."""
+    """Write episodes into a bundle file and verify it.
+
+    A bundle has requests, exact payloads, digests, errors and late rewards.
+    """
     progress, written = Progress("bytes"), 0
 
-    with Source(data_dir, url) as source, complete_file(output) as file:
+    with Source(data_dir, url, eids=eids) as source, complete_file(output) as file:
 
         def write(part: bytes) -> None:
             nonlocal written
@@ -96,7 +99,10 @@ def verify(
     file: Annotated[Path, typer.Argument(help="Bundle.")],
     as_json: Json = False,
 ) -> None:
-    """Check a bundle: each digest, t without a gap, where forks come from, its end. Exit status 1 if it is damaged."""
+    """Check a bundle. Exit status 1 if it is damaged.
+
+    Checked are each digest, that t has no gap, where forks come from, and the end.
+    """
     with file.open("rb") as lines:
         found = verify_bundle(lines, Progress("records"))
     report(found, str(file), as_json)
@@ -121,7 +127,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
 ) -> None:
-    """Serve bundles read-only, as their server served the episodes: /episodes, states, rewards."""
+    """Serve bundles read-only.
+
+    /episodes, states and rewards answer as the server of the episodes did.
+    """
     from ..serve.bundle_server import serve_archive
     from ..serve.server import Bind
 

@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 from pydantic import SecretStr, ValidationError
+from typer.core import TyperGroup
 
 from errata_protocol.errors import ErrataError
 
-from . import base_trees, bundles, doctor, episodes, journal, source
+from . import base_trees, bundles, data_dirs, doctor, episodes, journal, source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -28,9 +29,25 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
+_LOG_FORMAT = _one_of("auto", "text", "json")
+
+_ORDER = "serve environments doctor demo episodes replay episode journal base bench ablate"
+ORDER = tuple(_ORDER.split())
+"""Commands in the order in which one needs them; ``errata --help`` lists any other after these, ``version`` last."""
+
+
+class _InOrder(TyperGroup):
+    """Lists commands in `ORDER`; typer would list those of groups last."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        names = super().list_commands(ctx)
+        known = [name for name in ORDER if name in names]
+        return [*known, *(name for name in names if name not in (*ORDER, "version")), "version"]
+
 
 cli = typer.Typer(
     name="errata",
+    cls=_InOrder,
     help="OpenEnv environments with error-site markers, state(t) replay and fork.",
     no_args_is_help=True,
     add_completion=False,
@@ -47,13 +64,15 @@ cli.command("doctor")(doctor.doctor)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("openenv-errata"))
+        typer.echo(f"errata {version('openenv-errata')}")
         raise typer.Exit
 
 
 @cli.callback()
 def errata(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """OpenEnv environments with error-site markers, state(t) replay and fork."""
 
@@ -112,24 +131,38 @@ def serve(
         str | None,
         typer.Option(
             metavar="MAP",
-            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]. One target.",
+            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]; success=FIELD "
+            "for a boolean in the place of exit_code. One target.",
         ),
     ] = None,
     web: Annotated[bool, typer.Option(help="OpenEnv's web interface at /web, as ENABLE_WEB_INTERFACE=true.")] = False,
     fsync: Annotated[
         bool | None, typer.Option(help="Sync the journal before each reply. [default: ERRATA_FSYNC, else yes]")
     ] = None,
-    log_json: Annotated[bool | None, typer.Option(help="JSON log lines. [default: when stderr is no terminal]")] = None,
+    log_format: Annotated[
+        str,
+        typer.Option(parser=_LOG_FORMAT, metavar="FORMAT", help="text, json, or auto: text at a terminal, else json."),
+    ] = "auto",
     log_level: Annotated[str, typer.Option(parser=_LEVEL, metavar="LEVEL", help="debug ... error")] = "info",
 ) -> None:
-    """Serve one environment at the root and under /NAME, or several, each under its name."""
+    """Serve one environment, or several, each under /NAME.
+
+    A single one is served at the root too.
+    """
     from .. import log
     from ..serve import server
     from ..settings import Settings
     from ..targets.load import Stated
 
-    log.configure(as_json=not sys.stderr.isatty() if log_json is None else log_json, level=log_level)
-    given: dict[str, object] = {"data_dir": data_dir or source.default_data_dir()}
+    log.configure(as_json=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()), level=log_level)
+    journal_dir = data_dir or data_dirs.of_targets(environments)
+    if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
+        print(
+            f"errata: the journal of earlier servers in {earlier} stays as it is, and this server begins one in "
+            f"{journal_dir}; to go on with the earlier one, stop this and give --data-dir {earlier}",
+            file=sys.stderr,
+        )
+    given: dict[str, object] = {"data_dir": journal_dir}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
     if max_sessions_per_principal is not None:
@@ -161,7 +194,10 @@ def serve(
 def list_environments(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """List installed environments: those that publish themselves to Errata, and OpenEnv's own packages."""
+    """List installed environments.
+
+    They are those that publish themselves to Errata, and OpenEnv's own packages.
+    """
     import json
 
     from ..environments.discovery import packages, published
@@ -182,7 +218,10 @@ def demo(
         typer.Argument(metavar="NAME", help="Which demo, terminal without a name; then its own options."),
     ] = None,
 ) -> None:
-    """Run the main job on real input: a scripted agent, markers, state(t), a crash, a fork."""
+    """Run a demonstration on real input: terminal or training.
+
+    The one named terminal plays a scripted agent: markers, state(t), a crash, a fork.
+    """
     options = arguments or []
     name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
     demos = {point.name: point for point in entry_points(group="errata.demos")}
@@ -195,7 +234,7 @@ def demo(
 def bench(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata bench --help.")] = None,
 ) -> None:
-    """Measure stock OpenEnv and Errata in alternating rounds on this machine."""
+    """Measure Errata and stock OpenEnv in alternating rounds."""
     raise typer.Exit(_program("bench")(arguments or []))
 
 
@@ -203,8 +242,27 @@ def bench(
 def ablate(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata ablate --help.")] = None,
 ) -> None:
-    """Train with and without the channels of hints and teachers, and compare."""
+    """Compare training with and without hints and teachers."""
     raise typer.Exit(_program("ablate")(arguments or []))
+
+
+@cli.command("version")
+def show_version(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Print the versions of Errata, OpenEnv and Python."""
+    import json
+    import platform
+
+    from errata_protocol.capabilities import PROTOCOL_NAME
+
+    versions = {
+        "errata": version("openenv-errata"),
+        "protocol": PROTOCOL_NAME,
+        "openenv": version("openenv"),
+        "python": platform.python_version(),
+    }
+    typer.echo(json.dumps(versions) if as_json else "\n".join(f"{name:9}{value}" for name, value in versions.items()))
 
 
 def _program(name: str) -> Callable[[list[str]], int]:

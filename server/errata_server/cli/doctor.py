@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import source
+from . import data_dirs, source
 
 
 def doctor(
@@ -16,16 +16,17 @@ def doctor(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Try what a server needs; exit status 0 when `errata serve terminal` would work.
+    """Check that this machine can run `errata serve terminal`.
 
-    Other environments need less: the last line says whether one that runs no commands in sandboxes would work.
+    Exit status 0 when it can. Other environments need less: the last line says whether one that runs no commands in
+    sandboxes would work.
     """
     from ..sandbox import registry
     from ..settings import Settings
     from .diagnostics.checks import examine, summary
     from .diagnostics.probes import Machine
 
-    chosen = data_dir or source.default_data_dir()
+    chosen = data_dir or data_dirs.of_targets(["terminal"])
     settings = Settings(data_dir=chosen)
     backend = registry.backend_type(settings.sandbox)
     found = []

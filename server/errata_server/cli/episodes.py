@@ -71,14 +71,14 @@ def episodes(
 @cli.command("show")
 def show(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
     """Show the turns of one episode."""
-    with Source(data_dir, url) as source:
+    with Source(data_dir, url, eids=[eid]) as source:
         _print_detail(source.detail(eid), as_json)
 
 
 @cli.command("rewards")
 def rewards(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
     """List the rewards that came after their step."""
-    with Source(data_dir, url) as source:
+    with Source(data_dir, url, eids=[eid]) as source:
         found = source.rewards(eid)
     if as_json:
         typer.echo(json.dumps([r.model_dump() for r in found]))
@@ -102,12 +102,15 @@ def reward(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Add a reward to a step; through the server where one runs on the directory."""
+    """Add a reward to a step.
+
+    Through the server where one runs on the directory.
+    """
     try:
         post = RewardPost(t=t, value=value, source=source, reward_id=reward_id or f"cli-{secrets.token_hex(8)}")
     except ValidationError as error:
         raise InvalidRequest(f"not a reward: {error.errors(include_url=False)[0]['msg']}") from error
-    with Source(data_dir, url, writes=True) as opened:
+    with Source(data_dir, url, eids=[eid], writes=True) as opened:
         made = opened.reward(eid, post)
     told = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
     typer.echo(made.model_dump_json() if as_json else told)
@@ -115,10 +118,10 @@ def reward(
 
 @cli.command("delete")
 def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
-    """Delete episodes and the sandbox layers that only they named."""
+    """Delete episodes and sandbox layers that only they named."""
     deleted: dict[str, int] = {}
     missing: UnknownEpisode | None = None
-    with Source(data_dir, url, writes=True) as source:
+    with Source(data_dir, url, eids=eids, writes=True) as source:
         for eid in eids:
             try:
                 deleted[eid] = source.delete(eid)
@@ -138,8 +141,11 @@ def replay(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Print the exact bytes the agent was sent at step T, their digest checked."""
-    with Source(data_dir, url) as source:
+    """Print the exact bytes of a step, their digest checked.
+
+    They are the bytes that the agent was sent at step T.
+    """
+    with Source(data_dir, url, eids=[eid]) as source:
         if t is None:
             _print_detail(source.detail(eid), as_json)
             return

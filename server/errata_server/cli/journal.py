@@ -34,7 +34,7 @@ _BATCH = 500
 
 @cli.command("size")
 def size(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Say what takes how much: rows by environment, files on disk."""
+    """Show sizes: rows by environment, and files on disk."""
     with Source(data_dir, None) as source:
         by_environment = asyncio.run(_sizes(source))
         files = _files(source.directory)
@@ -51,7 +51,10 @@ def size(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @cli.command("verify")
 def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Check every delivery's digest, that t has no gap, where forks come from. Exit status 1 if something is wrong."""
+    """Check all deliveries. Exit status 1 if one is wrong.
+
+    Checked are each digest, that t has no gap, and where forks come from.
+    """
     with Source(data_dir, None) as source:
         found = asyncio.run(_verified(source))
         where = str(source.directory)
@@ -70,10 +73,11 @@ def retention(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Delete whole closed episodes, oldest first; through the server where one runs on the directory.
+    """Delete whole closed episodes, oldest first.
 
-    Never one that an open session stands on, or that a kept fork comes from. A server deletes for the token in
-    ERRATA_TOKEN only what is its own; it prunes for all with ERRATA_RETENTION_DAYS and ERRATA_RETENTION_MAX_BYTES.
+    Through the server where one runs on the directory. Never one that an open session stands on, or that a kept fork
+    comes from. A server deletes for the token in ERRATA_TOKEN only what is its own; it prunes for all with
+    ERRATA_RETENTION_DAYS and ERRATA_RETENTION_MAX_BYTES.
     """
     from ..episodes import retention as keeping
 
@@ -147,7 +151,10 @@ def export(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write rollouts: state, action, rewards and error marker of each turn (docs/export.md)."""
+    """Write rollouts as JSON lines or Parquet (docs/export.md).
+
+    A row has state, action, rewards and error marker of a turn.
+    """
     from ..episodes.rollout_files import JsonLines, Parquet
     from ..episodes.rollouts import Choice, episode_rows, turn_rows
 

@@ -33,6 +33,7 @@ from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..settings import Settings
+from . import data_dirs
 
 if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
@@ -49,37 +50,47 @@ def directory(text: str) -> Path:
     return Path(text)
 
 
-_DEFAULT = "[default: ERRATA_DATA_DIR, else errata in XDG_DATA_HOME or ~/.local/share]"
-DataDir = Annotated[Path | None, typer.Option(parser=directory, metavar="PATH", help=f"Journal to read. {_DEFAULT}")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        parser=directory,
+        metavar="PATH",
+        help="Journal to read. [default: ERRATA_DATA_DIR, else what is below errata in XDG_DATA_HOME or "
+        "~/.local/share: the only journal, or the one with the episode]",
+    ),
+]
 ServersDir = Annotated[
     Path | None,
     typer.Option(
-        parser=directory, metavar="PATH", help=f"Journal and sandbox layers; one server per directory. {_DEFAULT}"
+        parser=directory,
+        metavar="PATH",
+        help="Journal and sandbox layers; one server per directory. "
+        "[default: ERRATA_DATA_DIR, else errata/NAMES in XDG_DATA_HOME or ~/.local/share]",
     ),
 ]
 Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
-def default_data_dir() -> Path:
-    """Return where ``errata serve`` keeps its journal unless told otherwise."""
-    configured = os.environ.get("ERRATA_DATA_DIR")
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata"
-
-
 class Source:
     """A journal to read: over HTTP, or straight from its directory.
 
     A directory is read in place also while a server runs on it; deleting goes through the server then.
+
+    Args:
+        data_dir: Data directory; None chooses as `data_dirs.for_reading` says.
+        url: Server to ask instead.
+        eids: Episodes that the command is about: they tell which journal is meant.
+        writes: Take the directory, or ask the server that holds it.
     """
 
-    def __init__(self, data_dir: Path | None, url: str | None, *, writes: bool = False) -> None:
+    def __init__(
+        self, data_dir: Path | None, url: str | None, *, eids: Sequence[str] = (), writes: bool = False
+    ) -> None:
         self._token = os.environ.get("ERRATA_TOKEN")
         self._url = _checked(url) if url is not None else None
         self._runtime: Runtime | None = None
-        self._directory = data_dir or default_data_dir()
+        self._directory = data_dir or (data_dirs.home() if url is not None else data_dirs.for_reading(eids, _holds))
         if url is None and not journal_in(self._directory).is_dir():
             raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
         if url is None and writes:
@@ -258,6 +269,15 @@ class Source:
         return isinstance(each, dict) and any(
             isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
         )
+
+
+def _holds(directory: Path, eid: str) -> bool:
+    with Source(directory, None) as source:
+        try:
+            source.detail(eid)
+        except UnknownEpisode:
+            return False
+        return True
 
 
 def _checked(url: str) -> str:

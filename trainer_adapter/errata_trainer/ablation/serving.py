@@ -37,7 +37,7 @@ def served(
     """
     command = [sys.executable, "-m", "errata_server.cli", "serve", target, "--port", "0", "--data-dir", str(data_dir)]
     process = subprocess.Popen(
-        [*command, "--no-log-json", *options],
+        [*command, "--log-format", "text", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
