@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,11 +280,39 @@ def test_several_environments_share_what_the_root_serves() -> None:
         assert client.get("/Count/splits").status_code == 501  # routed to its environment, which has no tasks
         assert client.post("/count/tasks", json={"split": "train"}).status_code == 501
         assert client.get("/nothing/splits").status_code == 404
-        assert client.get("/").json() == {"environments": {"count": "/count", "tools": "/tools"}}
+        index = client.get("/").json()
+        assert index["environments"] == {"count": "/count", "tools": "/tools"} and index["web"] == {}
+        assert client.get("/web").status_code == 404
         with client.websocket_connect("/ws") as ws:
             assert "/count/ws" in json.loads(ws.receive_text())["data"]["message"]
         assert [e["eid"] for e in client.get("/count/episodes").json()["episodes"]] == [eid]
         assert client.get("/tools/episodes").json()["episodes"] == []
+
+
+@pytest.mark.parametrize("above", ["", "/elsewhere"])
+def test_several_environments_with_web_pages_list_them_at_web_and_to_browsers_at_the_root(
+    above: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    runtime = simulated()
+    made = {
+        name: create_app(CountEnvironment, CountAction, CountObservation, env_name=name, runtime=runtime)
+        for name in ("count", "other")
+    }
+    root = compose(made, runtime, replayable=True)
+    outer = FastAPI()
+    outer.mount("/elsewhere", root)
+    client = TestClient(outer if above else root)
+    for path in ("/web", "/web/", "/"):
+        page = client.get(f"{above}{path}", headers={"accept": "text/html,*/*"})
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        links = re.findall('href="([^"]+)"', page.text)
+        assert f"{above}/count/web/" in links and f"{above}/other/web/" in links
+        for link in links:
+            assert client.get(link).status_code == 200, link
+    told = client.get(f"{above}/").json()
+    assert told["environments"] == {"count": f"{above}/count", "other": f"{above}/other"}
+    assert told["web"]["other"] == f"{above}/other/web/"
 
 
 @pytest.mark.parametrize("names", [("a/b",), ("metrics",), ("one", "ONE")])

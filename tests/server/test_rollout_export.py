@@ -155,7 +155,7 @@ def test_without_pyarrow_the_extra_is_named_and_no_file_is_left(
     data: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(NotSupported, match=r"openenv-errata\[parquet\]"):
+    with pytest.raises(NotSupported, match=r"pip install .*\[parquet\]"):
         journal("export", data[0], "-o", str(tmp_path / "x.parquet"), "--format", "parquet")
     assert not list(tmp_path.glob("x.parquet*"))
 

@@ -7,11 +7,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from importlib.metadata import distribution
 from itertools import islice
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
+from errata_protocol.install_hint import DISTRIBUTION, install_hint
 from errata_protocol.rollouts import ErrorMarker
 
 from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn
@@ -292,8 +294,9 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
+        came_from = distribution(DISTRIBUTION).read_text("direct_url.json")
         raise ModuleNotFoundError(
-            "Parquet needs pyarrow: pip install 'openenv-errata[parquet]', or write .jsonl", name="pyarrow"
+            f"Parquet needs pyarrow: {install_hint('parquet', came_from)}, or write .jsonl", name="pyarrow"
         ) from error
     return pyarrow, pyarrow.parquet
 

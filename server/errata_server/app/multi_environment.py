@@ -18,6 +18,7 @@ from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.episodes import Episodes
 from ..runtime.runtime import Runtime
+from .index_page import add_index
 from .upstream_routes import TASK_API, Forwarded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -83,9 +84,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     root = FastAPI(title="OpenEnv Environment HTTP API", version="1.0.0", lifespan=lifespan)
     by_name = {name.lower(): served for name, served in apps.items()}
 
-    @root.get("/", include_in_schema=False)
-    async def index() -> dict[str, Any]:
-        return {"environments": {name: f"/{name}" for name in apps}}
+    add_index(root, apps)
 
     @root.websocket("/ws")
     async def socket_of_none(websocket: WebSocket) -> None:

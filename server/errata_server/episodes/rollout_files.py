@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distribution
 from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
 from errata_protocol.errors import NotSupported
+from errata_protocol.install_hint import DISTRIBUTION, install_hint
 from errata_protocol.markers import ErrorSite
 from errata_protocol.rollouts import SCHEMA_VERSION
 
@@ -49,7 +51,8 @@ class Parquet:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise NotSupported("Parquet needs pyarrow: pip install 'openenv-errata[parquet]'") from error
+            came_from = distribution(DISTRIBUTION).read_text("direct_url.json")
+            raise NotSupported(f"Parquet needs pyarrow: {install_hint('parquet', came_from)}") from error
         self._pyarrow = pyarrow
         self._schema = _schema(pyarrow, by)
         self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")

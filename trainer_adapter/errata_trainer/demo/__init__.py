@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from importlib.util import find_spec
+
+from errata_protocol.install_hint import DISTRIBUTION, install_hint
 
 __all__ = ["main"]
 
@@ -13,9 +16,9 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Run the demo; return 0 when every channel had something to train on and every promise held."""
     missing = [name for name in ("torch", "trl") if find_spec(name) is None]
     if missing:
+        install = install_hint("trl", distribution(DISTRIBUTION).read_text("direct_url.json"))
         print(
-            f"errata demo training: {' and '.join(missing)} missing: pip install 'openenv-errata[trl]', "
-            "or `make trainer` in a checkout",
+            f"errata demo training: {' and '.join(missing)} missing: {install}, or `make trainer` in a checkout",
             file=sys.stderr,
         )
         return 1

@@ -1,0 +1,52 @@
+"""How an extra is installed, by where the distribution came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from errata_protocol.install_hint import install_hint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'openenv-errata[trl]'"),
+        ("", "pip install 'openenv-errata[trl]'"),
+        ("no json", "pip install 'openenv-errata[trl]'"),
+        ({"url": "file:///src/errata", "dir_info": {"editable": True}}, "pip install -e '/src/errata[trl]'"),
+        ({"url": "file:///a%20b/errata", "dir_info": {}}, "pip install '/a b/errata[trl]'"),
+        (
+            {"url": "file:///dist/e-0.1-py3-none-any.whl", "archive_info": {}},
+            "pip install 'openenv-errata[trl] @ file:///dist/e-0.1-py3-none-any.whl'",
+        ),
+        (
+            {"url": "https://git.example/errata", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'openenv-errata[trl] @ git+https://git.example/errata@abc'",
+        ),
+    ],
+)
+def test_the_command_installs_from_where_the_distribution_came(origin: object, command: str) -> None:
+    assert install_hint("trl", json.dumps(origin) if isinstance(origin, dict) else origin) == command  # type: ignore[arg-type]
+    wanted = shlex.split(command)[-1]
+    if wanted.startswith("openenv-errata"):
+        assert Requirement(wanted).extras == {"trl"}
+
+
+def test_no_page_or_message_names_an_index_alone() -> None:
+    """Before a release ``pip install 'openenv-errata[...]'`` finds nothing; pages say what works in a checkout too."""
+    pages = [ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert "pip install 'openenv-errata[" not in text, page
+        for extra in re.findall(r"openenv-errata\[(\w+)\]", text):
+            assert f"pip install '.[{extra}]'" in text, page
+    for module in (*(ROOT / "server").rglob("*.py"), *(ROOT / "trainer_adapter").rglob("*.py")):
+        assert "openenv-errata[" not in module.read_text(encoding="utf-8"), module
