@@ -7,10 +7,12 @@ UPSTREAM := ../shared/upstream_suite/run.sh
 # to the same: idle sessions end, and their timers end with the server.
 UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
 	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
+# The simulations take most of the time of tests/server, and nothing in them depends on a version.
+RESOLVED := tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-browser test-interop test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-browser test-interop test-resolutions test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +40,12 @@ test-browser: setup ## the web interface in Debian's Chromium, which is installe
 test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
 	@scripts/interop.sh
 	@$(PYTEST) -m interop tests/interop
+
+TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
+test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest
+	@scripts/resolutions.sh '$(TOOLS)'
+	@for which in lowest latest; do echo "resolutions: $$which"; .cache/resolution-$$which/bin/python -m pytest -n 2 --dist loadfile \
+		-W default -p no:anyio -m "not chaos and not interop and not browser and not sandbox" $(RESOLVED) || exit 1; done
 
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
 	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
@@ -71,7 +79,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-browser test-interop test-upstream test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-browser test-interop test-resolutions test-upstream test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -97,8 +105,10 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
+	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
-	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
+	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
