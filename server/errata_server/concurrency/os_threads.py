@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -10,8 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..clock import Clock
+from ..service_threads import ServiceThread
 from .calls import Call, ThreadGone
 from .threads import Ledger, Threads
+
+log = logging.getLogger("errata.threads")
 
 FREE_BASE = 1
 """Threads of the free pool that take work at once. More only contend for the interpreter's lock, unless they block, and
@@ -67,6 +71,10 @@ class OsThreads(Threads):
         """Threads of the free pool, those written off left out."""
         return self._pool.size
 
+    def trouble(self) -> str | None:
+        """Say why this server should be given no more sessions; None when all is well."""
+        return super().trouble() or self._pool.trouble
+
     def close(self) -> None:
         """End the threads that are idle."""
         super().close()
@@ -84,10 +92,20 @@ class _Thread(ABC):
         self._current: Call | None = None
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
-        thread.start()
-        assert thread.ident is not None
-        self._ident = thread.ident
+        self._thread = ServiceThread(name, self._run, restarts=False, failed=self._lost)
+
+    def _lost(self, error: BaseException) -> None:
+        """The thread ends outside of any call: give it up, so that nobody waits for it.
+
+        Its environments are restored on other threads as after a call that hangs.
+        """
+        with self._lock:
+            current, self._current = self._current, None
+            self.gone = True
+        if current is not None:
+            current.error = current.error or RuntimeError(f"its thread failed: {error!r}")
+            current.hand_over()
+        self._left_behind()
 
     def write_off(self, call: Call) -> bool:
         with self._lock:
@@ -173,7 +191,7 @@ class _FreeThread(_Thread):
             return False
         if spare or now - since > BUSY_S:
             return True
-        cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
+        cpu = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
         if self._seen is None or self._seen[0] is not call or cpu - self._seen[1] > TICK_S / 20:
             self._seen = (call, cpu, now)
             return False
@@ -223,7 +241,13 @@ class _FreePool:
         self._taken = 0
         self._spare_looks = 0
         self._watched = False
+        self._watcher: ServiceThread | None = None
         self._needed = threading.Event()
+
+    @property
+    def trouble(self) -> str | None:
+        watcher = self._watcher
+        return watcher.trouble if watcher is not None else None
 
     @property
     def size(self) -> int:
@@ -237,8 +261,7 @@ class _FreePool:
             if self._waiting and not self._needed.is_set():
                 self._needed.set()
                 if not self._watched:
-                    self._watched = True
-                    threading.Thread(target=self._watch, name="errata-free-watch", daemon=True).start()
+                    self._start_watch()
 
     def next_for(self, thread: _FreeThread) -> Call | None:
         """Return what ``thread`` does next; None if it rests now."""
@@ -294,6 +317,15 @@ class _FreePool:
             if not self._put_to_work(self._waiting[0]):
                 return
             self._waiting.popleft()
+
+    def _start_watch(self) -> None:
+        try:
+            self._watcher = ServiceThread("errata-free-watch", self._watch)
+        except RuntimeError as error:  # the threads that there are do the work; the next call that waits tries again
+            self._needed.clear()
+            log.warning("calls that block may hold others up: the system gives no more threads (%s)", error)
+        else:
+            self._watched = True
 
     # -- the watch ----------------------------------------------------------------------------------------------------
 

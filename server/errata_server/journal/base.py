@@ -265,6 +265,11 @@ class Journal(ABC):
     def failing(self) -> str | None:
         """Why commits cannot be made durable right now; None while all is well."""
 
+    @property
+    def trouble(self) -> str | None:
+        """What else is wrong, such as a thread of the store that failed, for ``/ready``; None when all is well."""
+        return None
+
     def watch(self, written: Callable[[int, float], None]) -> None:  # noqa: B027 - not every store has a writer
         """Call ``written(commits, seconds)`` after each transaction, on whatever thread wrote it."""
 

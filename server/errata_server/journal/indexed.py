@@ -21,6 +21,8 @@ import apsw
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
+from .. import descriptors
+from ..service_threads import ServiceThread
 from .base import DeliveryRow, EpisodeRow, Record, RewardRow
 from .codec import Deletion, encode_record
 from .disk import DirectoryDisk, Disk
@@ -100,15 +102,15 @@ class IndexedJournal(IndexedReads):
                 self._let_go()
                 raise
         except (apsw.Error, OSError, StoreFailed) as error:
+            short = descriptors.trouble(descriptors.FOR_SQLITE)
             raise JournalUnavailable(
-                f"cannot open the journal in {directory}: {error}; check the directory's permissions and free space, "
-                "or give another --data-dir"
+                f"cannot open the journal in {directory}: {error}; "
+                + (short or "check the directory's permissions and free space, or give another --data-dir")
             ) from error
         self._wake = threading.Condition()
-        self._indexer: threading.Thread | None = None
+        self._indexer: ServiceThread | None = None
         if background:
-            self._indexer = threading.Thread(target=self._run_indexer, name="errata-index", daemon=True)
-            self._indexer.start()
+            self._indexer = ServiceThread("errata-index", self._run_indexer)
         self._writer = writer(self._write)
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -122,6 +124,10 @@ class IndexedJournal(IndexedReads):
     @property
     def failing(self) -> str | None:
         return self._writer.failing
+
+    @property
+    def trouble(self) -> str | None:
+        return self._writer.trouble or (self._indexer.trouble if self._indexer is not None else None)
 
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
@@ -138,6 +144,14 @@ class IndexedJournal(IndexedReads):
 
     def _write(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
         """Make all groups that can be written durable with one sync, then show them; or raise and show none."""
+        try:
+            return self._append(groups)
+        except JournalUnavailable as error:
+            if isinstance(error.__cause__, (*FAILURES, OSError)):  # what was to be looked up first cannot be read now
+                raise StoreFailed(error.message) from error
+            raise
+
+    def _append(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
         with self._write_lock:
             self._check_open()
             if self._live.batch.rows >= WAITING_ROWS:

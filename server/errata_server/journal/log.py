@@ -56,6 +56,10 @@ class LogJournal(Tables):
     def failing(self) -> str | None:
         return self._writer.failing
 
+    @property
+    def trouble(self) -> str | None:
+        return self._writer.trouble
+
     def watch(self, written: Callable[[int, float], None]) -> None:
         self._writer.written = written
 

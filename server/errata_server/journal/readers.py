@@ -12,6 +12,8 @@ import apsw
 
 from errata_protocol.errors import JournalUnavailable
 
+from .. import descriptors
+
 
 @dataclass(slots=True)
 class _Reader:
@@ -48,7 +50,11 @@ class Readers:
                 self._check_open()
                 return reader.db.execute(sql, values).fetchall()
         except apsw.Error as error:
-            raise JournalUnavailable(f"cannot read the journal {self._path}: {error}") from error
+            short = descriptors.trouble(descriptors.FOR_SQLITE) if isinstance(error, apsw.CantOpenError) else None
+            raise JournalUnavailable(
+                f"cannot read the journal {self._path}: {error}" + (f"; {short}" if short else ""),
+                **({"retry_after": 1.0} if short else {}),
+            ) from error
         except (UnicodeEncodeError, OverflowError):
             return []
 

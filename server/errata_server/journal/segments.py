@@ -8,6 +8,7 @@ that is mostly garbage is written anew without it (`SegmentLog.rewrite`); its re
 from __future__ import annotations
 
 import bisect
+import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from errata_protocol.errors import JournalUnavailable
 
+from ..descriptors import explained
 from .codec import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -32,6 +34,8 @@ from .codec import (
 )
 from .disk import Disk
 from .writer import StoreFailed
+
+log = logging.getLogger("errata.journal")
 
 SEGMENT_BYTES = 64 * 1024**2
 
@@ -103,7 +107,7 @@ class Segments:
         """Return the record at ``place``, its checksum verified. Any thread may call this.
 
         Raises:
-            JournalUnavailable: It is damaged, or its segment is gone.
+            JournalUnavailable: It is damaged, or its segment is gone; or the machine cannot read it now.
         """
         try:
             try:
@@ -111,7 +115,17 @@ class Segments:
             except (ValueError, FileNotFoundError):  # the segment was rewritten between a look at its map and the read
                 self._headers.pop(place.segment, None)
                 return self._read(place)
-        except (ValueError, OSError) as error:
+        except FileNotFoundError as error:
+            raise JournalUnavailable(
+                f"the journal is damaged: segment {place.segment} is gone; restore the data directory from a copy"
+            ) from error
+        except OSError as error:  # of the machine: it says nothing about what the file holds
+            raise JournalUnavailable(
+                f"segment {place.segment} of the journal cannot be read now: {explained(error)}; then send the request "
+                "again, nothing is lost",
+                retry_after=1.0,
+            ) from error
+        except ValueError as error:
             raise JournalUnavailable(
                 f"the journal is damaged: byte {place.offset} of segment {place.segment} holds no record ({error}); "
                 "restore the data directory from a copy"
@@ -279,6 +293,7 @@ class SegmentLog(Segments):
         try:
             header, moved = self._header(number)
         except ValueError:  # torn while it was begun: nothing was ever written to it
+            log.warning("journal: segment %d was begun and not finished when the server ended: removed", number)
             self._disk.remove(name_of(number))
             self._disk.sync_names()
             if len(numbers) == 1:
@@ -290,7 +305,14 @@ class SegmentLog(Segments):
         if moved is not None:
             self._sealed = True  # nothing is appended to what was compacted
             return
-        if self.size(number) > size:
+        if (torn := self.size(number) - size) > 0:
+            log.warning(
+                "journal: the last %d bytes of segment %d are dropped, from byte %d on: they hold no whole frame. A "
+                "server that ended while it wrote leaves such an end, and has acknowledged nothing of it",
+                torn,
+                number,
+                size,
+            )
             self._disk.truncate(name_of(number), size)
         # Also where nothing was torn: a frame that was read here may never have been synced, and whoever asks is told
         # of it now.

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
+from ..service_threads import ServiceThread
 from .base import Record
 
 log = logging.getLogger("errata.journal")
@@ -68,7 +69,13 @@ class GroupWriter(ABC):
         self.written: Callable[[int, float], None] = lambda commits, seconds: None
         self._queue: deque[Pending] = deque()
         self._closing = False
+        self._in_hand: list[Pending] = []
         self.failing: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Say what is wrong with the thread that writes; None when all is well, or there is none."""
+        return None
 
     def submit(
         self,
@@ -104,8 +111,10 @@ class GroupWriter(ABC):
                 yield None
                 continue
             group = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_GROUP))]
+            self._in_hand = group
             yield from self._write_until_durable(group)
             _answer(group)
+            self._in_hand = []
 
     def _write_until_durable(self, group: list[Pending]) -> Work:
         while True:
@@ -147,8 +156,11 @@ class ThreadWriter(GroupWriter):
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._asleep = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = ServiceThread(name, self._run, failed=self._refuse_in_hand)
+
+    @property
+    def trouble(self) -> str | None:
+        return self._thread.trouble
 
     def _submit(self, pending: Pending) -> None:
         with self._lock:
@@ -162,6 +174,12 @@ class ThreadWriter(GroupWriter):
             self._closing = True
             self._wake.notify()
         self._thread.join()
+
+    def _refuse_in_hand(self, failure: BaseException) -> None:
+        """Answer those whose commit was under way when the thread failed; the others are written when it goes on."""
+        group, self._in_hand = self._in_hand, []
+        _refuse(group, JournalUnavailable(f"the journal's writer failed: {failure!r}"))
+        _answer(group)
 
     def _run(self) -> None:
         work = self._work()

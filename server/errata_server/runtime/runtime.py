@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 
+from .. import descriptors
 from ..clock import Clock
 from ..concurrency.fair_lock import Turnstile
 from ..concurrency.os_threads import OsThreads
@@ -85,6 +86,8 @@ class Runtime:
         self._rooms: dict[str | None, Room] = {}
         self.farewells: list[Callable[[], None]] = []
         """Called when the server process stops, before it waits for its connections to end."""
+        self.watches: list[Callable[[], str | None]] = []
+        """Each says why the server should be given no new work; None when all is well."""
         self.drains: list[Callable[[], Awaitable[None]]] = []
         """Awaited after these: each sends its clients away and returns when what they asked for is answered."""
         self._given_journal = journal
@@ -260,7 +263,16 @@ class Runtime:
 
     def unready(self) -> list[str]:
         """Say why this server should be given no new work; empty when all is well."""
-        return [reason for reason in (self.store.trouble(), self.threads.trouble()) if reason is not None]
+        sandboxes = self._sandboxes
+        reasons = (
+            self.store.trouble(),
+            self.journal.trouble,
+            self.threads.trouble(),
+            sandboxes.trouble if sandboxes is not None else None,
+            descriptors.trouble(),
+            *(watch() for watch in self.watches),
+        )
+        return [reason for reason in reasons if reason is not None]
 
     async def drain(self, timeout_s: float) -> None:
         """Let what runs be committed and answered, and ask clients to come again to whoever serves next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,8 @@ from ..journal.disk import Disk
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+log = logging.getLogger("errata.journal")
 
 READER_THREADS = 4
 POLL_S = 0.1
@@ -53,6 +56,7 @@ class Store:
         self._floor_bytes = floor_bytes
         self._wait_s = wait_s
         self._disk: Disk | None = None
+        self._short = False
 
     def open(self, journal: Journal, disk: Disk | None) -> None:
         """Take a journal, and the disk whose free space is watched; again after `close`."""
@@ -71,9 +75,21 @@ class Store:
             failing = failing.replace(str(self._data_dir), "the data directory")
         if failing is not None or self._disk is None:
             return failing
+        short = self._disk_trouble(self._disk)
+        if (short is not None) != self._short:
+            self._short = short is not None
+            if short is not None:
+                log.error("nothing new is run: %s (%s)", short, self._data_dir or "memory")
+            else:
+                log.warning("requests run again: the data directory can be written")
+        return short
+
+    def _disk_trouble(self, disk: Disk) -> str | None:
         place = "the data directory" if self._data_dir is not None else "the disk"
         try:
-            free, total = self._disk.free()
+            free, total = disk.free()
+        except FileNotFoundError:
+            return f"{place} is gone: it was removed or unmounted while the server ran"
         except OSError as error:
             return f"{place}: {error.strerror}"
         floor = min(self._floor_bytes, total // 20)

@@ -241,6 +241,11 @@ class Backend(ABC):
         """Commands that run now; 0 where nothing outlives a call."""
         return 0
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no command can be run now, for ``/ready``; None when all is well."""
+        return None
+
     @abstractmethod
     async def open(
         self, *, base: str = "default", limits: Limits | None = None, spec: SandboxSpec | None = None

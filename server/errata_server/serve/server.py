@@ -21,11 +21,14 @@ from fastapi import FastAPI
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
+from .. import descriptors
 from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
 from ..runtime.runtime import Runtime
+from ..sandbox import registry
 from ..settings import Settings
 from ..targets.load import Stated, load_all
+from .connections import Connections
 from .detached_sockets import only_ours
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket
 
@@ -43,6 +46,9 @@ END_S = 5
 GARBAGE_OBJECTS = 500_000
 """Containers made and not freed between two looks for cycles: some 100 MiB, more than what 10,000 requests under way
 and a batch of the journal's index hold for a while. At 50,000 the looks took a sixth of the time, and found nothing."""
+
+SPARE_DESCRIPTORS = 8
+"""Connections that are accepted and not yet counted, or counted out and not yet closed."""
 
 MAX_WIRE_FRAME = 64 * 1024**2
 """Frames up to here are read, so that one over ``Settings.max_frame`` gets an error and not a hang-up (PROTOCOL A6)."""
@@ -95,9 +101,11 @@ def build(
     The last arguments are as in `create_fastapi_app`, and of one environment.
 
     Raises:
-        InvalidRequest: Nothing to serve by that name, an unprotected public bind, or a ``detect`` that maps no fields.
+        InvalidRequest: Nothing to serve by that name, an unprotected public bind, a ``detect`` that maps no fields, or
+            too low a limit of open files, which is raised as far as it may be.
         JournalUnavailable: The data directory cannot be used.
     """
+    descriptors.checked(descriptors.raise_limit(), 0)  # before the first of them fails at some file
     settings = protected(settings, bind)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # of pages that the loaded application makes
     if len(targets) > 1 and (deterministic or volatile or detect):
@@ -177,23 +185,47 @@ async def prepare(served: Served) -> None:
 
 
 def run(served: Served, bind: Bind) -> None:
-    """Serve until a signal; return after the last commit."""
+    """Serve until a signal; return after the last commit.
+
+    Raises:
+        InvalidRequest: The port cannot be had, or the limit of open files is too low.
+    """
+    sandboxed = any(spec.sandbox for spec in served.specs)
+    commands = registry.backend_type(served.runtime.settings.sandbox).descriptors if sandboxed else 0
+    connections = _connections(commands)
+    connections.show(served.runtime.metrics)
+    served.runtime.watches.append(connections.trouble)
     listening = _listen(bind)
-    config = _config(served.app, bind)
+    config = _config(served.app, bind, connections)
     server = _Announced(config, served, _url_of(listening))
     _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
 
 def run_reading(app: FastAPI, bind: Bind, what: str) -> None:
     """Serve an application that keeps nothing, until a signal; ``what`` it serves is said when the port is open."""
+    descriptors.raise_limit()
+    connections = _connections(0)
     listening = _listen(bind)
-    config = _config(app, bind)
+    config = _config(app, bind, connections)
     print(f"errata: serving {what} at {_url_of(listening)}", file=sys.stderr, flush=True)
     _run(_Quiet(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
 
 
-def _config(app: FastAPI, bind: Bind) -> uvicorn.Config:
-    return uvicorn.Config(
+def _connections(commands: int) -> Connections:
+    """Return how many connections there may be, beside ``commands`` descriptors of commands."""
+    budget = descriptors.checked(descriptors.limit(), commands)
+    log.info(
+        "%d open files at most: %d for connections, %d for commands", budget.limit, budget.connections, budget.commands
+    )
+    return Connections(budget.connections - SPARE_DESCRIPTORS)
+
+
+class _Config(uvicorn.Config):
+    connections: Connections
+
+
+def _config(app: FastAPI, bind: Bind, connections: Connections | None = None) -> uvicorn.Config:
+    config = _Config(
         app,
         host=bind.host,
         port=bind.port,
@@ -206,6 +238,8 @@ def _config(app: FastAPI, bind: Bind) -> uvicorn.Config:
         log_config=None,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
+    config.connections = Connections() if connections is None else connections
+    return config
 
 
 def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:

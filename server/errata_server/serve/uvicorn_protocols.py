@@ -13,6 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ..concurrency.queues import Arrivals, Gate
 from ..doors.asgi_extensions import BY_ITSELF, TOGETHER, Serve
+from .connections import Connections
 from .ws_frames import ClientFrames, Other
 
 READ_AHEAD_BYTES = 256 * 1024
@@ -24,13 +25,30 @@ HEADERS_S = 20.0
 """How long a request's headers may take, from its first byte on; for the first request, from the connection's start."""
 
 
+_NO_PLACE = b"all places for WebSockets are taken: try again later; GET /ready says why\n"
+NO_PLACE = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 5\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_NO_PLACE), _NO_PLACE)
+)
+"""The answer to a handshake for which there is no place."""
+
+
 class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes a connection whose next request is not there in time: each holds one of the process's descriptors."""
+    """Closes a connection whose next request is not there in time: each holds one of the process's descriptors.
+
+    How many there may be, and which one is closed for another, is said in `connections`.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._counted = Connections.of(self.config)
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if not self._counted.made(self):
+            transport.abort()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -39,10 +57,27 @@ class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self._counted.lost(self)
         super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        if self._counted.full:
+            self._counted.refuse()
+            self.transport.write(NO_PLACE)
+            self.transport.close()
+        else:
+            self._counted.lost(self)
+            super().handle_websocket_upgrade(*event)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle is None or self.cycle.response_complete:  # else the next request was here already
+            self._counted.idle(self)
 
     def _watch(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
+            self._counted.busy(self)
         if answering or self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._stop()  # also once it is a WebSocket
         elif self._deadline is None:
@@ -73,6 +108,10 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.queue = Arrivals(self.loop)  # type: ignore[assignment]
         self.writable = Gate(self.loop)  # type: ignore[assignment]
 
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        Connections.of(self.config).upgraded(self)
+
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if self.response.status_code == SWITCHING_PROTOCOLS:
@@ -85,6 +124,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self.scope["extensions"].clear()  # methods of this object, which it would keep alive
 
     def connection_lost(self, exc: Exception | None) -> None:
+        Connections.of(self.config).lost(self)
         super().connection_lost(exc)
         self.conn.parser.close()  # a generator that waits for more keeps itself alive, and all of its connection
         refused = self.conn.handshake_exc

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ... import descriptors
 from ...sandbox.base import BackendType, Finding, Place
 from .probes import Machine
 
 _SESSIONS = 10_000
 """What ``errata serve`` admits unless told otherwise; each holds a descriptor."""
-_OWN_DESCRIPTORS = 256
-"""The server's own, beside those of sockets and of commands."""
 _SLOW_FSYNC_S = 0.01
 _LOW_INODES = 100_000
 _MIB = 1024**2
@@ -107,19 +106,17 @@ def _data_dir(machine: Machine, backend: BackendType) -> Finding:
 
 
 def _open_files(machine: Machine, backend: BackendType) -> Finding:
-    bound, others = machine.open_files(), _OWN_DESCRIPTORS + backend.descriptors
-    sessions = max(0, bound - others)
-    if sessions >= _SESSIONS:
-        return Finding("open files", "ok", f"{bound}: room for {_SESSIONS} sessions")
-    return Finding(
-        "open files",
-        "worse",
-        f"{bound} descriptors",
-        f"room for {sessions} connected sessions beside as many commands as run at once"
-        if sessions
-        else "few commands at once",
-        f"ulimit -n {_SESSIONS + others} (systemd: LimitNOFILE=)",
-    )
+    bound, wanted = machine.open_files(), descriptors.enough(_SESSIONS, backend.descriptors)
+    fix = descriptors.RAISE.format(wanted)
+    if bound < descriptors.least(backend.descriptors):
+        return Finding("open files", "missing", f"{bound} descriptors", "no server with sandboxes starts", fix)
+    budget = descriptors.budget(bound, backend.descriptors)
+    if bound >= wanted:
+        return Finding("open files", "ok", f"{bound}: room for {budget.connections} connections")
+    costs = f"room for {budget.connections} connections"
+    if budget.commands < backend.descriptors:
+        costs += f", and {budget.commands * 100 // backend.descriptors} % of the commands that could run at once"
+    return Finding("open files", "worse", f"{bound} descriptors", costs, fix)
 
 
 def _space(machine: Machine) -> Finding:

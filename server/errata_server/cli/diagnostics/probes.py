@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
 import statistics
 import sys
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ... import descriptors
 from ...settings import Settings
 
 _SYNCS = 20
@@ -72,8 +72,8 @@ class Machine:
         return kind
 
     def open_files(self) -> int:
-        """Return how many descriptors the server could have."""
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        """Return how many descriptors the server could have, which raises the limit as far as it may."""
+        return descriptors.reachable()
 
     def space(self) -> Space:
         """Return the room for the data directory, and the floor that the server keeps."""

@@ -7,6 +7,7 @@ rootless mode commands run as the server's user, and root's uid has power withou
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from . import seccomp
 Mode = Literal["root", "rootless"]
 
 _CAP_SYS_ADMIN = 21
+_CAP_SYS_RESOURCE = 24
 _PROC = Path("/proc")
 
 
@@ -48,6 +50,12 @@ def check_privileges(uid: int | None = None, *, proc: Path = _PROC) -> None:
         seccomp.program()
     except LookupError as error:
         raise SandboxUnavailable(f"the namespace sandbox does not run here: {error}") from error
+
+
+@functools.cache
+def may_raise_limits() -> bool:
+    """Say whether this process may raise a resource limit above its hard one; root in many containers may not."""
+    return bool(_capabilities(_PROC) >> _CAP_SYS_RESOURCE & 1)
 
 
 def closed_switch(proc: Path = _PROC) -> str:

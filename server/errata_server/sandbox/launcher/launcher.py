@@ -79,9 +79,22 @@ class Slots:
     def take(self):
         if self.free:
             return self.free.pop()
+        opened = []
+        try:
+            slot = self.make(opened)
+        except BaseException:
+            for fd in opened:  # else each attempt while descriptors are short would take some for good
+                os.close(fd)
+            raise
+        self.made += 1
+        return slot
+
+    def make(self, opened):
+        """Return a new slot; ``opened`` gets its descriptors as they are opened."""
         unshare(CLONE_NEWNET)
         try:
             network = os.open("/proc/self/ns/net", os.O_RDONLY)
+            opened.append(network)
             with_lo = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
             fcntl.ioctl(with_lo.fileno(), 0x8914, b"lo".ljust(16, b"\0") + b"\x41\0".ljust(24, b"\0"))  # IFF_UP
             with_lo.close()
@@ -90,12 +103,12 @@ class Slots:
         finally:
             setns(self.own_network, CLONE_NEWNET)
         name = f"s{self.made}"
-        self.made += 1
         joins = []
         for root in self.cgroups:
             os.makedirs(f"{root}/{name}", exist_ok=True)
             joins.append(os.open(f"{root}/{name}/cgroup.procs", os.O_WRONLY))
-        users = None if self.first_uid is None else user_namespace(self.uid, self.first_uid + self.made)
+            opened.append(joins[-1])
+        users = None if self.first_uid is None else user_namespace(self.uid, self.first_uid + self.made + 1)
         return name, network, joins, users
 
 
@@ -107,8 +120,18 @@ def user_namespace(inside, outside):
     against the owner as well: were it root, all sandboxes would share root's.
     """
     made_read, made_write = os.pipe()
-    end_read, end_write = os.pipe()
-    pid = os.fork()
+    try:
+        end_read, end_write = os.pipe()
+    except OSError:
+        os.close(made_read)
+        os.close(made_write)
+        raise
+    try:
+        pid = os.fork()
+    except OSError:
+        for fd in (made_read, made_write, end_read, end_write):
+            os.close(fd)
+        raise
     if pid == 0:
         try:
             os.close(end_write)
@@ -172,8 +195,8 @@ def prepare_stage(stage, rootless):
     mount("dev", dev, "", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "")
 
 
-def launch(sock, slot, config, unwanted):
-    """Fork a runner; return its pid in the launcher's pid namespace."""
+def launch(slot, config, unwanted):
+    """Fork a runner; return its pid in the launcher's pid namespace, and the server's ends of its two sockets."""
     request_server, request_child = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     control_server, control_init = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     pid = fork_into(CLONE_NEWPID)
@@ -191,10 +214,30 @@ def launch(sock, slot, config, unwanted):
                 pass
         finally:
             os._exit(70)
-    send(sock, ("runner", pid, slot[0]), (request_server.fileno(), control_server.fileno()))
-    for end in (request_server, request_child, control_server, control_init):
+    request_child.close()
+    control_init.close()
+    return pid, (request_server, control_server)
+
+
+def make_runner(sock, slots, busy, config, unwanted):
+    """Make one and hand it to the server, or say why not."""
+    slot = None
+    try:
+        slot = slots.take()
+        pid, ends = launch(slot, config, unwanted)
+        busy[pid] = slot  # from here on its end is told, whether or not it can be handed over
+        slot = None
+    except OSError as error:
+        if slot is not None:
+            slots.free.append(slot)
+        return send(sock, ("failed", str(error), error.errno))
+    try:
+        send(sock, ("runner", pid, busy[pid][0]), [end.fileno() for end in ends])
+    except OSError as error:  # it ends when its sockets are closed
+        send(sock, ("failed", str(error), error.errno))
+    for end in ends:
         end.close()
-    return pid
+    return None
 
 
 def clean_up(config, busy):
@@ -282,11 +325,7 @@ def main():
                 if order[1] in busy:
                     os.kill(order[1], _signal.SIGKILL)
                 continue
-            try:
-                slot = slots.take()
-                busy[launch(sock, slot, config, unwanted)] = slot
-            except OSError as error:
-                send(sock, ("failed", str(error)))
+            make_runner(sock, slots, busy, config, unwanted)
         while busy:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:

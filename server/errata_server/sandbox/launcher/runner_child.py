@@ -82,9 +82,11 @@ class Child:
         if self.config["cgroups"]:
             unshare(CLONE_NEWCGROUP)
         self.warm_up()
-        data, ancillary, _, _ = self.request.recvmsg(1 << 20, 1024, _socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self.request.recvmsg(1 << 20, 1024, _socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
+        if flags & _socket.MSG_CTRUNC:
+            raise OSError("not all descriptors of the request arrived: Too many open files (ulimit -n)")
         fds = [
             int.from_bytes(packed[at : at + 4], sys.byteorder)
             for _, _, packed in ancillary

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import resource
 import secrets
 import signal
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
+from ... import descriptors
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
 from ..files import as_owner
@@ -51,9 +51,8 @@ otherwise sync the whole file system of the data directory; durability is the af
 RUNNING_DESCRIPTORS = 6
 """Of a command: two sockets, two pipes, the shell's state and one to spare."""
 COMMANDS_AT_ONCE = 400
+LEAST_AT_ONCE = 8
 
-_OTHER_DESCRIPTORS = 256
-"""Left to the server itself."""
 RESERVE_BYTES = 256 * 1024**2
 """Space that sandboxes leave to the journal and to the server's own files."""
 
@@ -95,8 +94,8 @@ class NamespaceBackend(Backend):
         self.store = LayerStore(self.data_dir / "layers", self.data_dir / "trash", sync=sync, form=self._form)
         self.live_dir = self.data_dir / "live" / secrets.token_hex(6)
         self.live: dict[str, NamespaceSandbox] = {}
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._bound = min(max_running, max(8, (descriptors - _OTHER_DESCRIPTORS) // RUNNING_DESCRIPTORS))
+        share = descriptors.budget(descriptors.limit(), max_running * RUNNING_DESCRIPTORS).commands
+        self._bound = min(max_running, max(LEAST_AT_ONCE, share // RUNNING_DESCRIPTORS))
         self._wanted_bound = max_running
         self.runners = Runners(self._launch_config, spare=spare, bound=self._bound, started=self._record_launcher)
         self.cgroups: Cgroups | None = None
@@ -113,6 +112,10 @@ class NamespaceBackend(Backend):
     @property
     def running(self) -> int:
         return self.runners.taken
+
+    @property
+    def trouble(self) -> str | None:
+        return self.runners.trouble
 
     async def start(self) -> BackendInfo:
         if self._info is None:

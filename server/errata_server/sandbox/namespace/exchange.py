@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import logging
 import marshal
 import os
 import socket
@@ -14,9 +15,12 @@ from typing import Any, Literal
 
 from errata_protocol.errors import SandboxFailed
 
+from ...descriptors import EXHAUSTED, explained
 from ..base import LimitHit
 from ..output import BoundedOutput
 from .runner_pool import Runner
+
+log = logging.getLogger("errata.sandbox")
 
 FAST_BYTES = 16 * 1024**2
 """Output up to here is read as fast as it comes, what follows at `SLOW_BYTES_PER_S`: `yes` prints 2 GB/s, and reading
@@ -100,6 +104,8 @@ class Exchange:
             try:
                 _send(self._runner.request, order, fds)
             except OSError as error:
+                if error.errno in EXHAUSTED:
+                    raise SandboxFailed(f"the command could not be sent: {explained(error)}") from error
                 raise SandboxFailed(f"the sandbox process died before the command: {error}") from error
             finally:
                 after_send()
@@ -132,7 +138,15 @@ class Exchange:
         return Ending(status, names, cpu_s, self._killed, answer)
 
     async def _watch(self, watch: Watch) -> None:
-        self._kill(await watch())
+        try:
+            why = await watch()
+        except Exception as error:  # nothing would hold the command's limits any more
+            self._stop()
+            if not self._ended.done():
+                log.exception("a command could not be watched, and was killed")
+                self._ended.set_exception(SandboxFailed(f"the command could not be watched: {error}"))
+            return
+        self._kill(why)
 
     def _on_control(self) -> None:
         try:
@@ -203,6 +217,9 @@ class Exchange:
         if self._killed is not None or self._ended.done():
             return
         self._killed = why
+        self._stop()
+
+    def _stop(self) -> None:
         with contextlib.suppress(OSError):
             self._runner.control.send(b"kill")
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
+import functools
+import logging
 import marshal
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -23,10 +27,21 @@ from typing import Any
 
 from errata_protocol.errors import SandboxFailed
 
+from ...descriptors import EXHAUSTED, explained
+from ...service_threads import ServiceThread
 from ..launcher import PROGRAMS
+
+log = logging.getLogger("errata.sandbox")
 
 _LAUNCHER = PROGRAMS / "launcher.py"
 _WAIT_S = 120.0
+_PAUSE_S = 0.25
+"""Between two attempts to make a runner while the machine lacks what one needs."""
+_PATIENCE_S = 20.0
+"""How long such attempts go on before those who wait are refused."""
+_PASSING = (*EXHAUSTED, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
+"""What the machine may have again in a moment."""
+_END_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +110,10 @@ class Runners:
         self._making = 0
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._thread: ServiceThread | None = None
         self._failure = ""
+        self._failing_since: float | None = None
+        self._next_attempt = 0.0
         self.shared_uid = ""
         """Why commands do not get a host uid each; empty when they do."""
         self.users = -1
@@ -108,6 +126,13 @@ class Runners:
             return self._alive | ({self._process.pid} if self._process else set())
 
     @property
+    def trouble(self) -> str | None:
+        """Say why no runner can be made now; None when one can."""
+        if self._failing_since is not None:
+            return f"no sandbox process can be made: {self._failure}"
+        return self._thread.trouble if self._thread is not None else None
+
+    @property
     def taken(self) -> int:
         """Runners that are not waiting to be taken: each has a command, or is being made or cleaned up."""
         return max(0, len(self._alive) - len(self._ready))
@@ -117,26 +142,29 @@ class Runners:
         with self._starting:
             if self._socket is not None:
                 return
-            config = self._config()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-E", str(_LAUNCHER), str(theirs.fileno())],
-                    env={},
-                    cwd="/",
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            self._started(self._process.pid)
-            ours.send(marshal.dumps(config | {"server": os.getpid()}))
-            with self._lock:
-                self._failure = ""
-                self._making = 0
-                self._socket = ours
-            threading.Thread(target=self._read, args=(ours, self._process), daemon=True, name="errata-runners").start()
+            try:
+                config = self._config()
+                ours, process = _launch()
+            except OSError as error:
+                raise SandboxFailed(f"the launcher of sandboxes cannot be started: {explained(error)}") from error
+            try:
+                self._started(process.pid)
+                ours.send(marshal.dumps(config | {"server": os.getpid()}))
+                with self._lock:
+                    self._failure, self._failing_since, self._next_attempt = "", None, 0.0
+                    self._making = 0
+                    self._process = process
+                    self._socket = ours
+                read = functools.partial(self._read, ours, process)
+                self._thread = ServiceThread("errata-runners", read, restarts=False)
+            except BaseException as error:
+                with self._lock:
+                    self._socket = None
+                ours.close()
+                _stop(process)
+                if isinstance(error, (OSError, RuntimeError)):  # the latter: no thread
+                    raise SandboxFailed(f"the launcher of sandboxes cannot be started: {error}") from error
+                raise
             with self._lock:
                 self._top_up()
 
@@ -180,8 +208,9 @@ class Runners:
                 found: Runner = await waiter[1]
                 return found
         except TimeoutError as error:
+            why = f"the last attempt to make one failed: {self._failure}; " if self._failing_since is not None else ""
             raise SandboxFailed(
-                f"no free sandbox process for {_WAIT_S:.0f} s: lower the load or raise the bound"
+                f"no free sandbox process for {_WAIT_S:.0f} s: {why}lower the load or raise the bound"
             ) from error
         finally:
             with self._lock:
@@ -226,15 +255,11 @@ class Runners:
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
-            try:
-                self._process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            _stop(self._process, _END_S)
 
     def _top_up(self) -> None:
         """Ask for as many runners as are missing. The lock is held."""
-        if self._socket is None:
+        if self._socket is None or time.monotonic() < self._next_attempt:
             return
         wanted = self._spare + len(self._waiters) - len(self._ready) - self._making
         for _ in range(min(wanted, self._bound - len(self._alive) - self._making)):
@@ -262,32 +287,59 @@ class Runners:
             self._serve()
 
     def _read(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        while True:
-            fds = array.array("i")
-            try:
-                data, ancillary, _, _ = ours.recvmsg(65536, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
-            except OSError:
-                data, ancillary = b"", []
-            for _, _, packed in ancillary:
-                fds.frombytes(packed)
-            if not data:
-                break
-            message = marshal.loads(data)
-            with self._lock:
-                self._obey(message, fds)
-        self._end(ours, process)
+        """Do what the launcher reports, until it ends; if that cannot be done, end it: the next caller starts another.
 
-    def _obey(self, message: tuple[Any, ...], fds: array.array[int]) -> None:
+        Nothing that goes wrong here may leave the pool without a reader: callers would wait for ever.
+        """
+        try:
+            poll = select.poll()
+            poll.register(ours, select.POLLIN)
+            while True:
+                if not poll.poll(_PAUSE_S * 1000 if self._failing_since is not None else None):
+                    with self._lock:
+                        self._top_up()
+                    continue
+                try:
+                    message, fds, whole = _receive(ours)
+                except OSError:
+                    break
+                if message is None:
+                    break
+                with self._lock:
+                    self._obey(message, fds, whole)
+        except Exception:
+            log.exception(
+                "a message of the launcher could not be handled: it is ended with its runners; another starts"
+            )
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+        finally:
+            self._end(ours, process)
+
+    def _obey(self, message: tuple[Any, ...], fds: list[int], whole: bool) -> None:
         kind = message[0]
         if kind == "runner":
             self._making -= 1
             self._alive.add(message[1])
+            if not whole or len(fds) != 2:
+                # The runner ends when its sockets are closed, and "gone" follows.
+                for fd in fds:
+                    os.close(fd)
+                self._failed(errno.EMFILE, explained(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+                return
+            if self._failing_since is not None:
+                self._failing_since = None
+                log.warning("sandbox processes can be made again")
             request, control = (socket.socket(fileno=fd) for fd in fds)
             request.setblocking(False)
             control.setblocking(False)
             self._ready.append(Runner(message[1], message[2], request, control))
             self._serve()
         elif kind == "users":
+            if not whole:  # commands would share a uid that need not: another launcher is tried
+                for fd in fds:
+                    os.close(fd)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.shared_uid = message[1]
             if self.users >= 0:
                 os.close(self.users)
@@ -300,12 +352,26 @@ class Runners:
                 runner.close()
             for loop, future in self._leaving.pop(message[1], ()):
                 _resolve(loop, future, None)
+        elif kind == "failed":
+            self._making -= 1
+            self._failed(message[2], message[1])
+            return
         else:
-            self._making -= kind == "failed"
             self._failure = message[1]
             self._fail_waiters()
             return
         self._top_up()
+
+    def _failed(self, number: int | None, why: str) -> None:
+        """A runner could not be made: try again soon if the machine may have what it lacked. The lock is held."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+            log.error("no sandbox process can be made, commands wait: %s", why)
+        self._failure = why
+        self._next_attempt = now + _PAUSE_S
+        if number not in _PASSING or now - self._failing_since > _PATIENCE_S:
+            self._fail_waiters()
 
     def _fail_waiters(self) -> None:
         failure = SandboxFailed(f"no sandbox process could be made: {self._failure}")
@@ -314,7 +380,7 @@ class Runners:
 
     def _end(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
         """The launcher is gone and its runners with it."""
-        process.wait()
+        _stop(process, _END_S)
         with self._lock:
             alive, self._alive = self._alive, set()
             ready, self._ready = self._ready, deque()
@@ -324,6 +390,7 @@ class Runners:
             ended: Exception = SandboxFailed("no sandbox process can be made: sandboxes were closed")
             if self._socket is ours:
                 self._socket = None
+                self._failing_since = None
                 ended = _LauncherEnded()
         ours.close()
         for runner in ready:
@@ -338,6 +405,49 @@ class Runners:
 
 class _LauncherEnded(Exception):
     """The launcher ended unasked while somebody waited for a runner."""
+
+
+def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a launcher, which waits for its configuration; return the socket to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-E", str(_LAUNCHER), str(theirs.fileno())],
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return ours, process
+
+
+def _receive(sock: socket.socket) -> tuple[tuple[Any, ...] | None, list[int], bool]:
+    """Return a message of the launcher, None at its end; its descriptors; and whether all of these arrived.
+
+    The kernel drops descriptors that this process has no room for, and says so in a flag alone.
+    """
+    fds = array.array("i")
+    data, ancillary, flags, _ = sock.recvmsg(65536, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
+    return (marshal.loads(data) if data else None), list(fds), not flags & socket.MSG_CTRUNC
+
+
+def _stop(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
+    """Wait for the end of a launcher, kill it if that does not come in time."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait_for_end(pids: set[int]) -> None:

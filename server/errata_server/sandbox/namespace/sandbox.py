@@ -17,13 +17,14 @@ from typing import Any, Protocol
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
+from ...descriptors import explained
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
 from ..host.descriptors import append_only, close_all, memory_file
-from ..host.privileges import Mode
+from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
 from ..output import BoundedOutput
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
@@ -177,7 +178,7 @@ class NamespaceSandbox(Sandbox):
                     os.write(state_fd, startup)
                     give.append(append_only(state_fd))
             except OSError as error:
-                raise SandboxFailed(f"the pipes of a command could not be made: {error}") from error
+                raise SandboxFailed(f"the pipes of a command could not be made: {explained(error)}") from error
             ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
             new_shell = None
             if state_fd >= 0 and ending.killed is None:
@@ -264,8 +265,13 @@ class NamespaceSandbox(Sandbox):
 
     async def _prepare(self) -> tuple[Runner, Counters]:
         """Get everything ready that a request needs: room, a writable directory, a runner with our limits."""
+        try:
+            return await self._prepare_on(await self._backend.runners.take())
+        except _RunnerEnded:  # its launcher did; nothing was run on it
+            return await self._prepare_on(await self._backend.runners.take())
+
+    async def _prepare_on(self, runner: Runner) -> tuple[Runner, Counters]:
         backend = self._backend
-        runner = await backend.runners.take()
         try:
             self._check()  # it may have been destroyed while it waited for its turn
             if self._last is not None:
@@ -278,8 +284,11 @@ class NamespaceSandbox(Sandbox):
                 await asyncio.to_thread(backend.cgroups.apply, runner.slot, self._limits)
             before = backend.cgroups.counters(runner.slot)
         except OSError as error:
+            ended = not runner.alive
             runner.close()
-            raise SandboxFailed(f"the limits of a command could not be set: {error}") from error
+            if ended:
+                raise _RunnerEnded("no sandbox process: the launcher ended") from error
+            raise SandboxFailed(f"the limits of a command could not be set: {explained(error)}") from error
         except BaseException:
             runner.close()
             raise
@@ -459,7 +468,7 @@ class NamespaceSandbox(Sandbox):
             # A thread costs more than freezing a few small files.
             meta = freeze() if small else await asyncio.to_thread(freeze)
         except OSError as error:
-            raise SandboxFailed(f"a layer could not be written: {error}") from error
+            raise SandboxFailed(f"a layer could not be written: {explained(error)}") from error
         self.layer = meta.id
         self._usage = Usage()
 
@@ -501,10 +510,14 @@ class NamespaceSandbox(Sandbox):
             raise SandboxFailed(f"sandbox {self.id} is destroyed: open or restore another")
 
 
+class _RunnerEnded(SandboxFailed):
+    """A runner ended before its command was sent, and its cgroup with it."""
+
+
 def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
-    """Return one resource limit; an ordinary user cannot go beyond its own."""
+    """Return one resource limit; without CAP_SYS_RESOURCE nobody can go beyond its own."""
     most = resource.getrlimit(name)[1]
-    if os.geteuid() == 0 or most == resource.RLIM_INFINITY:
+    if may_raise_limits() or most == resource.RLIM_INFINITY:
         return name, (soft, hard)
     within = [most if value == resource.RLIM_INFINITY else min(value, most) for value in (soft, hard)]
     return name, (within[0], within[1])
