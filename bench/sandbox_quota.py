@@ -38,6 +38,22 @@ _MAPPED = _HELD.replace("os.write(fd, bytes(1 << 20))", "0") + (
     "    os.truncate(fd, 60 << 20); m = mmap.mmap(fd, 60 << 20); os.close(fd); kept.append(m)\n"
     "    for at in range(0, 60 << 20, 4096): m[at] = 1\n"
 )
+_SENT = (
+    "import os, socket\n"
+    "pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(10)]\n"
+    "for n in range(60):\n"
+    "    fd = os.open(str(n), os.O_RDWR | os.O_CREAT); os.unlink(str(n))\n"
+    "    socket.send_fds(pairs[n % 10][0], [b'x'], [fd])\n"
+    "    for _ in range(60): os.write(fd, bytes(1 << 20))\n"
+    "    os.close(fd)\n"
+)
+_UNACCEPTED = _SENT.replace(
+    "pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(10)]",
+    "door = socket.socket(socket.AF_UNIX); door.bind('/tmp/door'); door.listen(100)",
+).replace(
+    "socket.send_fds(pairs[n % 10][0], [b'x'], [fd])",
+    "one = socket.socket(socket.AF_UNIX); one.connect('/tmp/door'); socket.send_fds(one, [b'x'], [fd]); one.close()",
+)
 COMMANDS = {
     "dd": ("for i in {1..200}; do dd if=/dev/zero of=f$i bs=1M count=60 status=none; done", DEFAULT),
     "eight dd": (
@@ -47,6 +63,8 @@ COMMANDS = {
     "dd after 2 s": ("sleep 2; for i in {1..200}; do dd if=/dev/zero of=f$i bs=1M count=60 status=none; done", DEFAULT),
     "deleted but open": (f'python3 -c "{_HELD}"', DEFAULT),
     "deleted but mapped": (f'python3 -c "import mmap; kept = []\n{_MAPPED}"', DEFAULT),
+    "deleted, in a socket": (f'python3 -c "{_SENT}"', DEFAULT),
+    "in no one's connection": (f'python3 -c "{_UNACCEPTED}"', DEFAULT),
     "inodes": ("python3 -c \"for n in range(400_000): open(str(n), 'w').close()\"", DEFAULT),
     "fallocate": ("fallocate -l 1T f; truncate -s 1T g", DEFAULT),
     "full disk": ("for i in {1..2000}; do dd if=/dev/zero of=f$i bs=1M count=60 status=none; done", HUGE),
@@ -148,11 +166,11 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result, indent=2))
         return
-    print(f"{'':20} {'taken MiB':>18} {'inodes':>18} {'s':>8} {'least free':>11}  how")
+    print(f"{'':22} {'taken MiB':>18} {'inodes':>18} {'s':>8} {'least free':>11}  how")
     for name, row in result.items():
         taken, inodes = (f"{row[key]['median']:.0f} (max {row[key]['max']:.0f})" for key in ("taken_mib", "inodes"))
         least = f"{row['least_free_mib']:.0f} MiB"
-        print(f"{name:20} {taken:>18} {inodes:>18} {row['s']['median']:8.2f} {least:>11}  {', '.join(row['how'])}")
+        print(f"{name:22} {taken:>18} {inodes:>18} {row['s']['median']:8.2f} {least:>11}  {', '.join(row['how'])}")
 
 
 if __name__ == "__main__":

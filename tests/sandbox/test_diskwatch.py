@@ -17,7 +17,8 @@ from errata_server.journal import EpisodeRow, IndexedJournal, SessionRow
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.files.walk import Usage
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-from errata_server.sandbox.namespace.disk_watch import DiskWatch, Room, over
+from errata_server.sandbox.namespace.disk_watch import DiskWatch, Growth, Room, over
+from errata_server.sandbox.namespace.free_space import FreeSpace
 
 MIB = 1024**2
 SMALL = Limits(file_size_bytes=32 * MIB, disk_bytes=64 * MIB, inodes=2_000)
@@ -197,12 +198,53 @@ def test_a_reserve_is_at_most_a_twentieth(tmp_path: Path) -> None:
     assert Room(10, None, 11, 0).full and Room(12, 5, 11, 6).full and not Room(12, None, 11, 6).full
 
 
-async def test_the_next_look_comes_before_the_rest_could_be_written(tmp_path: Path) -> None:
+async def test_the_next_look_comes_when_half_of_the_rest_may_be_written(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as counting:
-        watch = DiskWatch(tmp_path, Limits(disk_bytes=256 * MIB, inodes=10**6), Usage(), 0, os.getpid(), counting)
-        idle = Room(10**12, None, 0, 0)
-        pauses = [watch._pause(Room(10**12 - taken * MIB, None, 0, 0), idle, Usage()) for taken in (0, 128, 255, 300)]
-        assert pauses == [0.125, 0.0625, 0.01, 0.01]
-        assert watch._pause(Room(300, None, 200, 0), idle, Usage()) == 0.01, "the reserve is near"
-        assert not watch._due(Room(10**12 - 100 * MIB, None, 0, 0), idle, Usage())
-        assert watch._due(Room(10**12 - 130 * MIB, None, 0, 0), idle, Usage())
+        limits = Limits(disk_bytes=256 * MIB, inodes=1000)
+        space = FreeSpace(tmp_path)
+        watch = DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)
+        idle = Room(10**12, 10**6, 300, 20)
+        assert watch._next_look(idle, Usage()) == (10**12 - 128 * MIB, 10**6 - 500)
+        assert watch._next_look(idle, Usage(900, 192 * MIB)) == (10**12 - 32 * MIB, 10**6 - 50)
+        assert watch._next_look(Room(400, 30, 300, 20), Usage()) == (300, 20), "the reserve is near"
+        assert not watch._due(Room(10**12 - 100 * MIB, 10**6, 0, 0), idle, Usage())
+        assert watch._due(Room(10**12 - 130 * MIB, 10**6, 0, 0), idle, Usage())
+        fast, slow = Limits(disk_bytes=256 * MIB, inodes=2000), Limits(disk_bytes=256 * MIB, inodes=10**6)
+        pauses = [
+            DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)._pause(idle, idle, used)
+            for limits, used in ((fast, Usage()), (fast, Usage(3000)), (slow, Usage()))
+        ]
+        assert pauses == [0.02, 0.005, 0.3]
+
+
+async def test_a_wait_ends_when_space_goes_and_at_its_deadline(own_disk: Path) -> None:
+    space, loop = FreeSpace(own_disk), asyncio.get_running_loop()
+    free = Room.of(own_disk, 0).free_bytes
+    started = loop.time()
+    waits = [asyncio.create_task(space.wait(free - n * 10 * MIB, -1, 60.0)) for n in (1, 2)]
+    await space.wait(-1, -1, 0.02)
+    assert loop.time() - started >= 0.02 and not any(wait.done() for wait in waits)
+    (own_disk / "f").write_bytes(bytes(15 * MIB))
+    await waits[0]
+    assert not waits[1].done()
+    waits[1].cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    await space.wait(free, -1, 60.0)
+    assert list(space._waiters.values()) == [set()]
+
+
+async def test_a_wait_ends_when_its_directory_is_gone(tmp_path: Path) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    space = FreeSpace(place)
+    waiting = asyncio.create_task(space.wait(-1, -1, 60.0))
+    await asyncio.sleep(0)
+    place.rmdir()
+    await waiting
+
+
+def test_another_event_loop_finds_its_own_ticks(tmp_path: Path) -> None:
+    space = FreeSpace(tmp_path)
+    for _ in range(3):  # each is closed before its tick could see that nobody waits
+        asyncio.run(space.wait(1 << 62, 1 << 62, 1.0))
+    assert len(space._waiters) == 1

@@ -106,11 +106,13 @@ class Usage:
         entries: Files, directories and everything else.
         size_bytes: Blocks on disk, holes of files included; a file with several names counts once.
         whiteouts: Removed entries: no use of the disk, but a walk meets each.
+        allocated_bytes: Blocks on disk, holes left out.
     """
 
     entries: int = 0
     size_bytes: int = 0
     whiteouts: int = 0
+    allocated_bytes: int = 0
 
 
 def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: int | None = None) -> Usage:
@@ -122,7 +124,7 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: 
         max_bytes: Bound on bytes.
         max_whiteouts: Bound on whiteouts; None for no bound.
     """
-    entries = size = whiteouts = 0
+    entries = size = whiteouts = allocated = 0
     linked: set[int] = set()
     try:
         for visit in walk(root, missing_ok=True):
@@ -138,12 +140,13 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: 
                     continue
                 linked.add(info.st_ino)
             # A hole is not on the disk, but whoever reads the file reads it all, the digest of a snapshot first of all.
+            allocated += info.st_blocks * 512
             size += max(info.st_blocks * 512, info.st_size if stat.S_ISREG(info.st_mode) else 0)
             if entries > max_entries or size > max_bytes:
                 break
     except TreeChanged:
         pass  # a lower bound is enough for a poll; the count after the command meets no other process
-    return Usage(entries, size, whiteouts)
+    return Usage(entries, size, whiteouts, allocated)
 
 
 def remove_tree(root: Path) -> Usage:
@@ -162,4 +165,4 @@ def remove_tree(root: Path) -> Usage:
         root.rmdir()
     except FileNotFoundError:
         pass
-    return Usage(entries, size)
+    return Usage(entries, size, 0, size)

@@ -37,7 +37,8 @@ from ..host.privileges import Mode, check_privileges, mode_of, why_refused
 from ..launcher.kernel import mapped_clone
 from ..layers.store import LayerStore
 from ..spec import WORKSPACE, SandboxSpec
-from .disk_watch import Room
+from .disk_watch import Growth, Room
+from .free_space import FreeSpace
 from .runner_pool import Runners
 from .sandbox import NamespaceSandbox
 from .shell_state import ShellState
@@ -107,6 +108,8 @@ class NamespaceBackend(Backend):
         self._mapped: dict[str, bool] = {}
         self.reserve_bytes = reserve_bytes
         self.counting = ThreadPoolExecutor(2, "errata-count")
+        self.growth = Growth()
+        self.space = FreeSpace(self.data_dir)
         self._orphans = 0
 
     @property
@@ -331,6 +334,7 @@ class NamespaceBackend(Backend):
         pinned = {sandbox.layer for sandbox in list(self.live.values())}
         named = [ref.id for ref in keep if ref.kind == "layer"]
         layers, size = await asyncio.to_thread(self.store.delete, candidates, [*pinned, *named])
+        self.growth.add(-size)
         size += await asyncio.to_thread(self._empty_trash)
         orphans, self._orphans = self._orphans, 0
         return CollectReport(layers=layers, sandboxes=orphans, size_bytes=size)
@@ -347,7 +351,9 @@ class NamespaceBackend(Backend):
             with contextlib.suppress(OSError):
                 for name in ("w/work", "w/work/incompat", "w/work/incompat/volatile"):
                     (tree / name).chmod(0o700)
-        return as_owner.call(remove_tree, tree)
+        removed = as_owner.call(remove_tree, tree)
+        self.growth.add(-removed.size_bytes)
+        return removed
 
     async def close(self) -> None:
         for sandbox in list(self.live.values()):

@@ -1,19 +1,21 @@
 """Watches what a running command takes from the disk, for its limits and for the server's reserve.
 
-Counting names costs a walk, so it is done when it may matter. Between two counts one `statvfs` tells how much of the
-whole disk went meanwhile; all of it may be this command's, so what is left to its limit shrinks by that, and the next
-look comes before the fastest disk could have filled the rest. What other writers free hides some of it; a count every
-0.3 s does not ask.
+Counting names costs a walk, so it is done when it may matter. Between two counts one `statvfs` every few milliseconds
+tells how much of the whole disk went meanwhile (`free_space`); all of it may be this command's, so the next count comes
+when half of what was left to its limit is gone. What other writers free hides some of it; a count every 0.3 s does not
+ask.
+
+Some of what a command holds cannot be measured (`held_files.Held`). Of a command that has such files in two looks in a
+row, everything counts that went from the disk since it began and is no known command's (`Growth`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import os
-import stat
+import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +24,17 @@ from typing import Literal
 from ..base import LimitHit, Limits
 from ..files import as_owner
 from ..files.walk import Usage, usage
+from .free_space import TICK_S, FreeSpace
+from .held_files import held_files
 
-_FASTEST_BYTES_PER_S = 2 * 1024**3
 _FASTEST_INODES_PER_S = 100_000
-_SOONEST_S, _LATEST_S = 0.01, 0.3
+_LATEST_S = 0.3
 _REST = 4
 """After a count that took long, so many times as long passes before the next one that nothing calls for."""
 _CLOCK_S = 0.02
 """Times of files are the kernel's last tick's."""
-_HELD_MAX = 65_536
+_UNEXPLAINED = 8
+"""Less than this part of a limit is not taken for a command's: the journal and other programs write too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,59 @@ def over(used: Usage, limits: Limits, before: Usage) -> LimitHit | None:
     return "inodes" if used.entries > max(limits.inodes, before.entries) else None
 
 
+class Growth:
+    """What the sandboxes of one backend are known to have added to its disk since the backend was made.
+
+    A command that holds files nobody can measure is charged with what went from the disk and is not in here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = 0
+        self._watches: set[DiskWatch] = set()
+
+    @property
+    def known_bytes(self) -> int:
+        """Space that was added, less what was removed."""
+        return self._known
+
+    def add(self, size_bytes: int) -> None:
+        """Note that a sandbox added so much; below 0 for what was removed."""
+        with self._lock:
+            self._known += size_bytes
+
+    def watched(self, watch: DiskWatch) -> None:
+        """A command begins."""
+        with self._lock:
+            self._watches.add(watch)
+
+    def ended(self, watch: DiskWatch) -> None:
+        """A command has ended and its sandbox was counted."""
+        with self._lock:
+            self._watches.discard(watch)
+
+    def refresh(self, but: DiskWatch) -> None:
+        """Count what every other running command holds by now; blocks."""
+        with self._lock:
+            others = self._watches - {but}
+        for watch in others:
+            with contextlib.suppress(OSError):  # it has ended, and so has its sandbox
+                watch.measure()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a command found.
+
+    Args:
+        used: What it holds and can be measured.
+        is_partial: It holds more.
+    """
+
+    used: Usage
+    is_partial: bool
+
+
 class DiskWatch:
     """Watches one command.
 
@@ -107,10 +164,20 @@ class DiskWatch:
         reserve_bytes: Space that is kept for the server.
         init: Host pid of the command's pid 1.
         counting: Where the counting is done.
+        growth: Of the backend.
+        space: Of the file system of ``upper``.
     """
 
     def __init__(
-        self, upper: Path, limits: Limits, before: Usage, reserve_bytes: int, init: int, counting: Executor
+        self,
+        upper: Path,
+        limits: Limits,
+        before: Usage,
+        reserve_bytes: int,
+        init: int,
+        counting: Executor,
+        growth: Growth,
+        space: FreeSpace,
     ) -> None:
         self._upper = upper
         self._limits = limits
@@ -118,25 +185,45 @@ class DiskWatch:
         self._reserve_bytes = reserve_bytes
         self._init = init
         self._counting = counting
+        self._growth = growth
+        self._space = space
         self._most_bytes = max(limits.disk_bytes, before.size_bytes)
         self._most_entries = max(limits.inodes, before.entries)
         self._began_ns = time.time_ns() - int(_CLOCK_S * 1e9)
+        self._noted = before.allocated_bytes
+        self._ended = False
+        self._lock = threading.Lock()
+        self._known_before = growth.known_bytes
+        self._room = Room.of(upper, reserve_bytes)
+        growth.watched(self)
 
     async def run(self) -> LimitHit | Literal["full"]:
         """Return once the command is beyond a limit of its own, or has filled the server's disk (``full``)."""
         loop = asyncio.get_running_loop()
-        room = last = Room.of(self._upper, self._reserve_bytes)
+        room = last = self._room
         used, counted_at, took = self._before, loop.time(), 0.0
+        was_partial = suspected = False
         while True:
-            await asyncio.sleep(self._pause(room, last, used))
+            await self._space.wait(*self._next_look(last, used), TICK_S if suspected else self._pause(room, last, used))
             room = Room.of(self._upper, self._reserve_bytes)
             waited = loop.time() - counted_at
-            due = self._due(room, last, used)
+            due = suspected or self._due(room, last, used)
             if waited < (took if due else max(_LATEST_S, _REST * took)):
                 continue
             started = loop.time()
             try:
-                used = await loop.run_in_executor(self._counting, self._count)
+                look = await loop.run_in_executor(self._counting, self.measure)
+                used, suspected = look.used, False
+                if look.is_partial and (hidden := self._unexplained()):
+                    if was_partial:
+                        used = self._with(look.used, hidden)
+                        if over(used, self._limits, self._before) is not None:
+                            # Not for what others wrote since they were counted last.
+                            await loop.run_in_executor(self._counting, self._growth.refresh, self)
+                            used = self._with(look.used, self._unexplained())
+                    else:
+                        suspected = True
+                was_partial = look.is_partial
             except OSError:
                 continue  # looked at again; the count at the end is the one that has to work
             if (hit := over(used, self._limits, self._before)) is not None:
@@ -147,6 +234,43 @@ class DiskWatch:
                 return "full"
             last, counted_at = room, loop.time()
             took = counted_at - started
+
+    def measure(self) -> Look:
+        """Count what the command holds, and note it in `Growth`; blocks.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        most_entries, most_bytes = self._most_entries, self._most_bytes
+        named = as_owner.call(usage, self._upper, max_entries=most_entries, max_bytes=most_bytes)
+        held = held_files(self._init, self._began_ns)
+        self._note(named.allocated_bytes + held.size_bytes)
+        total = named.size_bytes + held.size_bytes
+        return Look(Usage(named.entries, total, named.whiteouts), held.is_partial)
+
+    def end(self, used: Usage) -> None:
+        """Take what was counted once all processes had ended; what ``upper`` held before, where nothing could be."""
+        with self._lock:
+            self._ended = True
+        self._growth.ended(self)
+        if used is not self._before:
+            self._growth.add(used.allocated_bytes - self._noted)
+
+    def _note(self, allocated: int) -> None:
+        with self._lock:
+            if self._ended:  # by another's refresh, which began before
+                return
+            self._growth.add(allocated - self._noted)
+            self._noted = allocated
+
+    def _unexplained(self) -> int:
+        """Return what went from the disk since the command began and no count of a sandbox found; 0 if it is little."""
+        gone = self._room.free_bytes - Room.of(self._upper, self._reserve_bytes).free_bytes
+        unexplained = gone - (self._growth.known_bytes - self._known_before)
+        return unexplained if unexplained > self._most_bytes // _UNEXPLAINED else 0
+
+    def _with(self, used: Usage, hidden: int) -> Usage:
+        return Usage(used.entries, used.size_bytes + hidden, used.whiteouts)
 
     def _left(self, room: Room, last: Room, used: Usage) -> tuple[int, int]:
         """Return bytes and inodes to the limit if all that went from the disk since ``last`` is the command's."""
@@ -162,90 +286,18 @@ class DiskWatch:
             or entries * 2 <= (self._most_entries - used.entries)
         )
 
+    def _next_look(self, last: Room, used: Usage) -> tuple[int, int]:
+        """Return the free bytes and inodes at which half of what is left to a limit may be gone, or the reserve begins.
+
+        Args:
+            last: What was free when ``used`` was counted.
+            used: What the command held.
+        """
+        free_bytes = last.free_bytes - (self._most_bytes - used.size_bytes + 1) // 2
+        free_inodes = (last.free_inodes or 0) - (self._most_entries - used.entries + 1) // 2
+        return max(free_bytes, last.reserve_bytes), max(free_inodes, last.reserve_inodes)
+
     def _pause(self, room: Room, last: Room, used: Usage) -> float:
-        size, entries = self._left(room, last, used)
-        size = min(size, room.free_bytes - room.reserve_bytes)
-        if room.free_inodes is not None:
-            entries = min(entries, room.free_inodes - room.reserve_inodes)
-        soon = min(size / _FASTEST_BYTES_PER_S, entries / _FASTEST_INODES_PER_S)
-        return min(max(soon, _SOONEST_S), _LATEST_S)
-
-    def _count(self) -> Usage:
-        most_entries, most_bytes = self._most_entries, self._most_bytes
-        named = as_owner.call(usage, self._upper, max_entries=most_entries, max_bytes=most_bytes)
-        held = held_bytes(self._init, self._began_ns)
-        return Usage(named.entries, named.size_bytes + held, named.whiteouts)
-
-
-def held_bytes(init: int, since_ns: int) -> int:
-    """Return the space of files that have no name any more and that a command's processes hold open or mapped.
-
-    Descriptors under way in a socket are not seen; nor, for a server that is not root, mappings without a descriptor.
-
-    Args:
-        init: Host pid of the command's pid 1.
-        since_ns: When the command began: what changed earlier is a file of a frozen layer, which keeps its name there.
-    """
-    found: dict[tuple[int, int], int] = {}
-    # An overlay's files may have yet another device than its directories, so what is memory is left out instead.
-    memory = {_memory_device()}
-    for pid in _below(init):
-        try:
-            memory.add(os.stat(f"/proc/{pid}/root/dev/shm").st_dev)  # noqa: PTH116 - a magic link
-        except OSError:
-            continue  # it has ended, or has no root yet
-        for path in (*_descriptors(pid), *_mappings(pid)):
-            try:
-                info = os.stat(path)  # noqa: PTH116
-            except OSError:
-                continue
-            nameless = info.st_nlink == 0 and stat.S_ISREG(info.st_mode) and info.st_dev not in memory
-            if nameless and info.st_ctime_ns >= since_ns:
-                found[info.st_dev, info.st_ino] = info.st_blocks * 512
-        if len(found) > _HELD_MAX:
-            break
-    return sum(found.values())
-
-
-@functools.cache
-def _memory_device() -> int:
-    fd = os.memfd_create("device")
-    try:
-        return os.fstat(fd).st_dev
-    finally:
-        os.close(fd)
-
-
-def _below(init: int) -> Iterator[int]:
-    """Yield the pids of all descendants: everything in a pid namespace descends from its first process."""
-    todo = [init]
-    while todo:
-        pid = todo.pop()
-        try:
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-                with open(f"/proc/{pid}/task/{thread}/children", "rb") as children:  # noqa: PTH123
-                    todo.extend(int(child) for child in children.read().split())
-        except OSError:
-            pass  # ended meanwhile; its children are pid 1's, and met by the next look
-        if pid != init:
-            yield pid
-
-
-def _descriptors(pid: int) -> list[str]:
-    try:
-        return [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _mappings(pid: int) -> list[str]:
-    found = []
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as maps:  # noqa: PTH123
-            for line in maps:
-                if line.endswith(b" (deleted)\n"):
-                    start, end = (int(address, 16) for address in line.split(b" ", 1)[0].split(b"-"))
-                    found.append(f"/proc/{pid}/map_files/{start:x}-{end:x}")
-    except OSError:
-        pass
-    return found
+        """Return after how many seconds to look in any case: not every file system counts its inodes."""
+        _, entries = self._left(room, last, used)
+        return min(max(entries / _FASTEST_INODES_PER_S, TICK_S), _LATEST_S)

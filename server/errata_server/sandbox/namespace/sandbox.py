@@ -29,8 +29,9 @@ from ..layers.store import LayerStore
 from ..output import BoundedOutput
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
 from . import shell_state, start_files
-from .disk_watch import DiskWatch, over
-from .exchange import Ending, Exchange
+from .disk_watch import DiskWatch, Growth, over
+from .exchange import Ending, Exchange, Watch
+from .free_space import FreeSpace
 from .runner_pool import Runner, Runners
 from .shell_state import ShellState
 
@@ -59,6 +60,8 @@ class Host(Protocol):
         runners: Prepared processes.
         cgroups: Of the runners; None before the first one.
         counting: Threads that count what a sandbox holds.
+        growth: What all sandboxes are known to have added to the disk.
+        space: The disk's free space.
         reserve_bytes: Space to keep free.
         mode: Whether the server is root.
     """
@@ -69,6 +72,8 @@ class Host(Protocol):
     runners: Runners
     cgroups: Cgroups | None
     counting: Executor
+    growth: Growth
+    space: FreeSpace
     reserve_bytes: int
     mode: Mode
 
@@ -159,12 +164,15 @@ class NamespaceSandbox(Sandbox):
         started = time.monotonic()
         runner, before = await self._prepare()
         out, err = BoundedOutput(self._limits.keep_bytes), BoundedOutput(self._limits.keep_bytes)
+        new_shell = None
         with contextlib.ExitStack() as fds:
             fds.callback(runner.close)
             give: list[int] = []
             fds.callback(close_all, give)
             streams, state_fd = {}, -1
             try:
+                watch = self._disk_watch(runner)
+                fds.callback(lambda: watch.end(self._usage))
                 give.append(memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
                 for stream in (out, err):
                     read_end, write_end = os.pipe()
@@ -179,13 +187,12 @@ class NamespaceSandbox(Sandbox):
                     give.append(append_only(state_fd))
             except OSError as error:
                 raise SandboxFailed(f"the pipes of a command could not be made: {explained(error)}") from error
-            ending = await self._exchange(runner, order, give, streams, timeout_s, watch=True)
-            new_shell = None
+            ending = await self._exchange(runner, order, give, streams, timeout_s, watch=watch.run)
             if state_fd >= 0 and ending.killed is None:
                 new_shell = shell_state.saved(os.pread(state_fd, shell_state.MAX_STATE_BYTES + 64, len(startup)))
-        if new_shell is not None:
-            self._shell = new_shell
-        limit_hit = await self._limit_hit(ending, runner, before, err)
+            if new_shell is not None:
+                self._shell = new_shell
+            limit_hit = await self._limit_hit(ending, runner, before, err)
         timed_out = ending.killed == "timeout"
         exit_code: int | None = ending.status if ending.status >= 0 else 128 - ending.status
         if ending.killed is not None:
@@ -260,7 +267,7 @@ class NamespaceSandbox(Sandbox):
             raise SpecRefused(f"entry {os.fsdecode(ending.answer[1])}: {ending.answer[2]}")
         check_workdir(os.fsdecode(ending.answer[1]))  # as the base tree's links have it
         self._writable = tuple(os.fsdecode(path) for path in ending.answer[2])
-        self._usage = await asyncio.to_thread(self._count)
+        await self._recount()
         await self._freeze()
 
     async def _prepare(self) -> tuple[Runner, Counters]:
@@ -317,7 +324,7 @@ class NamespaceSandbox(Sandbox):
         streams: Mapping[int, BoundedOutput],
         timeout_s: float,
         *,
-        watch: bool = False,
+        watch: Watch | None = None,
     ) -> Ending:
         backend, limits = self._backend, self._limits
         assert backend.cgroups is not None
@@ -350,14 +357,23 @@ class NamespaceSandbox(Sandbox):
                 streams,
                 after_send=lambda: close_all(give),
                 kill=lambda: backend.runners.kill(runner),
-                watch=self._disk_watch(runner).run if watch else None,
+                watch=watch,
             )
         finally:
             runner.close()
 
     def _disk_watch(self, runner: Runner) -> DiskWatch:
         backend = self._backend
-        return DiskWatch(self._upper, self._limits, self._usage, backend.reserve_bytes, runner.pid, backend.counting)
+        return DiskWatch(
+            self._upper,
+            self._limits,
+            self._usage,
+            backend.reserve_bytes,
+            runner.pid,
+            backend.counting,
+            backend.growth,
+            backend.space,
+        )
 
     def _count(self) -> Usage:
         most = _COUNTED * self._limits.disk_bytes
@@ -431,7 +447,12 @@ class NamespaceSandbox(Sandbox):
             await self._file_request(path, {"do": "write", "mode": mode}, content)
         finally:
             os.close(content)
-        self._usage = await asyncio.to_thread(self._count)
+        await self._recount()
+
+    async def _recount(self) -> None:
+        """Count what the server itself had written."""
+        before, self._usage = self._usage, await asyncio.to_thread(self._count)
+        self._backend.growth.add(self._usage.allocated_bytes - before.allocated_bytes)
 
     async def _file_request(self, path: str, order: dict[str, Any], data: int) -> None:
         self._check()
