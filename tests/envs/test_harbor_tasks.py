@@ -139,6 +139,11 @@ async def test_a_script_that_gives_no_reward_is_a_failure_and_not_a_zero(
         "from errata_verify import check\n@check()\ndef broken():\n    undefined_name\n",
         "while True: pass",
         "raise SystemExit(0)",
+        "from errata_verify import check\n@check(needs=['a name'])\ndef f(): ...\n",
+        "from errata_verify import check\n@check(weight=0)\ndef f(): ...\n",
+        # the need fails here, and the mistake behind it shows all the same
+        "from errata_verify import check\ndef no():\n    assert False\n"
+        "@check(needs=[no])\ndef f():\n    undefined_name\n",
     ],
 )
 async def test_a_broken_verify_py_is_a_failure_and_not_a_zero(
@@ -148,6 +153,47 @@ async def test_a_broken_verify_py_is_a_failure_and_not_a_zero(
     await environment.reset_async(task_id="t")
     with pytest.raises(EnvironmentFailed, match="verifier of task t is broken"):
         await environment.step_async(DONE)
+
+
+NEEDS = """
+from errata_verify import check, text
+
+def plain():
+    assert text("plain") == "1\\n"
+
+@check(needs=[plain])
+def works():
+    assert text("works") == "1\\n"
+
+@check(needs=[works])
+def refuses():
+    assert text("refuses") == "1\\n"
+
+@check(weight=2)
+def alone():
+    assert text("alone") == "1\\n"
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "score"),
+    [
+        ("refuses", 0.0),
+        ("works refuses", 0.0),
+        ("plain refuses", 0.0),
+        ("plain works", 0.25),
+        ("plain works refuses", 0.5),
+        ("refuses alone", 0.5),
+        ("plain works refuses alone", 1.0),
+    ],
+)
+async def test_a_check_counts_only_with_all_that_it_needs(
+    tmp_path: Path, environment: TerminalEnvironment, files: str, score: float
+) -> None:
+    write_task(tmp_path / "tasks" / "t", {"tests/verify.py": NEEDS})
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command=f"for f in {files}; do echo 1 > $f; done"))
+    assert (await environment.step_async(DONE)).reward == score
 
 
 async def test_verify_py_cannot_start_a_program_of_the_agent(tmp_path: Path, environment: TerminalEnvironment) -> None:

@@ -12,9 +12,14 @@ of the agent run before, as probes, each in a copy of its own, and only their ou
     @check(weight=2)
     def total_is_right():
         assert text("total.txt").strip() == "42"
+
+    @check(needs=[total_is_right])      # worth nothing alone: a program that refuses everything passes it too
+    def wrong_input_is_refused(): ...
 """
 
+import hashlib
 import json
+import math
 import os
 import stat
 import subprocess
@@ -24,7 +29,10 @@ WORKSPACE = "/workspace"
 MAX_BYTES = 8 * 1024 * 1024
 
 CHECKS = []
+"""(name, weight, function) of each check, in the order of verify.py."""
 REQUIRED = []
+NEEDS = {}
+"""What each check needs besides itself, by its function."""
 PROBES = {}
 """Results by name: exit_code, stdout, stderr, timed_out, truncated; filled before verify.py is loaded."""
 
@@ -33,11 +41,29 @@ class NotSolved(AssertionError):
     """The agent's files are not what the task asks for. An AssertionError, so ``assert`` does as well."""
 
 
-def check(weight=1.0):
-    """Mark a function as a check worth ``weight``. It passes unless it raises."""
+def check(weight=1.0, needs=()):
+    """Mark a function as a check worth ``weight``. It passes unless it raises.
+
+    Args:
+        weight: Its share of the score, a finite number above 0.
+        needs: Functions, checks or not, that have to pass as well, with all that they need themselves. Name here what
+            an easy wrong answer breaks: a program that refuses everything passes "wrong input is refused", so that
+            check needs one of right input.
+
+    Raises:
+        ValueError: The weight is 0, negative, infinite or no number.
+        TypeError: Something in ``needs`` is no function.
+    """
+    needs = tuple(needs)
+    if not (math.isfinite(weight) and weight > 0):
+        raise ValueError(f"the weight of a check is {weight}: give it a finite number above 0")
+    for needed in needs:
+        if not callable(needed):
+            raise TypeError(f"needs has {needed!r}: name functions that stand above the check")
 
     def mark(function):
         CHECKS.append((function.__name__, float(weight), function))
+        NEEDS[function] = needs
         return function
 
     return mark
@@ -110,6 +136,11 @@ def text(name):
 def lines(name):
     """Return the lines of a file of the workspace, without a last empty one."""
     return text(name).splitlines()
+
+
+def sha256(name):
+    """Return the SHA-256 of a file of the workspace, in hex."""
+    return hashlib.sha256(data(name)).hexdigest()
 
 
 def json_file(name):

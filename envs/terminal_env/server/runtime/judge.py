@@ -1,7 +1,8 @@
 """Runs a task's ``verify.py`` inside the sandbox and prints one line with the verdict.
 
-Standard input: one JSON object with the nonce and the results of the probes. The verdict goes to the standard output
-this process was started with; whatever ``verify.py`` prints goes to standard error.
+Standard input: one JSON object with the nonce, the results of the probes and, where it is not ``/workspace``, the work
+directory. The verdict goes to the standard output this process was started with; whatever ``verify.py`` prints goes to
+standard error.
 """
 
 import json
@@ -22,13 +23,35 @@ def guard(event, arguments):
         raise PermissionError(f"{event}: not in verify.py")
 
 
-def passes(name, function):
-    """Return (passed, why not). Only what an odd file of the agent can raise counts as not passed."""
-    try:
-        function()
-    except (AssertionError, OSError, ValueError, LookupError, RecursionError) as error:
-        return False, f"{name}: {type(error).__name__}: {error}"[:500]
-    return True, ""
+class Outcomes:
+    """Calls each function of verify.py once, and keeps how that ended."""
+
+    def __init__(self, needs):
+        self._needs = needs
+        self._why_not = {}
+
+    def why_not(self, function):
+        """Return why ``function`` does not pass, or an empty text when it does.
+
+        Only what an odd file of the agent can raise counts as not passed.
+        """
+        if function not in self._why_not:
+            mine = self._call(function)  # also where a need is missing: a mistake in verify.py shows on any state
+            self._why_not[function] = self._missing(function) or mine
+        return self._why_not[function]
+
+    def _missing(self, function):
+        for needed in self._needs.get(function, ()):
+            if why := self.why_not(needed):
+                return f"{function.__name__} needs {why}"[:500]
+        return ""
+
+    def _call(self, function):
+        try:
+            function()
+        except (AssertionError, OSError, ValueError, LookupError, RecursionError) as error:
+            return f"{function.__name__}: {type(error).__name__}: {error}"[:500]
+        return ""
 
 
 def main():
@@ -42,15 +65,18 @@ def main():
     import errata_verify
 
     errata_verify.PROBES.update(request["probes"])
+    errata_verify.WORKSPACE = request.get("workdir", errata_verify.WORKSPACE)
     import verify  # noqa: F401  the task's own: it registers its checks
 
     if not errata_verify.CHECKS:
         raise RuntimeError("verify.py has no @check")
     total = sum(weight for _, weight, _ in errata_verify.CHECKS)
+    outcomes = Outcomes(errata_verify.NEEDS)
     results, earned, barred = [], 0.0, False
     for kind, entries in (("require", errata_verify.REQUIRED), ("check", errata_verify.CHECKS)):
         for name, weight, function in entries:
-            passed, why = passes(name, function)
+            why = outcomes.why_not(function)
+            passed = not why
             results.append({"name": name, "kind": kind, "weight": weight, "passed": passed, "why": why})
             earned += weight if passed else 0.0
             barred |= kind == "require" and not passed
