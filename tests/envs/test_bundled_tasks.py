@@ -1,4 +1,4 @@
-"""Every bundled task on real sandboxes: solved is 1, untouched is 0, nearly is in between, and twice is the same."""
+"""Every bundled task on real sandboxes: solved is 1, untouched and degenerate 0, unfinished between, twice the same."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from errata_server.sandbox.base import Backend
 from terminal_env import TerminalAction, TerminalObservation
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.layers import task_layers
-from terminal_env.server.tasks import BUNDLED, Task, load_tasks
+from terminal_env.server.tasks import Task, load_tasks
 
-from .wrong_solutions import WRONG
+from .answers import FIGURES, TOLERANCE, answers, bundled_tasks, figures, named_paths, played, trivial
 
 pytestmark = pytest.mark.sandbox
-TASKS = {task.id: task for task in load_tasks().splits[BUNDLED]}
+TASKS = bundled_tasks()
+ANSWERS = {name: answers(name) for name in TASKS}
 DONE = TerminalAction(tool="submit")
 
 
@@ -39,8 +40,16 @@ def test_tasks_of_many_skills_are_bundled() -> None:
     assert not load_tasks().broken
 
 
-def test_every_bundled_task_has_wrong_solutions() -> None:
-    assert set(WRONG) == set(TASKS)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_bundled_task_has_degenerate_and_unfinished_answers(name: str) -> None:
+    assert len({answer.name for answer in ANSWERS[name]}) == len(ANSWERS[name])
+    assert sum(answer.score == 0.0 for answer in ANSWERS[name]) >= 5
+    assert sum(0.0 < answer.score < 1.0 for answer in ANSWERS[name]) >= 2
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_trivial_answers_are_made_from_the_instruction(name: str) -> None:
+    assert named_paths(TASKS[name].instruction), "no path to make trivial answers for"
 
 
 @pytest.mark.usefixtures("real")
@@ -59,12 +68,26 @@ async def test_doing_nothing_scores_nothing(name: str) -> None:
 
 
 @pytest.mark.usefixtures("real")
-@pytest.mark.parametrize(("name", "index"), [(name, i) for name, ways in WRONG.items() for i in range(len(ways))])
-async def test_a_wrong_solution_scores_less_than_one(name: str, index: int) -> None:
-    what, command, low, high = WRONG[name][index]
-    (_, _, end), detail = await play(TASKS[name], TerminalAction(command=command), DONE)
-    assert isinstance(end.reward, float)
-    assert low <= end.reward <= high < 1.0, f"{what}: {end.reward}: {detail}"
+@pytest.mark.parametrize(("name", "index"), [(name, i) for name, found in ANSWERS.items() for i in range(len(found))])
+async def test_an_answer_is_worth_what_is_written_down(name: str, index: int) -> None:
+    """Degenerate answers exactly 0, honest and unfinished ones their share."""
+    answer = ANSWERS[name][index]
+    reward, detail = await played(TASKS[name], answer)
+    if answer.score == 0.0:
+        assert reward == 0.0, f"{answer.name}: {detail}"
+    else:
+        assert reward == pytest.approx(answer.score, abs=TOLERANCE), f"{answer.name}: {detail}"
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("name", TASKS)
+async def test_trivial_answers_score_nothing(name: str) -> None:
+    scores = {answer.name: (await played(TASKS[name], answer))[0] for answer in trivial(TASKS[name])}
+    assert scores == dict.fromkeys(scores, 0.0)
+
+
+def test_the_committed_figures_are_of_these_tasks_and_answers() -> None:
+    assert FIGURES.read_text("utf-8") == figures(), "run scripts/task_answers.py"
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.deterministic])

@@ -9,7 +9,7 @@ from typing import Any
 from ..teachers import Answer, Prompt, says
 
 TASK = "file-permissions"
-"""A task that ships with the terminal environment; its verifier gives 0, 0.5 or 1."""
+"""A task that ships with the terminal environment; what is played here is worth 0, 0.5 or 1."""
 
 PROMPT = "You have a shell. "
 
@@ -33,8 +33,8 @@ SUBMIT: Turn = ("submit", {})
 WRONG_PATH = run("cd /workspace/sites && ls")
 WRONG_COMMAND = run("list site")
 UNFINISHED = run("find . -type f -exec chmod 640")
-CARELESS = run("chmod -R 750 .")
-"""No error: it ends with status 0, and with half of the reward."""
+CARELESS = run("find . -name '*.sh' -exec chmod 750 {} + && find . -depth -type d -exec chmod 750 {} +")
+"""No error: it ends with status 0, with the plain files forgotten and half of the reward."""
 
 BETTER: dict[str, Turn] = {
     WRONG_PATH[1]["command"]: LOOK,

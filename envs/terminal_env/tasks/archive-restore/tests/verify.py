@@ -1,6 +1,6 @@
 import os
 
-from errata_verify import NotSolved, check, mode, path, text
+from errata_verify import NotSolved, check, lines, mode, path, require, sha256, text
 
 DIRECTORIES = {
     "bin": 0o755,
@@ -26,6 +26,25 @@ FILES = {
 LINKS = {"site/current": "versions/v2", "site/settings.ini": "private/key"}
 
 
+ARCHIVES = {
+    "2025-12-01.full.tar.gz": True,
+    "2025-12-02.tar.xz": True,
+    "2025-12-03.tar.bz2": True,
+    "2025-12-04.tar.gz": True,
+    "2025-12-05.tar.gz": False,
+    "2025-12-06.tar.xz": True,
+}
+"""Whether each is as its checksum says; packing them again gives other bytes with another tar or xz."""
+
+
+@require
+def the_archives_are_as_they_were():
+    assert sorted(os.listdir(path("backups"))) == sorted([*ARCHIVES, "SHA256SUMS"])
+    sums = dict(reversed(line.split()) for line in lines("backups/SHA256SUMS"))
+    for name, whole in ARCHIVES.items():
+        assert (sums.get(name) == sha256("backups/" + name)) is whole, f"{name} changed"
+
+
 @check(weight=2)
 def files_have_the_newest_restorable_content():
     for name, (_, content) in FILES.items():
@@ -34,7 +53,7 @@ def files_have_the_newest_restorable_content():
         assert text("restored/" + name) == content, name
 
 
-@check()
+@check(needs=[files_have_the_newest_restorable_content])
 def nothing_else_is_there():
     found = set()
     for folder, folders, files in os.walk(path("restored")):
@@ -42,7 +61,7 @@ def nothing_else_is_there():
     assert found == set(DIRECTORIES) | set(FILES) | set(LINKS)
 
 
-@check()
+@check(needs=[files_have_the_newest_restorable_content])
 def links_are_links():
     for name, target in LINKS.items():
         try:
@@ -52,12 +71,12 @@ def links_are_links():
         assert found == target, f"{name} leads to {found}"
 
 
-@check()
+@check(needs=[files_have_the_newest_restorable_content])
 def permissions_are_as_archived():
     for name, wanted in [*DIRECTORIES.items(), *((name, bits) for name, (bits, _) in FILES.items())]:
         assert mode("restored/" + name) == wanted, f"{name} is {mode('restored/' + name):o}, not {wanted:o}"
 
 
-@check(weight=0.5)
+@check(weight=0.5, needs=[files_have_the_newest_restorable_content])
 def the_day_is_named():
     assert text("restored_day.txt").strip() == "2025-12-04"

@@ -29,9 +29,18 @@ def nothing_but_permissions_changed():
     assert os.readlink(path("site/bin/conf")) == "../conf/app.conf"
 
 
-def all_are(names, wanted):
+def wanted(name):
+    if name in DIRECTORIES or name.endswith(".sh"):
+        return 0o750
+    return 0o600 if "/secrets/" in name else 0o640
+
+
+def all_are(names, bits):
+    """All of ``names`` have a mode, and nothing has it that should not: `chmod -R 750` is worth nothing."""
     for name in names:
-        assert mode(name) == wanted, f"{name} is {mode(name):o}, not {wanted:o}"
+        assert mode(name) == bits, f"{name} is {mode(name):o}, not {bits:o}"
+    for name in sorted(DIRECTORIES | set(CONTENT)):
+        assert mode(name) != bits or wanted(name) == bits, f"{name} is {bits:o} too"
 
 
 @check()
@@ -46,9 +55,9 @@ def scripts():
 
 @check()
 def secrets():
-    all_are([name for name in CONTENT if "/secrets/" in name], 0o600)
+    all_are([name for name in CONTENT if wanted(name) == 0o600], 0o600)
 
 
 @check()
 def other_files():
-    all_are([name for name in CONTENT if not name.endswith(".sh") and "/secrets/" not in name], 0o640)
+    all_are([name for name in CONTENT if wanted(name) == 0o640], 0o640)

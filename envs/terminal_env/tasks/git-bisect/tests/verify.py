@@ -1,6 +1,6 @@
 import hashlib
 
-from errata_verify import GitObjects, NotSolved, check, data, mode, text
+from errata_verify import GitObjects, NotSolved, check, mode, require, sha256, text
 
 CULPRIT = "e8078a7b141ac5f08a8a8fa66e8fc0eba0136ae0"
 MAIN = "f38264197edfc87ac46f2d5d6e4fe76c77ecde6d"
@@ -20,6 +20,17 @@ def undone():
     if repository.parents(head) != [MAIN]:
         raise NotSolved("main is not its former tip and one commit")
     return repository, head
+
+
+@require
+def the_commits_that_are_there_stay():
+    repository = GitObjects("invoice")
+    assert MAIN in repository.commits(repository.ref("refs/heads/main")), "main lost its former tip"
+
+
+@require
+def the_check_is_as_it_was():
+    assert sha256("invoice/check.sh") == UNDONE["check.sh"]
 
 
 @check()
@@ -46,5 +57,5 @@ def the_files_on_disk_are_those_of_main():
     repository, _ = undone()
     assert repository.head_name() == "refs/heads/main"
     for name, digest in UNDONE.items():
-        assert hashlib.sha256(data("invoice/" + name)).hexdigest() == digest, name
+        assert sha256("invoice/" + name) == digest, name
     assert mode("invoice/check.sh") & 0o111, "check.sh cannot be run"

@@ -1,6 +1,6 @@
 import json
 
-from errata_verify import GitObjects, NotSolved, check, json_file
+from errata_verify import GitObjects, NotSolved, check, json_file, require
 
 SETTINGS = {
     "name": "relay",
@@ -23,24 +23,49 @@ def merged():
     return repository, head
 
 
-@check()
+def settings(repository, head):
+    try:
+        return json.loads(repository.file(head, "settings.json"))
+    except (ValueError, RecursionError) as error:
+        raise NotSolved(f"settings.json: {error}") from error
+
+
+@require
 def main_is_the_merge_of_both():
     repository, head = merged()
     assert {"NOTES", "queue_pick.py", "settings.json"} <= set(repository.names(head))
     assert repository.file(head, "NOTES") == b"relay forwards messages over TLS.\n"
+    assert repository.file(head, "queue_pick.py") == b"def pick(queue):\n    return queue.pop(0)\n"
 
 
-@check(weight=2)
-def the_settings_have_both_sides():
-    repository, head = merged()
-    try:
-        settings = json.loads(repository.file(head, "settings.json"))
-    except ValueError as error:
-        raise NotSolved(f"settings.json: {error}") from error
-    assert settings == SETTINGS
+@require
+def no_key_of_either_side_is_lost():
+    """To take one side, or to commit the conflict, is not to merge."""
+    found = settings(*merged())
+    assert isinstance(found, dict) and set(found) == set(SETTINGS), "not the keys of both sides"
 
 
-@check(weight=0.5)
+def same(*keys):
+    found = settings(*merged())
+    for key in keys:
+        assert type(found[key]) is type(SETTINGS[key]) and found[key] == SETTINGS[key], f"{key}: {found[key]!r}"
+
+
+@check()
+def what_nobody_and_what_one_side_added():
+    same("name", "log", "tls", "queue")
+
+
+@check(needs=[what_nobody_and_what_one_side_added])
+def what_one_side_changed():
+    same("port", "retries")
+
+
+@check(needs=[what_nobody_and_what_one_side_added])
+def what_both_sides_changed():
+    same("timeout_s")
+
+
+@check(weight=0.5, needs=[what_one_side_changed, what_both_sides_changed])
 def the_files_on_disk_are_those_of_the_merge():
-    merged()
     assert json_file("relay/settings.json") == SETTINGS

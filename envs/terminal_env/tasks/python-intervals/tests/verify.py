@@ -1,7 +1,7 @@
 import json
 import os
 
-from errata_verify import check, probe_json
+from errata_verify import check, probe_json, require
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -29,15 +29,35 @@ def overlap(one, other):
 EXPECTED = {"merge": merge, "gaps": gaps, "overlap": overlap}
 
 
-def compare(name):
-    results = probe_json("calls")
+RIGHT_AT_THE_START = (
+    ("merge", [[[-5, 2], [5, 7]]]),
+    ("gaps", [[[2, 4], [6, 10]], 0, 10]),
+    ("overlap", [[0, 6], [5, 13]]),
+)
+
+
+def results():
+    """Return (function, arguments, result) of each case."""
+    found = probe_json("calls")
     with open(os.path.join(HERE, "probe", "cases.json")) as file:
         cases = json.load(file)
-    assert isinstance(results, list) and len(results) == len(cases), "not one result for each case"
-    for (function, arguments), result in zip(cases, results):
+    assert isinstance(found, list) and len(found) == len(cases), "not one result for each case"
+    return [(name, arguments, result) for (name, arguments), result in zip(cases, found)]
+
+
+def compare(name):
+    for function, arguments, result in results():
         if function == name:
             wanted = EXPECTED[name](*arguments)
             assert result == [wanted, True], f"{name}{arguments}: {result}, not {wanted}"
+
+
+@require
+def what_was_right_still_is():
+    """One function mended is worth nothing where another was broken or thrown away."""
+    found = {(name, json.dumps(arguments)): result for name, arguments, result in results()}
+    for name, arguments in RIGHT_AT_THE_START:
+        assert found[name, json.dumps(arguments)] == [EXPECTED[name](*arguments), True], f"{name}{arguments}"
 
 
 @check()

@@ -27,6 +27,13 @@ def nothing_of_value_is_lost():
         assert text(f"app/releases/{name}/main.py") == f"program {name[1:]}\n"
         assert text(f"app/releases/{name}/lib/core.py") == f"library {name[1:]}\n"
         assert text(f"app/releases/{name}/.complete") == ""
+    assert os.readlink(path("app/releases/v1.10.1/lib/engine.py")) == "core.py", "a link that was in order is gone"
+    uploads = path("app/releases/v1.10.0/uploads")
+    for name in () if os.path.islink(uploads) else os.listdir(uploads):
+        assert name in UPLOADS or name == "uploads", f"uploads/{name} is new"
+    for name, content in UPLOADS.items():
+        places = [place + name for place in ("app/shared/uploads/", "app/releases/v1.10.0/uploads/")]
+        assert any(os.path.isfile(path(place)) and text(place) == content for place in places), f"{name} is lost"
 
 
 @check()
@@ -51,12 +58,13 @@ def uploads_are_in_one_place():
     assert sorted(os.listdir(path("app/shared/uploads"))) == sorted(UPLOADS)
     for name, content in UPLOADS.items():
         assert text("app/shared/uploads/" + name) == content, name
+    old = path("app/releases/v1.10.0/uploads")
+    assert os.path.islink(old) or not os.path.isdir(old) or not os.listdir(old), "they are in the release too"
 
 
-@check()
+@check(needs=[current_is_the_newest_complete_release, releases_use_what_is_shared])
 def no_link_leads_nowhere():
     for folder, folders, files in os.walk(path("app")):
         for name in folders + files:
             assert os.path.exists(os.path.join(folder, name)), f"{folder}/{name} leads nowhere"
-    assert os.path.islink(path("app/releases/v1.10.1/lib/engine.py")), "a link that was in order is gone"
     assert not any(os.path.lexists(path("app/" + name)) for name in BROKEN)

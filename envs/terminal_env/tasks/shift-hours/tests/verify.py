@@ -1,6 +1,6 @@
 """Expected rows; the naive sum of overlapping shifts, local days and calendar years give others."""
 
-from errata_verify import check, lines
+from errata_verify import check, lines, require, sha256
 
 DAYS = """
 ana,2024-02-26,200
@@ -120,20 +120,34 @@ eli,2025-W01,480
 OPEN = ['ben', 'carla', 'dev']
 
 
+SHIFTS = "205facb35861af4a617d70e4313c47ff2205e697bc3bf3b4dffc2511c18119aa"
+
+
 def rows(name):
     return [line.strip() for line in lines(name)]
 
 
-@check(weight=2)
+@require
+def the_shifts_are_as_they_were():
+    assert sha256("shifts.txt") == SHIFTS
+
+
+@check()
+def who_worked_on_which_day():
+    """Offsets and midnight are right; what overlaps may be counted twice."""
+    assert [row.rpartition(",")[0] for row in rows("days.csv")] == [row.rpartition(",")[0] for row in DAYS.split()]
+
+
+@check(needs=[who_worked_on_which_day])
 def minutes_by_day():
     assert rows("days.csv") == DAYS.split()
 
 
-@check()
+@check(needs=[who_worked_on_which_day])
 def minutes_by_week():
     assert rows("weeks.csv") == WEEKS.split()
 
 
-@check(weight=0.5)
+@check(weight=0.5, needs=[who_worked_on_which_day])
 def who_left_a_shift_open():
     assert rows("open.txt") == OPEN

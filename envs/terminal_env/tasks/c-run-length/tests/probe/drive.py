@@ -1,24 +1,80 @@
-"""Builds the agent's program and prints what it does with each input."""
+"""Builds the agent's program and prints what it does with each input, then what its build does with worse sources."""
 
+import glob
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
+HERE = "/workspace/rle"
 INPUTS = [b"", b"a", b"aaab", b"ab" * 7, b"\0\0\xff\n\n", bytes(range(256)), b"x" * 130, b"y" * 1500000 + b"z"]
-LINES = [b"3 61\n1 62\n", b"", b"200 0a\n", b"0 61\n", b"1 100\n", b"x 61\n", b"2\n", b"2 61 7\n", b"2 61\nboo\n"]
+GOOD = [b"3 61\n1 62\n", b"", b"200 0a\n", b"".join(b"1 %02x\n" % n for n in range(256)), b"1500000 79\n2 00\n"]
+MALFORMED = [b"0 61\n", b"1 100\n", b"x 61\n", b"2\n", b"2 61 7\n", b"2 61\nboo\n"]
+WARNED = "\nstatic int probed(void) { int unused; return 0; }\n"
+WRONG = "\n#error probed\n"
+FUNCTIONS = """
+#include "rle.h"
+int main(void)
+{
+    void (*encode)(const unsigned char *, size_t, FILE *) = rle_encode;
+    int (*decode)(FILE *, FILE *) = rle_decode;
+    return encode == NULL || decode == NULL;
+}
+"""
 
 
-def call(arguments, data, limit):
+def call(arguments, data=b"", limit=10):
     try:
-        done = subprocess.run(arguments, cwd="/workspace/rle", input=data, capture_output=True, timeout=limit)
+        done = subprocess.run(arguments, cwd=HERE, input=data, capture_output=True, timeout=limit)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [None, type(error).__name__, ""]
     out = done.stdout if len(done.stdout) <= 1500 else hashlib.sha256(done.stdout).hexdigest().encode()
     return [done.returncode, out.decode("latin-1"), done.stderr[-200:].decode("latin-1")]
 
 
-build = call(["make", "clean", "all"], b"", 30)
-encoded = [call(["./rle", "encode"], data, 10) for data in INPUTS]
-decoded = [call(["./rle", "decode"], data, 10) for data in LINES]
-json.dump({"build": build, "encoded": encoded, "decoded": decoded}, sys.stdout)
+def build():
+    """Return the status of `make clean all`, whether it warns, and its last words."""
+    try:
+        done = subprocess.run(
+            ["make", "clean", "all"], cwd=HERE, stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"status": None, "warns": False, "said": type(error).__name__}
+    said = done.stderr + done.stdout
+    return {"status": done.returncode, "warns": b"warning" in said, "said": said[-200:].decode("latin-1")}
+
+
+def build_with(addition):
+    """Return how it builds when something is added to rle.c."""
+    name = os.path.join(HERE, "rle.c")
+    try:
+        with open(name, "rb") as file:
+            content = file.read()
+        with open(name, "ab") as file:
+            file.write(addition.encode())
+        result = build()
+        with open(name, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        return {"status": None, "warns": False, "said": type(error).__name__}
+    return result
+
+
+def compiled():
+    try:
+        with open(os.path.join(HERE, "rle"), "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+out = {"build": build(), "compiled": compiled()}
+out["encoded"] = [call(["./rle", "encode"], data) for data in INPUTS]
+out["decoded"] = [call(["./rle", "decode"], data) for data in GOOD]
+out["refused"] = [call(["./rle", "decode"], data) for data in MALFORMED]
+sources = [name for name in sorted(glob.glob(os.path.join(HERE, "*.c"))) if os.path.basename(name) != "main.c"]
+command = ["gcc", "-w", "-I", HERE, "-x", "c", "-", *sources, "-o", "/tmp/functions"]
+out["functions"] = call(command, FUNCTIONS.encode(), 30)
+out["warned"], out["wrong"] = build_with(WARNED), build_with(WRONG)
+json.dump(out, sys.stdout)

@@ -22,9 +22,11 @@ DATA = {
 }
 
 
-def call(command, stdin, folder, cwd="/"):
+def call(command, stdin, folder, cwd="/", env=None):
     try:
-        done = subprocess.run(command, cwd=cwd, env=ENV, input=stdin, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            command, cwd=cwd, env=ENV | (env or {}), input=stdin, capture_output=True, text=True, timeout=10
+        )
         return [done.returncode, len(done.stdout), len(done.stderr.splitlines())], reports(folder)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return [type(error).__name__, 0, 0], {}
@@ -40,15 +42,15 @@ def reports(folder):
     return found
 
 
-def copied(name):
-    folder = os.path.join(tempfile.mkdtemp(prefix="cron "), name)
+def copied(name, above="cron "):
+    folder = os.path.join(tempfile.mkdtemp(prefix=above), name)
     shutil.copytree(HERE, folder)
     shutil.rmtree(os.path.join(folder, "out"), ignore_errors=True)
     return folder
 
 
-def with_data(content, report=None, name="nightly"):
-    folder = copied(name)
+def with_data(content, report=None, name="nightly", above="cron "):
+    folder = copied(name, above)
     if content is not None:
         with open(os.path.join(folder, "data", "2024-02-29.csv"), "w", newline="") as file:
             file.write(content)
@@ -57,6 +59,34 @@ def with_data(content, report=None, name="nightly"):
         with open(os.path.join(folder, "out", "report-2024-02-29.txt"), "w") as file:
             file.write(report)
     return folder
+
+
+def clock():
+    """Build a library that sets the date of whatever is started with it to $PROBE_TIME."""
+    folder = tempfile.mkdtemp(prefix="clock-")
+    library = os.path.join(folder, "clock.so")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=CLOCK, text=True, check=True)
+    return library
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+
+static time_t now(void) { const char *at = getenv("PROBE_TIME"); return at ? atoll(at) : 0; }
+time_t time(time_t *to) { if (to) *to = now(); return now(); }
+int gettimeofday(struct timeval *to, void *zone) { (void)zone; to->tv_sec = now(); to->tv_usec = 0; return 0; }
+int clock_gettime(clockid_t id, struct timespec *to) { (void)id; to->tv_sec = now(); to->tv_nsec = 0; return 0; }
+int timespec_get(struct timespec *to, int base) { to->tv_sec = now(); to->tv_nsec = 0; return base; }
+"""
+DAYS = ["2024-02-29", "2031-11-07"]
+"""A date that stands in the crontab itself is right on one day at most."""
+RECORDER = """#!/bin/bash
+printf '%s\\0' "${{BASH_VERSION:+bash}}" "$@" >> {record}
+printf '\\n' >> {record}
+"""
 
 
 def crontab():
@@ -83,21 +113,41 @@ def crontab():
             shell += target
         else:
             stdin += target
-    days = [datetime.date.today() + datetime.timedelta(days=n) for n in (-1, 0, 1)]
-    for day in days:
+    record = os.path.join(os.path.dirname(LIBRARY), "record")
+    settings = dict(map(str.strip, line.split("=", 1)) for line in settings)
+    settings = {name.strip("'\""): value.strip("'\"") for name, value in settings.items()}
+    script = os.path.join(HERE, "report.sh")
+
+    def run(day):
+        noon = datetime.datetime.fromisoformat(day + "T12:00:00+00:00")
+        env = settings | {"LD_PRELOAD": LIBRARY, "PROBE_TIME": str(int(noon.timestamp()))}
+        shutil.rmtree(os.path.join(HERE, "out"), ignore_errors=True)
+        return call([settings.get("SHELL", "/bin/sh"), "-c", shell], stdin or "", HERE, env=env)
+
+    reports, given = [], []
+    for day in DAYS:
         with open(os.path.join(HERE, "data", f"{day}.csv"), "w") as file:
-            file.write(f"day,{day.toordinal()}\n")
-    shutil.rmtree(os.path.join(HERE, "out"), ignore_errors=True)
-    before = str(datetime.date.today())
-    result, written = call(["/bin/sh", "-c", shell], stdin or "", HERE)
-    after = str(datetime.date.today())
-    right = [
-        {f"report-{day}.txt": f"day {datetime.date.fromisoformat(day).toordinal()}\n"} for day in (before, after)
-    ]
-    return {"entries": 1, "when": when, "status": result[0], "right": written in right, "bash": "bash" in shell.split()}
+            file.write(f"day,{datetime.date.fromisoformat(day).toordinal()}\n")
+        reports.append(run(day))
+    with open(script, "w") as file:
+        file.write(RECORDER.format(record=record))
+    for day in DAYS:
+        open(record, "w").close()
+        run(day)
+        with open(record) as file:
+            given.append([line.rstrip("\n").split("\0")[:-1] for line in file])
+    return {"entries": 1, "when": when, "given": given, "reports": reports}
 
 
-out = {}
+def as_author():
+    """Call it as its author does: from its directory, in a shell that has REPORT_HOME. So it worked at the start."""
+    folder = with_data("food,1\nrent,2\nfood,3\n", report="old\n", above="author-")
+    status, found = call(["bash", "report.sh", "2024-02-29"], "", folder, cwd=folder, env={"REPORT_HOME": folder})
+    return [status[0], found]
+
+
+LIBRARY = clock()
+out = {"author": as_author()}
 for name, content in DATA.items():
     folder = with_data(content, name="night ly")
     out[name] = call(["bash", os.path.join(folder, "report.sh"), "2024-02-29"], "", folder)
