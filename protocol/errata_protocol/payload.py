@@ -17,6 +17,8 @@ import msgspec
 import rfc8785
 from pydantic_core import to_json
 
+from . import json_path
+
 DIGEST_PREFIX = "sha256:"
 
 
@@ -154,11 +156,19 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 def without_fields(data: Any, names: Collection[str]) -> Any:
     """Return a decoded payload without the fields ``names``.
 
-    They are left out of an observation and of both ``metadata`` objects; of an MCP result, of its structured content
-    and of its ``_meta``. Texts are not looked into.
+    A name is left out of an observation and of both ``metadata`` objects; of an MCP result, of its structured content
+    and of its ``_meta``. Texts are not looked into. A path, which begins with ``$``, is left out where it leads
+    (`json_path`), one into ``metadata`` in both objects.
     """
     if not names or not isinstance(data, dict):
         return data
+    paths = [name for name in names if name.startswith("$")]
+    if paths:
+        for path in paths:
+            data = _without_path(data, json_path.parse(path))
+        names = [name for name in names if not name.startswith("$")]
+        if not names:
+            return data
     without = {k: v for k, v in data.items() if k != "metadata"}
     for holder, inner in _HOLDERS.items():
         if isinstance(data.get(holder), dict):
@@ -166,6 +176,15 @@ def without_fields(data: Any, names: Collection[str]) -> Any:
     if "metadata" in data:
         without["metadata"] = _less(data["metadata"], names)
     return without
+
+
+def _without_path(data: Any, path: json_path.Path) -> Any:
+    data = json_path.without(data, path)
+    if path[:1] == ("metadata",):
+        return json_path.without(data, ("observation", *path))
+    if path[:2] == ("observation", "metadata"):
+        return json_path.without(data, path[1:])
+    return data
 
 
 _HOLDERS = {
@@ -177,33 +196,6 @@ _HOLDERS = {
 
 def _less(value: Any, names: Collection[str]) -> Any:
     return {k: v for k, v in value.items() if k not in names} if isinstance(value, dict) else value
-
-
-def first_difference(was: Any, now: Any, path: str = "$") -> tuple[str, str] | None:
-    """Return the JSON path of the first place where two decoded payloads differ, and how; None if nowhere.
-
-    Numbers are compared as RFC 8785 writes them: 1 and 1.0 are one number, true is none.
-    """
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted({*was, *now}):
-            inner = path + (f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]")
-            if key not in was or key not in now:
-                return inner, "which was not there" if key not in was else "which is not there any more"
-            if (found := first_difference(was[key], now[key], inner)) is not None:
-                return found
-        return None
-    if isinstance(was, list) and isinstance(now, list):
-        for index, (a, b) in enumerate(zip(was, now, strict=False)):
-            if (found := first_difference(a, b, f"{path}[{index}]")) is not None:
-                return found
-        return (path, f"which had {len(was)} items and has {len(now)}") if len(was) != len(now) else None
-    same_type = isinstance(was, bool) == isinstance(now, bool)
-    return None if same_type and was == now else (path, f"which was {_shown(was)} and is {_shown(now)}")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def splice(head: Mapping[str, Any], payload: bytes) -> bytes:

@@ -150,3 +150,95 @@ class ToolEnvironment(MCPEnvironment):
     @property
     def state(self) -> State:
         return self._state
+
+
+class OrderEnvironment(DiceEnvironment):
+    """Shows the order of a set, which only Python's hash seed decides."""
+
+    def _observation(self) -> CountObservation:
+        made = super()._observation()
+        return made.model_copy(update={"text": str(list({f"name{i}" for i in range(40)}))})
+
+
+class UndeclaredOrderEnvironment(OrderEnvironment):
+    DETERMINISTIC = False
+
+
+class AddressEnvironment(DiceEnvironment):
+    """Shows the address of one object twice, and a set's text."""
+
+    def _observation(self) -> CountObservation:
+        made = super()._observation()
+        words = {f"name{i}" for i in range(40)}
+        self._kept = [bytearray(7)] * os.getpid()  # so that two processes have other addresses
+        thing = object()
+        return made.model_copy(update={"text": f"{thing!r} and {thing!r} of {words}"})
+
+
+class PartlyLiarEnvironment(DiceEnvironment):
+    """Differs in one place from its second step on, and from instance to instance."""
+
+    where = ""
+
+    def step(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        made = super().step(action)
+        noise = next(LiarEnvironment.noise)
+        if self._state.step_count < 2:
+            return made
+        match self.where:
+            case "reward":
+                return made.model_copy(update={"reward": noise / 7})
+            case "done":
+                return made.model_copy(update={"done": type(self).made % 2 == 1})
+            case "metadata":
+                return made.model_copy(update={"metadata": {"kept": 1, "seen": f"soup {noise}"}})
+            case "error":
+                raise ValueError(f"no luck with {noise}")
+            case "no error" if type(self).made % 2 == 1:
+                raise ValueError("not this time")
+        return made
+
+
+class RewardLiarEnvironment(PartlyLiarEnvironment):
+    where = "reward"
+
+
+class DoneLiarEnvironment(PartlyLiarEnvironment):
+    where = "done"
+
+
+class MetadataLiarEnvironment(PartlyLiarEnvironment):
+    where = "metadata"
+
+
+class ErrorLiarEnvironment(PartlyLiarEnvironment):
+    where = "error"
+
+
+class NoErrorLiarEnvironment(PartlyLiarEnvironment):
+    where = "no error"
+
+
+class SecondInstanceLiarEnvironment(DiceEnvironment):
+    """The first instance of a process is honest; those after it, as a fork's, play another game."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = type(self).made == 1
+
+    def _observation(self) -> CountObservation:
+        made = super()._observation()
+        return made if self._first else made.model_copy(update={"text": "another game"})
+
+
+class ForkedLiarEnvironment(DiceEnvironment):
+    """Honest until it is a fork's child, whose steps nothing decides."""
+
+    child = False
+
+    def forked(self, episode_id: str) -> None:
+        self.child = True
+
+    def _observation(self) -> CountObservation:
+        made = super()._observation()
+        return made.model_copy(update={"text": f"noise {next(LiarEnvironment.noise)}"}) if self.child else made

@@ -21,7 +21,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailab
 from errata_server.app import create_app, create_fastapi_app
 from errata_server.cli import commands
 from errata_server.doors import auth
-from errata_server.environments.declarations import field_names
+from errata_server.environments.volatile_fields import field_names
 from errata_server.runtime import runtime
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.server import Bind, _listen

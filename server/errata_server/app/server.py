@@ -7,6 +7,7 @@ Upstream's class is captured at import, so that a process which replaces it by o
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from fastapi import FastAPI, WebSocket
 from openenv.core.env_server.exceptions import EnvironmentFactoryError, SessionCapacityError
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction
 from openenv.core.env_server.types import (
     ServerCapacityStatus,
     ServerMode,
@@ -36,14 +39,17 @@ from ..doors.mux.multiplexer import Multiplex
 from ..doors.mux.socket import MuxSocket, asks_for_mux
 from ..doors.mux.translation import Reading
 from ..doors.plain_socket import PlainSocket
-from ..environments.declarations import Declared, field_names
+from ..environments.declarations import Declared
 from ..environments.detection import FieldMap
+from ..environments.volatile_fields import field_names, resolved
 from ..episodes.episodes import Episodes
 from ..episodes.retention import Retention
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import Decoder
 from ..sessions.sessions import Sessions
 from . import stateless, upstream_routes
+
+log = logging.getLogger("errata.server")
 
 
 class HTTPEnvServer(_UpstreamServer):
@@ -79,7 +85,7 @@ class HTTPEnvServer(_UpstreamServer):
         super().__init__(*args, **kwargs)
         declared = Declared(
             deterministic=deterministic or (spec is not None and spec.deterministic),
-            volatile=field_names(volatile),
+            volatile=self._volatile(volatile),
             detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
         )
         decoder = Decoder(self.action_cls)
@@ -105,6 +111,24 @@ class HTTPEnvServer(_UpstreamServer):
         self._spec = spec
         self._insecure = insecure
         self.told = functools.partial(self.capabilities, ServerMode.SIMULATION)  # until routes say otherwise
+
+    def _volatile(self, given: Sequence[str] | str) -> tuple[str, ...]:
+        """Return the fields that may differ, checked against what reset and step return."""
+        classes = {self.observation_cls, self.reset_observation_cls or self.observation_cls}
+        made = getattr(self._env_factory, "func", self._env_factory)
+        mcp = issubclass(self.action_cls, CallToolAction) or (
+            isinstance(made, type) and issubclass(made, MCPEnvironment)
+        )
+        found, unknown = resolved(field_names(given), sorted(classes, key=lambda cls: cls.__name__), mcp=mcp)
+        if unknown:
+            held = ", ".join(sorted(set().union(*(cls.model_fields for cls in classes)) - {"done", "reward"}))
+            log.warning(
+                "volatile: %s of %s is no field of its observations (%s) and taken for a key of their metadata",
+                ", ".join(unknown),
+                self.env_name,
+                held,
+            )
+        return found
 
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return what a capability probe is answered."""

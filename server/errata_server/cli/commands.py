@@ -149,12 +149,8 @@ def serve(
 
     A single one is served at the root too.
     """
-    from .. import log
-    from ..serve import server
-    from ..settings import Settings
-    from ..targets.load import Stated
+    from ..serve import hash_seed
 
-    log.configure(as_json=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()), level=log_level)
     journal_dir = data_dir or data_dirs.of_targets(environments)
     if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
         print(
@@ -162,6 +158,17 @@ def serve(
             f"{journal_dir}; to go on with the earlier one, stop this and give --data-dir {earlier}",
             file=sys.stderr,
         )
+    if deterministic:
+        hash_seed.fix(journal_dir)  # before the environment and all it needs are imported
+
+    from errata_protocol.environment import Recovery
+
+    from .. import log
+    from ..serve import server
+    from ..settings import Settings
+    from ..targets.load import Stated
+
+    log.configure(as_json=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()), level=log_level)
     given: dict[str, object] = {"data_dir": journal_dir}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
@@ -187,6 +194,8 @@ def serve(
         volatile=volatile or (),
         detect=detect,
     )
+    if any(told.recovery is Recovery.REEXECUTE for told in served.capabilities.values()):
+        hash_seed.fix(journal_dir)  # its class or spec says that it is deterministic, which only loading it shows
     server.run(served, bind)
 
 

@@ -28,6 +28,7 @@ from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
 from .capacity import Room
 from .data_lock import lock
+from .hash_seed import HashSeeds
 from .metrics import Metrics
 from .rewards import Rewards
 from .store import Store
@@ -132,6 +133,7 @@ class Runtime:
         self._started = False
         if self.data_dir is not None:
             self._lock_fd = lock(self.data_dir)
+        self.hash_seeds = HashSeeds(self.data_dir, self.clock.time())
         try:
             journal = self._given_journal or self._open_journal()
             journal.watch(self.metrics.written)
@@ -226,6 +228,7 @@ class Runtime:
             if self._given_journal is None:
                 _warn_of_memory()
             return
+        self.hash_seeds.keep()
         over: list[SessionChange] = []
         for row in await self.store.open_sessions():
             if not row.given_out:

@@ -11,13 +11,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
@@ -77,11 +78,13 @@ class Served:
         app: The application.
         runtime: Journal and sandboxes of all its environments.
         specs: Its environments.
+        capabilities: What each tells its clients, by name.
     """
 
     app: FastAPI
     runtime: Runtime
     specs: tuple[EnvironmentSpec, ...]
+    capabilities: Mapping[str, Capabilities]
 
 
 def build(
@@ -132,12 +135,14 @@ def build(
         for servable in found
     }
     specs = tuple(servable.spec for servable in found)
+    capabilities = {name: app.state.errata.told() for name, app in apps.items()}
     if len(apps) == 1:
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)
-        return Served(app, runtime, specs)
-    replayable = all("state_at" in app.state.errata.told().extensions for app in apps.values())
-    return Served(compose(apps, runtime, replayable=replayable, insecure=bind.insecure), runtime, specs)
+        return Served(app, runtime, specs, capabilities)
+    replayable = all("state_at" in told.extensions for told in capabilities.values())
+    composed = compose(apps, runtime, replayable=replayable, insecure=bind.insecure)
+    return Served(composed, runtime, specs, capabilities)
 
 
 def protected(settings: Settings, bind: Bind) -> Settings:

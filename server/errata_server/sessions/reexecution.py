@@ -16,16 +16,17 @@ import hashlib
 import inspect
 import json
 import logging
-import re
 import uuid
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 from pydantic_core import to_json
 
+from errata_protocol.differences import Cause, Difference, differences, normalised, told
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
-from errata_protocol.payload import first_difference, semantic_sha256, without_fields
+from errata_protocol.json_path import every_item, written
+from errata_protocol.payload import semantic_sha256, without_fields
 
 from ..environments.host import EnvHost
 from ..ids import name_of
@@ -41,7 +42,8 @@ log = logging.getLogger("errata.recovery")
 PROGRESS_S = 10.0
 """How often a re-execution that takes long says in the log how far it is."""
 
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
+_VOLATILE = (Cause.TIME, Cause.ADDRESS, Cause.IDENTIFIER)
+"""Causes for which a field may be excepted: it says nothing about the environment's state."""
 
 
 class NotRepeatable(Exception):
@@ -181,51 +183,73 @@ class Reexecution:
             ) from error
         except (EnvironmentFailed, EnvironmentOutputInvalid) as error:
             now = error
-        difference = _error_difference(row, now) if row.t is None or isinstance(now, ErrataError) else None
-        if difference is None and isinstance(now, Executed):
-            difference = _payload_difference(row, now)
-        if difference is not None:
-            path, how = difference
+        found = _differences(row, now)
+        if found:
+            path = found[0].where
             raise NotRepeatable(
-                f"its requests were run again and {where} differs, first at {path}, {how} (a timestamp or the like can "
-                "be excepted by the observation class's VOLATILE_FIELDS or `errata serve --volatile FIELD`)",
+                f"its requests were run again and {where} differs: {told(found)}; {self._advice(row, found)}",
                 eid=row.eid,
                 t=t,
                 path=path,
             )
 
+    def _advice(self, row: DeliveryRow, found: list[Difference]) -> str:
+        """Say what made the difference, as far as it shows, and what to do about it."""
+        causes = [difference.cause for difference in found]
+        said = []
+        recorded = self._runtime.hash_seeds.another(row.created)
+        if recorded is not None and Cause.ORDER in causes:
+            said.append(
+                "it was recorded under another hash seed, on which the order of sets depends: "
+                + (
+                    f"serve with PYTHONHASHSEED={recorded.seed}"
+                    if recorded.seed is not None
+                    else "that server had none, so the order cannot be had again; `errata serve` keeps one from now on"
+                )
+            )
+        elif recorded is not None:
+            said.append("it was recorded under another hash seed (PYTHONHASHSEED), on which the order of sets depends")
+        elif Cause.ORDER in causes:
+            said.append("the same items stand in another order, under the same hash seed")
+        excepted = [d for d, cause in zip(found, causes, strict=True) if cause in _VOLATILE]
+        if excepted:
+            paths = dict.fromkeys(written(every_item(difference.path)) for difference in excepted)
+            what = " and ".join(dict.fromkeys(str(d.cause) for d in excepted))
+            said.append(
+                f"{what} can be excepted: `errata serve --volatile '{','.join(paths)}'`, or the observation class's "
+                "VOLATILE_FIELDS"
+            )
+        if len(excepted) < len(found):
+            said.append("`errata probe` says what this environment needs")
+        return "; ".join(said)
 
-def _error_difference(row: DeliveryRow, now: Executed | ErrataError) -> tuple[str, str] | None:
-    """Compare outcomes of which at least one is an error; memory addresses in its message are nobody's business."""
-    was = json.loads(row.payload) if row.t is None else None
-    if isinstance(now, Executed):
-        return "$.code", f"which was {row.status} and is no error"
-    told = now.to_wire()
-    if was is None:
-        return "$.code", f"which was none and is {now.code}: {now.message}"
-    return first_difference(_plain(was), _plain(told))
 
+def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Difference]:
+    """Compare a journaled answer with that of today, under today's volatile fields.
 
-def _plain(told: dict[str, object]) -> dict[str, object]:
-    return {"code": told.get("code"), "message": _ADDRESS.sub("0x", str(told.get("message")))}
-
-
-def _payload_difference(row: DeliveryRow, now: Executed) -> tuple[str, str] | None:
-    """Compare semantic digests, under today's volatile fields; payload bytes where there is no RFC 8785 form."""
+    Equal semantic digests are equal answers; payload bytes are compared where there is no RFC 8785 form. Otherwise
+    both are normalised first: addresses and the order of printed sets do not count (`errata_protocol.differences`).
+    """
+    if isinstance(now, ErrataError) or row.t is None:
+        was = json.loads(row.payload) if row.t is None else {"code": None, "message": None}
+        is_now = now.to_wire() if isinstance(now, ErrataError) else {"code": None, "message": None}
+        return differences(*(normalised({"code": e.get("code"), "message": e.get("message")}) for e in (was, is_now)))
     volatile, semantic = now.volatile_fields, now.row.semantic()
     if semantic is not None and row.semantic() == semantic:
-        return None
-    was = semantic_sha256(row.payload, volatile)
-    if was is not None and was == semantic:
-        return None  # a field was named volatile since
-    if was is None and row.payload == now.row.payload:
-        return None
+        return []
+    recorded = semantic_sha256(row.payload, volatile)
+    if recorded is not None and recorded == semantic:
+        return []  # a field was named volatile since
+    if recorded is None and row.payload == now.row.payload:
+        return []
     try:
         before, after = (without_fields(json.loads(p), volatile) for p in (row.payload, now.row.payload))
-        found = first_difference(before, after)
+        found = differences(normalised(before), normalised(after))
+        if found or normalised(before) == normalised(after):
+            return found
     except RecursionError:
-        found = None
-    return found or ("$", "where the bytes differ and the values do not")
+        pass
+    return [Difference((), row.payload.decode(errors="replace"), now.row.payload.decode(errors="replace"))]
 
 
 class _Progress:
