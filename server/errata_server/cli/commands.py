@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from errata_protocol.errors import ErrataError
 
-from . import base_trees, bundles, data_dirs, doctor, episodes, journal, source
+from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -31,7 +31,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments doctor demo episodes replay episode journal base bench ablate"
+_ORDER = "serve environments probe doctor demo episodes replay episode journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """Commands in the order in which one needs them; ``errata --help`` lists any other after these, ``version`` last."""
 
@@ -60,6 +60,7 @@ cli.add_typer(journal.cli, name="journal")
 cli.add_typer(base_trees.cli, name="base")
 cli.command("replay")(episodes.replay)
 cli.command("doctor")(doctor.doctor)
+cli.command("probe")(probe.probe)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,148 @@
+"""One play: requests against one server process, over a plain socket, and what it answered."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from errata_protocol.errors import ServiceError
+
+from ..process import ServerProcess
+from .requests import Request
+
+STEP_S = 120.0
+"""How long an answer may take."""
+
+_INFRASTRUCTURE = ("CAPACITY_REACHED", "TIMEOUT", "SESSION_ERROR", "FACTORY_ERROR", "JOURNAL_UNAVAILABLE")
+"""Answers that say nothing of the environment's own behaviour."""
+
+
+class PlayFailed(ServiceError):
+    """A play could not be made to its end; the message says why."""
+
+
+class Socket:
+    """One plain session.
+
+    Args:
+        url: Of the environment.
+        session_id: Whose session to attach to; a new one without.
+    """
+
+    def __init__(self, url: str, session_id: str | None = None) -> None:
+        query = f"?session_id={session_id}" if session_id else ""
+        token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        self.eid: str | None = None
+        self.t: int | None = None
+        try:
+            self._socket = connect(
+                f"ws{url.removeprefix('http')}/ws{query}",
+                max_size=None,
+                open_timeout=STEP_S,
+                close_timeout=5,
+                additional_headers=headers,
+                proxy=None,
+            )
+        except (OSError, WebSocketException) as error:
+            raise PlayFailed(f"no socket to {url}: {error}") from error
+        told = self._ask("capabilities")
+        if told.get("type") != "capabilities":
+            raise PlayFailed(f"no session: {_message(told)}")
+        self.capabilities: dict[str, Any] = told["data"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def _ask(self, kind: str, data: Any = None) -> dict[str, Any]:
+        try:
+            self._socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
+            return dict(json.loads(self._socket.recv(timeout=STEP_S)))
+        except TimeoutError as error:
+            raise PlayFailed(f"no answer to a {kind} within {STEP_S:g} s") from error
+        except (OSError, WebSocketException, ValueError) as error:
+            raise PlayFailed(f"the socket was lost at a {kind}: {error}") from error
+
+    def rpc(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make a JSON-RPC call and return its response, or an error frame's data."""
+        return dict(self._ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}})["data"])
+
+    def give_out(self) -> str:
+        """Return an id by which the session can be attached to after its socket is gone."""
+        return str(self.rpc("openenv/session/create")["result"]["session_id"])
+
+    def make(self, request: Request) -> dict[str, Any]:
+        """Make a request and return the payload that answers it, or ``{"error": {"code", "message"}}``.
+
+        Raises:
+            PlayFailed: The machine failed, not the environment.
+        """
+        if request.kind == "mcp":
+            call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": request.data}
+            frame = self._ask("mcp", call)
+        else:
+            frame = self._ask(request.kind, request.data)
+        self.eid, self.t = frame.get("eid", self.eid), frame.get("t", self.t)
+        data = frame.get("data")
+        data = data if isinstance(data, dict) else {}
+        if frame.get("type") != "error":
+            return data
+        if data.get("code") in _INFRASTRUCTURE:
+            raise PlayFailed(_message(frame))
+        return {"error": {"code": data.get("code"), "message": data.get("message")}}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the environment's ``state`` shows; an error as such."""
+        frame = self._ask("state")
+        data = frame.get("data")
+        return data if frame.get("type") == "state" and isinstance(data, dict) else {"error": data}
+
+
+def _message(frame: Mapping[str, Any]) -> str:
+    data = frame.get("data")
+    return str(data.get("message")) if isinstance(data, dict) else str(frame)
+
+
+def started(target: str, data_dir: Path, options: tuple[str, ...], hash_seed: str | None) -> ServerProcess:
+    """Return a fresh server of the target.
+
+    Args:
+        target: As for ``errata serve``.
+        data_dir: Its data directory.
+        options: Further options.
+        hash_seed: ``PYTHONHASHSEED``; None lets the server choose.
+
+    Raises:
+        ServiceError: It did not start; the message is its own.
+    """
+    env = {"PYTHONHASHSEED": hash_seed or "random", "ENABLE_WEB_INTERFACE": "false"}
+    return ServerProcess(target, data_dir, *options, env=env, start_s=180.0)
+
+
+def fork(url: str, eid: str, t: int) -> str:
+    """Fork an episode and return the child's session id.
+
+    Raises:
+        PlayFailed: It was refused.
+    """
+    token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = httpx.post(
+        f"{url}/episodes/{eid}/fork", json={"t": t, "request_id": "probe"}, headers=headers, timeout=STEP_S
+    )
+    if answer.is_error:
+        raise PlayFailed(f"the fork was refused: {answer.text[:500]}")
+    return str(answer.json()["session_id"])

@@ -1,0 +1,278 @@
+"""`probe`: plays a target four or five times and returns what that shows.
+
+Two fresh servers under different hash seeds get the same requests; where they differ, a third one gets them under the first's
+seed. Then a server is started as the advice says, is killed in the middle of the same requests, and the session and a fork of
+it go on in its successor. Only what came through that is advised.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from errata_protocol import json_path
+from errata_protocol.environment import Recovery
+from errata_protocol.errors import ServiceError
+
+from ..process import ServerProcess
+from ..targets.load import Servable, Stated, load
+from .actions import Generator
+from .advice import snapshot_lines
+from .play import PlayFailed, Socket, fork, started
+from .requests import Request, with_reset
+from .verdict import Answers, Compared, Found, Outcome, Verdict, compared, left
+
+HASH_SEEDS = ("101", "202")
+STEPS = 24
+"""Actions of a play, where none are given."""
+
+ENOUGH = 3
+"""Different answers without which a play shows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to play.
+
+    Args:
+        target: As for ``errata serve``.
+        requests: Recorded requests; none to draw ``steps`` actions.
+        steps: How many actions to draw.
+        seed: Of the actions and resets.
+        stated: Action and observation classes of a target that does not say them.
+        say: Called with a line about what is done now.
+    """
+
+    target: str
+    requests: Sequence[Request] = ()
+    steps: int = STEPS
+    seed: int = 0
+    stated: Stated = field(default_factory=Stated)
+    say: Callable[[str], None] = lambda _: None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that every server of the target needs."""
+        given = (("--action", self.stated.action), ("--observation", self.stated.observation))
+        return tuple(part for name, value in given if value is not None for part in (name, value))
+
+
+@dataclass(slots=True)
+class _Play:
+    requests: list[Request]
+    answers: list[dict[str, Any]]
+    state: dict[str, Any]
+
+
+def probe(plan: Plan) -> Verdict:
+    """Find out which recovery class a target can have.
+
+    Raises:
+        InvalidRequest: There is no such target.
+        ServiceError: A server did not start, or failed in a way that is not the environment's.
+    """
+    servable = load(plan.target, stated=plan.stated)
+    with tempfile.TemporaryDirectory(prefix="errata-probe-") as scratch:
+        return _Probe(plan, servable, Path(scratch)).run()
+
+
+class _Probe:
+    def __init__(self, plan: Plan, servable: Servable, scratch: Path) -> None:
+        self._plan = plan
+        self._servable = servable
+        self._scratch = scratch
+        self._served = 0
+
+    def run(self) -> Verdict:
+        plan = self._plan
+        plan.say(f"two plays of {self._servable.name} in fresh processes")
+        with ExitStack() as running, ThreadPoolExecutor(2) as threads:
+            starts = [threads.submit(self._start, (), seed) for seed in HASH_SEEDS]
+            servers = [running.enter_context(start.result()) for start in starts]
+            with Socket(servers[0].url) as socket:
+                verdict = Verdict(plan.target, self._servable.name, Recovery(socket.capabilities["recovery"]))
+                first = self._first(socket)
+            second = self._again(servers[1], first.requests)
+        verdict.requests = len(first.requests)
+        shown = {repr(_told(answer)) for answer in first.answers}
+        errors = sum("error" in answer for answer in first.answers)
+        verdict.answers = (len(shown), errors)
+        third = second
+        if _differ(first, second):
+            plan.say("they differ: a third one under the first's hash seed")
+            with self._start((), HASH_SEEDS[0]) as server:
+                third = self._again(server, first.requests)
+        found = compared(first.answers, second.answers, third.answers)
+        verdict.differs = sorted(
+            [*found.volatile.values(), *found.hash_order.values(), *found.real.values()], key=lambda f: f.request
+        )
+        verdict.state_differs = left([first.state], [third.state], [("episode_id",)])
+        if len(shown) < ENOUGH or errors == len(first.answers):
+            verdict.why.append(
+                f"{len(first.requests)} requests had {len(shown)} different answers, {errors} of them errors: too little "
+                "to tell; give actions that do something with --actions FILE"
+            )
+            return verdict
+        self._judge(verdict, first, found)
+        return verdict
+
+    def _judge(self, verdict: Verdict, first: _Play, found: Compared) -> None:
+        if verdict.served is Recovery.SNAPSHOT:
+            verdict.recovery = Recovery.SNAPSHOT
+            but = [*found.volatile, *found.hash_order, *found.real]
+        elif found.real:
+            for difference in list(found.real.values())[:4]:
+                verdict.why.append(f"request {difference.request} differs at {difference.path}: it {difference.how}")
+        else:
+            verdict.recovery = Recovery.REEXECUTE
+            flags = () if verdict.served is Recovery.REEXECUTE else ("--deterministic",)
+            volatile = ",".join(json_path.written(path) for path in found.volatile)
+            verdict.options = (*flags, *(("--volatile", volatile) if volatile else ()))
+            but = [*found.volatile, *found.hash_order]
+        if verdict.recovery is not Recovery.NONE:
+            shown = " ".join(map(shlex.quote, verdict.options)) or "no option"
+            self._plan.say(f"kill -9 in the middle, served with {shown}; then a fork")
+            verdict.why = self._survives(verdict.options, first, but, exact=verdict.recovery is not Recovery.SNAPSHOT)
+        if verdict.why:
+            verdict.recovery, verdict.options, verdict.outcome = Recovery.NONE, (), Outcome.IMPOSSIBLE
+            verdict.snapshot_lines = snapshot_lines(self._servable)
+        else:
+            verdict.outcome = Outcome.VERIFIED
+
+    # -- plays -----------------------------------------------------------------------------------------------------
+
+    def _start(self, options: tuple[str, ...], hash_seed: str | None, data_dir: Path | None = None) -> ServerProcess:
+        if data_dir is None:
+            self._served += 1
+            data_dir = Path(tempfile.mkdtemp(dir=self._scratch))
+        return started(self._plan.target, data_dir, (*self._plan.options, *options), hash_seed)
+
+    def _first(self, socket: Socket) -> _Play:
+        """Play the recorded requests, or draw actions from what is answered."""
+        if self._plan.requests:
+            requests = with_reset(self._plan.requests, self._plan.seed)
+            return _Play(requests, [socket.make(request) for request in requests], socket.state())
+        listed = socket.rpc("tools/list").get("result")
+        tools = listed.get("tools", ()) if isinstance(listed, dict) else ()
+        schema = self._servable.spec.action_cls.model_json_schema()
+        actions = Generator(schema, self._plan.seed, tools)
+        requests, answers = [], []
+
+        def make(request: Request) -> dict[str, Any]:
+            requests.append(request)
+            answers.append(socket.make(request))
+            return answers[-1]
+
+        def reset() -> dict[str, Any]:
+            number = len(requests)
+            return make(Request("reset", {"seed": self._plan.seed + number, "episode_id": f"probe-{number}"}))
+
+        answer = reset()
+        if "error" in answer:
+            raise PlayFailed(
+                f"{self._servable.name} cannot be reset without arguments: {answer['error']['message']}; give a first "
+                'line {"reset": {...}} with --actions FILE'
+            )
+        for number in range(self._plan.steps):
+            if answer.get("done") is True:
+                reset()
+            observation = answers[-1].get("observation")
+            if tools and number % 3 == 2:
+                name, arguments = actions.tool_call()
+                answer = make(Request("mcp", {"name": name, "arguments": arguments}))
+            else:
+                drawn = actions.action(observation if isinstance(observation, dict) else {})
+                answer = make(Request("step", drawn))
+        return _Play(requests, answers, socket.state())
+
+    def _again(self, server: ServerProcess, requests: list[Request]) -> _Play:
+        with Socket(server.url) as socket:
+            return _Play(requests, [socket.make(request) for request in requests], socket.state())
+
+    def _survives(
+        self, options: tuple[str, ...], first: _Play, but: Sequence[json_path.Path], *, exact: bool
+    ) -> list[str]:
+        """Play as advised, with ``kill -9`` in the middle and a fork there; return what went wrong, nothing if nothing did.
+
+        Args:
+            options: How to serve.
+            first: The uninterrupted play.
+            but: Paths that may differ from it.
+            exact: The answers have to be those of the uninterrupted play; else the environment may be random.
+        """
+        middle = _middle(first)
+        before, after = first.requests[:middle], first.requests[middle:]
+        data_dir = self._scratch / "advised"
+        with self._start(options, None, data_dir) as server:
+            with Socket(server.url) as socket:
+                sid = socket.give_out()
+                answers = [socket.make(request) for request in before]
+                eid, t = socket.eid, socket.t
+            child = fork(server.url, eid, t) if eid is not None and t is not None else None
+            server.kill()
+        with self._start(options, None, data_dir) as server:
+            lost = self._go_on(server, sid, after, answers)
+            if lost:
+                return [f"after kill -9: {lost}"]
+            problems = left(first.answers, answers, but) if exact else []
+            if problems:
+                return [f"after kill -9 request {p.request} differs at {p.path}: it {p.how}" for p in problems[:4]]
+            if child is not None:
+                of_child = answers[:middle]
+                rest = [r for r in after[: _episode(after)] if r.kind != "reset"]
+                lost = self._go_on(server, child, rest, of_child)
+                if lost:
+                    return [f"in a fork: {lost}"]
+                problems = left(answers[: len(of_child)], of_child, but) if exact else []
+                if problems:
+                    return [f"in a fork request {p.request} differs at {p.path}: it {p.how}" for p in problems[:4]]
+        return []
+
+    def _go_on(
+        self, server: ServerProcess, session_id: str, requests: Sequence[Request], answers: list[dict[str, Any]]
+    ) -> str | None:
+        """Make requests on a session that has to be brought back; return why it was lost, if it was."""
+        try:
+            with Socket(server.url, session_id) as socket:
+                for request in requests:
+                    answer = socket.make(request)
+                    if answer.get("error", {}).get("code") == "SESSION_LOST":
+                        return str(answer["error"]["message"])
+                    answers.append(answer)
+        except PlayFailed as error:
+            return error.message
+        return None
+
+
+def _middle(play: _Play) -> int:
+    """Return the request to be made first after the kill: about half-way, and inside an episode where there is room."""
+    middle = max(2, len(play.requests) // 2)
+    for at in range(middle, len(play.requests)):
+        if play.requests[at].kind != "reset" and play.requests[at - 1].kind != "reset":
+            return at
+    return middle
+
+
+def _episode(requests: Sequence[Request]) -> int:
+    """Return how many requests belong to the episode that the first of them goes on with."""
+    return next((at for at, request in enumerate(requests) if request.kind == "reset"), len(requests))
+
+
+def _differ(one: _Play, other: _Play) -> bool:
+    answers: tuple[Answers, Answers] = (one.answers, other.answers)
+    states: tuple[list[Found], ...] = (left([one.state], [other.state], [("episode_id",)]),)
+    return bool(left(*answers, [])) or any(states)
+
+
+def _told(answer: dict[str, Any]) -> Any:
+    """Return what an agent is shown of an answer."""
+    return answer.get("observation", answer)
+
+
+__all__ = ["ENOUGH", "HASH_SEEDS", "STEPS", "Plan", "ServiceError", "probe"]
