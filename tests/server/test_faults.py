@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from openenv.core.env_server.http_server import create_fastapi_app as stock_app
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_client import ErrataClient
@@ -90,6 +91,18 @@ def test_what_is_no_observation_is_an_error_and_the_step_did_not_happen(how: str
         assert error["type"] == "error" and error["data"]["code"] == "ENV_OUTPUT_INVALID"
         after = socket.ask("step", {"n": 1})
         assert (after["t"], after["data"]["observation"]["n"]) == (2, 6)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("how", ["none", "object"])
+def test_what_is_no_observation_has_openenvs_own_code_for_a_client_that_asked_for_no_capabilities(how: str) -> None:
+    codes = []
+    for made in (create_fastapi_app, stock_app):
+        app = made(OddEnvironment, CountAction, CountObservation)
+        with TestClient(app) as client, connect(client, told=False) as socket:
+            socket.ask("reset", {})
+            codes.append(socket.ask("step", {"n": 100, "do": how})["data"]["code"])
+    assert codes == ["EXECUTION_ERROR"] * 2
 
 
 def test_an_environments_own_timeout_is_its_exception_and_not_our_deadline() -> None:

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import Capabilities, SessionPosition
 from errata_protocol.environment import Recovery
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
@@ -96,6 +96,10 @@ class PlainSocket(SocketDoor):
             return _error_frame(
                 {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": told(_errors_of(error))}
             )
+        except EnvironmentOutputInvalid as error:
+            # Upstream fails alike on it, under its general code; a client that knows ours has asked for capabilities.
+            code = error.code if self._told else "EXECUTION_ERROR"
+            return _error_frame({**error.to_wire(), "code": code})
         except ErrataError as error:
             return _error_frame(error.to_wire())
         except Exception as error:  # a defect of ours must not cost the client its session
