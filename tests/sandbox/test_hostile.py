@@ -426,3 +426,44 @@ async def test_three_hundred_commands_run_at_once(namespace_backend: NamespaceBa
     assert [result.stdout for result in results] == [f"{index}\n" for index in range(300)]
     assert time.monotonic() - started < 100.0
     assert len(list(Path("/proc/self/fd").iterdir())) - before < 30
+
+
+async def test_the_hosts_boot_arguments_are_not_shown(box: NamespaceSandbox) -> None:
+    result = await box.run(
+        "cat /proc/cmdline; wc -c < /proc/cmdline; (echo x > /proc/cmdline); chmod 777 /proc/cmdline"
+    )
+    assert result.stdout == "0\n"
+    assert len(result.stderr.splitlines()) == 2, "neither is allowed"
+    assert (await box.run("cat /proc/cmdline")).stdout == ""
+
+
+DRIVER = """
+import ctypes, subprocess, sys
+if len(sys.argv) > 1:
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+print(subprocess.run([sys.executable, "tracer.py"], capture_output=True, text=True).stdout)
+"""
+TRACER = """
+import ctypes, os
+libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
+def show(name, result):
+    print(name, ctypes.get_errno() if result < 0 else "done")
+show("attach", libc.ptrace(0x4206, parent, 0, 0))  # PTRACE_SEIZE, which does not stop it
+show("getfd", libc.syscall(438, os.pidfd_open(parent), 0, 0))
+for name in ("mem", "environ", "fd/0"):
+    try:
+        open(f"/proc/{parent}/{name}", "rb").close()
+        print(name, "done")
+    except OSError as error:
+        print(name, error.errno)
+"""
+
+
+async def test_a_driver_that_closes_itself_cannot_be_traced_by_the_program_it_runs(box: NamespaceSandbox) -> None:
+    """What the README of the terminal environment advises for drivers of probes."""
+    await box.write_file("driver.py", DRIVER.encode())
+    await box.write_file("tracer.py", TRACER.encode())
+    plain, closed = await box.run("python3 driver.py < /dev/null"), await box.run("python3 driver.py x < /dev/null")
+    assert plain.exit_code == 0, plain
+    assert plain.stdout.split() == ["attach", "done", "getfd", "done", "mem", "done", "environ", "done", "fd/0", "done"]
+    assert closed.stdout.split() == ["attach", "1", "getfd", "1", "mem", "13", "environ", "13", "fd/0", "13"]

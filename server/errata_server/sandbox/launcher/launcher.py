@@ -31,6 +31,7 @@ from kernel import (
     CLONE_NEWNS,
     CLONE_NEWPID,
     CLONE_NEWUSER,
+    MS_BIND,
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
@@ -192,6 +193,11 @@ def prepare_stage(stage, rootless):
     os.mkdir(f"{dev}/pts")
     os.mkdir(f"{dev}/shm")
     os.umask(0o022)
+    # What hides a file of /proc; a bind of a read-only mount is read-only too.
+    empty = f"{stage}/empty"
+    os.close(os.open(empty, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    mount(empty, empty, "", MS_BIND)
+    mount("", empty, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
     mount("dev", dev, "", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "")
 
 

@@ -16,6 +16,7 @@ from kernel import (
     CLONE_NEWNS,
     CLONE_NEWUTS,
     MNT_DETACH,
+    MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
@@ -52,6 +53,7 @@ def run_init(slot, config, request, control):
     libc.sethostname(b"sandbox", 7)
     stage = config["stage"]
     mount("proc", f"{stage}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount(f"{stage}/empty", f"{stage}/proc/cmdline", "", MS_BIND)  # the host's boot arguments
     ptys = f"newinstance,ptmxmode=0666,mode=620,max={PTYS}"  # the machine has 4096 for everybody
     mount("devpts", f"{stage}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, ptys)
     mount("shm", f"{stage}/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m,nr_inodes=4096")
