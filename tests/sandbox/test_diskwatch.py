@@ -206,7 +206,10 @@ async def test_the_next_look_comes_when_half_of_the_rest_may_be_written(tmp_path
         idle = Room(10**12, 10**6, 300, 20)
         assert watch._next_look(idle, Usage()) == (10**12 - 128 * MIB, 10**6 - 500)
         assert watch._next_look(idle, Usage(900, 192 * MIB)) == (10**12 - 32 * MIB, 10**6 - 50)
-        assert watch._next_look(Room(400, 30, 300, 20), Usage()) == (300, 20), "the reserve is near"
+        assert watch._next_look(Room(601, 41, 300, 20), Usage()) == (600, 40), "the reserve is not far"
+        assert watch._due(Room(600, 41, 300, 20), Room(601, 41, 300, 20), Usage())
+        assert watch._next_look(Room(600, 41, 300, 20), Usage()) == (300, 20), "the reserve is near"
+        assert not watch._due(Room(590, 41, 300, 20), Room(600, 41, 300, 20), Usage())
         assert not watch._due(Room(10**12 - 100 * MIB, 10**6, 0, 0), idle, Usage())
         assert watch._due(Room(10**12 - 130 * MIB, 10**6, 0, 0), idle, Usage())
         fast, slow = Limits(disk_bytes=256 * MIB, inodes=2000), Limits(disk_bytes=256 * MIB, inodes=10**6)

@@ -33,6 +33,8 @@ _REST = 4
 """After a count that took long, so many times as long passes before the next one that nothing calls for."""
 _CLOCK_S = 0.02
 """Times of files are the kernel's last tick's."""
+_AMPLE = 2
+"""With less than so many reserves free, it is counted who grows: there is no time for it once the reserve has begun."""
 _UNEXPLAINED = 8
 """Less than this part of a limit is not taken for a command's: the journal and other programs write too."""
 
@@ -74,6 +76,13 @@ class Room:
         """The reserve has begun."""
         return self.free_bytes < self.reserve_bytes or (
             self.free_inodes is not None and self.free_inodes < self.reserve_inodes
+        )
+
+    @property
+    def is_ample(self) -> bool:
+        """The reserve is far."""
+        return self.free_bytes > _AMPLE * self.reserve_bytes and (
+            self.free_inodes is None or self.free_inodes > _AMPLE * self.reserve_inodes
         )
 
     @property
@@ -208,6 +217,8 @@ class DiskWatch:
             room = Room.of(self._upper, self._reserve_bytes)
             waited = loop.time() - counted_at
             due = suspected or self._due(room, last, used)
+            if room.full and self._has_grown(used):
+                return "full"  # what it had at the last count is enough; the disk may be full before the next one ends
             if waited < (took if due else max(_LATEST_S, _REST * took)):
                 continue
             started = loop.time()
@@ -228,9 +239,8 @@ class DiskWatch:
                 continue  # looked at again; the count at the end is the one that has to work
             if (hit := over(used, self._limits, self._before)) is not None:
                 return hit
-            grown = used.size_bytes > self._before.size_bytes or used.entries > self._before.entries
             # Whoever hid from the count what it took is still not to have the other half.
-            if room.full and (grown or room.scarce):
+            if room.full and (self._has_grown(used) or room.scarce):
                 return "full"
             last, counted_at = room, loop.time()
             took = counted_at - started
@@ -272,6 +282,9 @@ class DiskWatch:
     def _with(self, used: Usage, hidden: int) -> Usage:
         return Usage(used.entries, used.size_bytes + hidden, used.whiteouts)
 
+    def _has_grown(self, used: Usage) -> bool:
+        return used.size_bytes > self._before.size_bytes or used.entries > self._before.entries
+
     def _left(self, room: Room, last: Room, used: Usage) -> tuple[int, int]:
         """Return bytes and inodes to the limit if all that went from the disk since ``last`` is the command's."""
         taken = max(0, last.free_bytes - room.free_bytes)
@@ -282,12 +295,13 @@ class DiskWatch:
         size, entries = self._left(room, last, used)
         return (
             room.full
+            or last.is_ample > room.is_ample
             or size * 2 <= self._most_bytes - used.size_bytes
             or entries * 2 <= (self._most_entries - used.entries)
         )
 
     def _next_look(self, last: Room, used: Usage) -> tuple[int, int]:
-        """Return the free bytes and inodes at which half of what is left to a limit may be gone, or the reserve begins.
+        """Return the free bytes and inodes at which half of what is left to a limit may be gone, or the reserve is near.
 
         Args:
             last: What was free when ``used`` was counted.
@@ -295,7 +309,8 @@ class DiskWatch:
         """
         free_bytes = last.free_bytes - (self._most_bytes - used.size_bytes + 1) // 2
         free_inodes = (last.free_inodes or 0) - (self._most_entries - used.entries + 1) // 2
-        return max(free_bytes, last.reserve_bytes), max(free_inodes, last.reserve_inodes)
+        reserves = _AMPLE if last.is_ample else 1
+        return max(free_bytes, reserves * last.reserve_bytes), max(free_inodes, reserves * last.reserve_inodes)
 
     def _pause(self, room: Room, last: Room, used: Usage) -> float:
         """Return after how many seconds to look in any case: not every file system counts its inodes."""
