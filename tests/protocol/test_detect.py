@@ -454,3 +454,20 @@ def test_the_documentation_lists_every_rule() -> None:
         assert f"`{rule.name}`" in text
         assert rule.fires in text, rule.name
         assert rule.place in text, rule.name
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "/opt/app/tests/run.py", line 3, in <module>\n    main()\n'
+    '  File "/opt/app/src/core.py", line 9, in main\n    go(None)\n'
+    '  File "/opt/app/.venv/lib/python3.11/site-packages/lib/x.py", line 1, in go\n    raise ValueError(1)\n'
+    "ValueError: 1\n"
+)
+
+
+@pytest.mark.parametrize("cwd", ["/opt/app", "/opt/app/tests", "/tmp", None])
+def test_files_in_the_work_directory_are_the_agents_and_named_relative_to_it(cwd: str | None) -> None:
+    found = detect("python3 /opt/app/tests/run.py", 1, "", TRACEBACK, cwd=cwd, workdir="/opt/app")
+    assert [(site.file, site.line) for site in found.error_sites] == [("src/core.py", 9)]
+    elsewhere = detect("python3 /opt/app/tests/run.py", 1, "", TRACEBACK, cwd=cwd)
+    assert all(site.file != "src/core.py" or cwd == "/opt/app" for site in elsewhere.error_sites)

@@ -187,6 +187,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             timed_out=result.timed_out,
             limit_hit=result.limit_hit,
             cwd=before or None,
+            workdir=sandbox.workdir,
         )
         if detection.error_kind is None and result.truncated:
             detection = detect.output_truncated()

@@ -34,6 +34,7 @@ def detect(
     timed_out: bool = False,
     limit_hit: Limit | None = None,
     cwd: str | None = None,
+    workdir: str | None = None,
     is_host_file: Callable[[str], bool] | None = None,
 ) -> Detection:
     """Say what went wrong in one command, and where.
@@ -46,6 +47,8 @@ def detect(
         timed_out: Whether the server ended it at its deadline.
         limit_hit: The limit that ended it, if one did.
         cwd: Absolute directory it ran in, if known: names in messages are resolved against it.
+        workdir: Absolute directory that holds the task, if known: files in it are the agent's, and named relative to
+            it.
         is_host_file: Give it where the command ran in no sandbox but on the server's machine, maybe in its process: it
             says whether a path is a file of the server. Then only what is certainly the agent's is a site, and messages
             name no other path.
@@ -64,6 +67,7 @@ def detect(
         timed_out=timed_out,
         limit_hit=limit_hit,
         cwd=cwd,
+        workdir=workdir,
         is_host_file=is_host_file,
     )
     found = _detected(turn)

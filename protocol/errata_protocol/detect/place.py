@@ -42,15 +42,20 @@ def relative_file(turn: Turn, file: str) -> str:
         return file[2:] if file.startswith("./") else file
     path = posixpath.normpath(file)
     own = workspace_root(turn.cwd)
-    for root in (*((own,) if own else ()), *WORKSPACE_ROOTS):
+    for root in (*(r for r in (turn.workdir, own) if r), *WORKSPACE_ROOTS):
         if path.startswith(root + "/"):
             return path[len(root) + 1 :]
     return path
 
 
-def is_own(file: str) -> bool:
+def is_own(turn: Turn, file: str) -> bool:
     """Whether a file is the agent's rather than an interpreter's or a package's."""
-    return _FOREIGN.search(file.removeprefix("file://")) is None
+    path = file.removeprefix("file://")
+    if turn.workdir and path.startswith(turn.workdir + "/"):
+        path = (
+            f".{path[len(turn.workdir) :]}"  # a work directory may lie in /opt; what was installed into it is foreign
+        )
+    return _FOREIGN.search(path) is None
 
 
 def last_own_frame(turn: Turn, frames: Sequence[Frame]) -> Frame | None:
@@ -66,12 +71,12 @@ def last_own_frame(turn: Turn, frames: Sequence[Frame]) -> Frame | None:
 
 def _owns_frame(turn: Turn, frame: Frame) -> bool:
     if turn.agent_files is None:
-        return is_own(frame.file)
+        return is_own(turn, frame.file)
     if CODE_NAME.match(frame.file):
         if any(language(c.program) for c in turn.action.invocations):  # the shell ran an interpreter
             return frame.file in INLINE_FILES
         return code_span(turn, frame) is not None
-    return is_own(frame.file) and turn.agent_files.owns(frame.file)
+    return is_own(turn, frame.file) and turn.agent_files.owns(frame.file)
 
 
 def site(

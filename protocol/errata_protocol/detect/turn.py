@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable
 from functools import cached_property
 
@@ -24,6 +25,7 @@ class Turn:
         timed_out: The server's own flag.
         limit_hit: Name of the limit that ended the command, or None.
         cwd: Directory the command ran in, if known.
+        workdir: Directory that holds the task, if known.
         trust_stdout: Read messages from standard output too, also without a ``2>&1`` in the action.
         is_host_file: Whether a path is a file of the server, where the command ran on its machine; None in a sandbox.
     """
@@ -38,6 +40,7 @@ class Turn:
         timed_out: bool = False,
         limit_hit: str | None = None,
         cwd: str | None = None,
+        workdir: str | None = None,
         trust_stdout: bool = False,
         is_host_file: Callable[[str], bool] | None = None,
     ) -> None:
@@ -48,6 +51,7 @@ class Turn:
         self.timed_out = timed_out
         self.limit_hit = limit_hit
         self.cwd = cwd
+        self.workdir = posixpath.normpath(workdir) if workdir and workdir != "/" else None
         self.trust_stdout = trust_stdout
         self._is_host_file = is_host_file
 
@@ -62,6 +66,7 @@ class Turn:
         timed_out: bool = False,
         limit_hit: str | None = None,
         cwd: str | None = None,
+        workdir: str | None = None,
         is_host_file: Callable[[str], bool] | None = None,
     ) -> Turn:
         """Build a turn from raw streams of any size."""
@@ -73,6 +78,7 @@ class Turn:
             timed_out=timed_out,
             limit_hit=limit_hit,
             cwd=cwd,
+            workdir=workdir,
             is_host_file=is_host_file,
         )
 
@@ -86,6 +92,7 @@ class Turn:
             timed_out=self.timed_out,
             limit_hit=self.limit_hit,
             cwd=self.cwd,
+            workdir=self.workdir,
             trust_stdout=True,
             is_host_file=self._is_host_file,
         )

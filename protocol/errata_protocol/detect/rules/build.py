@@ -103,7 +103,7 @@ def _place(turn: Turn, line: str, ahead: tuple[str, ...], *, go: bool) -> ErrorS
     """Return the site of a compiler's error line, or None."""
     for pattern in (_TSC, _MAVEN, _GCC):
         match = pattern.match(line)
-        if match and not _NOT_COMPILED.search(match.group("file")) and is_own(match.group("file")):
+        if match and not _NOT_COMPILED.search(match.group("file")) and is_own(turn, match.group("file")):
             return _located(turn, line, match)
     if go and (match := _GO.match(line)) and not re.search(r"(?:syntax error|expected '|--- FAIL)", line):
         return _located(turn, line, match)

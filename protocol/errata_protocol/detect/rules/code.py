@@ -236,7 +236,7 @@ def _final(turn: Turn) -> list[Traceback]:
 
 
 def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
-    if traceback.frames and not traceback.frames[-1].in_code and is_own(traceback.frames[-1].file):
+    if traceback.frames and not traceback.frames[-1].in_code and is_own(turn, traceback.frames[-1].file):
         frame: Frame | None = traceback.frames[-1]
     else:
         frame = last_own_frame(turn, traceback.frames)
@@ -258,7 +258,7 @@ def _is_parse_failure(crash: Crash) -> bool:
 
 def _crash_sites(turn: Turn, crash: Crash) -> tuple[ErrorSite, ...]:
     frame = crash.head or last_own_frame(turn, crash.frames)
-    return (frame_site(turn, frame, crash.line, crash.text),) if frame and is_own(frame.file) else ()
+    return (frame_site(turn, frame, crash.line, crash.text),) if frame and is_own(turn, frame.file) else ()
 
 
 def _test_id(broken: FailedTest) -> str | None:

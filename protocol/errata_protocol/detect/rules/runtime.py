@@ -45,7 +45,7 @@ def _crash(turn: Turn) -> Finding | None:
     crash = turn.crash
     if crash is not None and _believable(turn, crash.language):
         frame = last_own_frame(turn, crash.frames)
-        if frame is None and crash.head is not None and is_own(crash.head.file):
+        if frame is None and crash.head is not None and is_own(turn, crash.head.file):
             frame = crash.head
         if frame is None:
             return Finding()

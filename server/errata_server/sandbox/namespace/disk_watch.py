@@ -301,7 +301,7 @@ class DiskWatch:
         )
 
     def _next_look(self, last: Room, used: Usage) -> tuple[int, int]:
-        """Return the free bytes and inodes at which half of what is left to a limit may be gone, or the reserve is near.
+        """Return the free bytes and inodes at which half of the rest to a limit may be gone, or the reserve is near.
 
         Args:
             last: What was free when ``used`` was counted.
