@@ -152,6 +152,7 @@ class TestBuilding:
 
         monkeypatch.setattr(tree, "_check_machine", lambda: None)
         monkeypatch.setattr(tree, "_bootstrap", bootstrap)
+        monkeypatch.setattr(tree, "_add_verifier_packages", lambda root: None)
         monkeypatch.setattr(tree, "_smoke", lambda root: None)
         return made
 

@@ -33,6 +33,27 @@ PACKAGES = (
 )
 """Tools coding agents use, above debootstrap's minbase. No node, no CA certificates: sandboxes have no network."""
 
+VERIFIER_DIRECTORY = "usr/lib/errata-verifier"
+"""Where `VERIFIER_PACKAGES` lie: on no path of the agent's, so that its own pytest stays the distribution's."""
+
+VERIFIER_PACKAGES = (
+    ("certifi", "2025.8.3", "f6c12493cfb1b06ba2ff328595af9350c65d6644968e5d3a2ffd78699af217a5"),
+    ("charset-normalizer", "3.4.3", "ce571ab16d890d23b5c278547ba694193a45011ff86a9162a71307ed9f86759a"),
+    ("idna", "3.10", "946d195a0d259cbba61165e88e65941f16e9b36ea6ddb97f00452bae8b1287d3"),
+    ("iniconfig", "2.1.0", "9deba5723312380e77435581c6bf4935c94cbfab9b1ed33ef8d238ea168eb760"),
+    ("packaging", "25.0", "29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484"),
+    ("pexpect", "4.9.0", "7236d1e080e4936be2dc3e326cec0af72acf9212a7e1d060210e70a47e253523"),
+    ("pluggy", "1.6.0", "e920276dd6813095e9377c0bc5566d94c932c33b27a3e3945d8389c374dd4746"),
+    ("ptyprocess", "0.7.0", "4b41f3967fce3af57cc7e94b888626c18bf37a083e3651ca8feeb66d492fef35"),
+    ("pygments", "2.19.2", "86540386c03d588bb81d44bc3928634ff26449851e99741617ecb9037ee5ec0b"),
+    ("pytest", "8.4.1", "539c70ba6fcead8e78eebbf1115e8b589e7565830d7d006a8723f19ac8a0afb7"),
+    ("pytest-json-ctrf", "0.3.5", "e82fd1d69be2f92385bc33540063e5ad7b17b36de67764c84f3ceb9815a895e9"),
+    ("pytest-timeout", "2.4.0", "c42667e5cdadb151aeb5b26d114aff6bdf5a907f176a007a30b940d3d865b5c2"),
+    ("requests", "2.32.4", "27babd3cda2a6d50b30443204ee89830707d396671944c998b5975b031ac2b2c"),
+    ("urllib3", "2.5.0", "e6b01673c0fa6a13e374b50871808eb3bf7046c4b125b216f6bf1cc604cff0dc"),
+)
+"""What graders of terminal-bench's kind ask of PyPI, as (name, version, sha256 of the wheel); pure Python."""
+
 _EMPTIED = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "var/lib/apt/lists", "var/cache/apt", "var/log")
 _REMOVED = (
     *("usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/gtk-doc"),

@@ -40,7 +40,17 @@ from ..host.privileges import check_privileges
 from ..launcher import PROGRAMS
 from .agent_modes import close_tree
 from .apt_source import AptSource, choose_source, proxy_environment
-from .recipe import AGENT_DIRECTORIES, AGENT_UID, PACKAGES, WORLD_WRITABLE, content_digest, prepare, recipe_digest
+from .recipe import (
+    AGENT_DIRECTORIES,
+    AGENT_UID,
+    PACKAGES,
+    VERIFIER_DIRECTORY,
+    WORLD_WRITABLE,
+    content_digest,
+    prepare,
+    recipe_digest,
+)
+from .verifier_packages import install_verifier_packages
 
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
 
@@ -52,7 +62,10 @@ _SMOKE = (
     "python3 -c 'import sqlite3, ssl, pytest' && git --version && jq --version && rg --version && sqlite3 -version"
     " && printf 'int main(void){return 0;}' > /tmp/smoke.c && gcc -o /tmp/smoke /tmp/smoke.c && /tmp/smoke"
     " && rm /tmp/smoke /tmp/smoke.c"
+    f" && PYTHONPATH=/{VERIFIER_DIRECTORY} python3 -c 'import pytest, ctrf.main, requests, pexpect'"
 )
+# Byte code by content, not by time: grading imports pytest each time, and may not write there.
+_COMPILE = f"python3 -I -m compileall -q --invalidation-mode unchecked-hash /{VERIFIER_DIRECTORY}"
 _log = logging.getLogger("errata.base")
 Progress = Callable[[str], None]
 
@@ -206,6 +219,8 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
         root = work / "root"
         progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
         _bootstrap(root, source, packages, progress)
+        progress("installing the packages of verifiers")
+        _add_verifier_packages(root)
         progress("trimming and closing the tree")
         _prepare(root)
         _smoke(root)
@@ -365,11 +380,21 @@ def _explain(complaint: str, source: AptSource) -> str:
     return f"{said}: check the network, http_proxy, or name a mirror with --mirror, then run this again"
 
 
+def _add_verifier_packages(root: Path) -> None:
+    install_verifier_packages(root)
+    _inside(root, _COMPILE, "0:0")
+
+
 def _smoke(root: Path) -> None:
     """Run the tools once as the agent: a tree that does not work is never published."""
-    enter = f'mount --rbind /dev "$0/dev" && exec chroot --userspec={AGENT_UID}:{AGENT_UID} "$0" /bin/bash -c "$1"'
+    _inside(root, _SMOKE, f"{AGENT_UID}:{AGENT_UID}")
+
+
+def _inside(root: Path, script: str, user: str) -> None:
+    """Run shell text with the new tree as its root."""
+    enter = f'mount --rbind /dev "$0/dev" && exec chroot --userspec={user} "$0" /bin/bash -c "$1"'
     command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
-    command = [*_fake_root(), *command, "/bin/sh", "-c", enter, str(root), _SMOKE]
+    command = [*_fake_root(), *command, "/bin/sh", "-c", enter, str(root), script]
     environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/agent", "LC_ALL": "C.UTF-8"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     if result.returncode != 0:
