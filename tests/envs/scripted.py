@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from errata_server.sandbox.base import WORKSPACE, CommandResult, Limits
+from errata_server.sandbox.base import CommandResult, Limits
 from errata_server.sandbox.fake.backend import FakeBackend, FakeSandbox
 from terminal_env.server import layers, verifier
 
@@ -48,7 +48,7 @@ class ScriptedSandbox(FakeSandbox):
             with tarfile.open(fileobj=io.BytesIO(options["stdin"])) as archive:
                 for member in archive.getmembers():
                     content = archive.extractfile(member)
-                    self._files[posixpath.join(WORKSPACE, member.name)] = content.read() if content else None
+                    self._files[posixpath.join("/", member.name)] = content.read() if content else None
             return CommandResult(0, "", "")
         if command in (verifier.JUDGE, verifier.SCRIPT):
             await super().run(":", clean=True)

@@ -34,7 +34,7 @@ async def test_pytest_in_the_tests_directory_decides(tmp_path: Path, environment
         "if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi\n",
         **{
             "tests/test_outputs.py": "def test_hello():\n    assert open('hello.txt').read() == 'Hello, world!\\n'\n",
-            "environment/Dockerfile": "FROM ubuntu\n",
+            "environment/Dockerfile": "FROM ubuntu\nWORKDIR /workspace\nCOPY bin bin/\n",
             "environment/bin/tool.sh": "echo tool\n",
         },
     )

@@ -41,7 +41,7 @@ def test_a_harbor_task_is_read_as_it_is(tmp_path: Path) -> None:
     assert (task.id, task.split, task.verifier) == ("harbor-task", LOCAL, "script")
     assert task.verifier_env == {"MODE": "strict"}
     assert [name for name, _ in tree(task.environment)] == ["data.txt"], "the Dockerfile is no file of the task"
-    assert any("Dockerfile is not used" in note for note in task.notes)
+    assert any("Dockerfile line 1: FROM ubuntu:24.04 is not used" in note for note in task.notes)
     assert task.verifier_timeout_s == 400.0 and any("400 s instead of 900 s" in note for note in task.notes)
     public = task.public(0)
     assert (public["difficulty"], public["category"], public["tags"]) == ("hard", "sysadmin", ["x"])

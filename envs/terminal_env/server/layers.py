@@ -9,11 +9,15 @@ import shlex
 import stat
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
+from errata_server.sandbox.base_trees.recipe import AGENT_UID
+from errata_server.sandbox.spec import SandboxSpec, SpecRefused
 
+from .dockerfile import Placed, Recipe, Run
 from .staging import staged
 from .tasks import Task, tree
 
@@ -31,12 +35,11 @@ SHELL_ENV = {
 
 SETUP_TIMEOUT_S = 120.0
 
-UNPACK = (
-    "python3 -I -S -c 'import sys, tarfile; "
-    f'tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall("{WORKSPACE}")\''
-)
-_SETUP = f"cd {WORKSPACE} && exec bash -euo pipefail /setup/setup.sh"
-CLAMP = f"find {WORKSPACE} -newermt @{EPOCH_S} -exec touch -h -d @{EPOCH_S} {{}} +"
+UNPACK = 'python3 -I -S -c \'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall("/")\''
+_SETUP = "exec bash -euo pipefail /setup/setup.sh"
+_TOUCH = f"-xdev -user {AGENT_UID} -newermt @{EPOCH_S} -exec touch -h -d @{EPOCH_S} {{}} +"
+CLAMP = f"xargs -0 sh -c 'exec find \"$@\" {_TOUCH}' find"
+"""Reads directories from standard input, each ended by NUL."""
 
 
 class TaskLayers:
@@ -87,30 +90,75 @@ def task_layers(backend: Backend) -> TaskLayers:
 
 
 async def _make(backend: Backend, task: Task | None) -> SandboxSnapshot:
-    sandbox = await backend.open()
+    sandbox = await _opened(backend, task)
     try:
         if task is not None:
             await _install(sandbox, task)
-        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in (SHELL_ENV | _env(task)).items())
+        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in shell_env(task).items())
         _demand(await sandbox.run(f"export {exports}"), task, "its [errata.env]")
         return await sandbox.snapshot()
     finally:
         await sandbox.destroy()
 
 
-def _env(task: Task | None) -> dict[str, str]:
-    return dict(task.env) if task else {}
+async def _opened(backend: Backend, task: Task | None) -> Sandbox:
+    if task is None or task.recipe is None:
+        return await backend.open(base=task.base if task else "default")
+    try:
+        entries = tuple(made.entry() if isinstance(made, Placed) else made for made in task.recipe.start)
+        spec = SandboxSpec(workdir=task.workdir, entries=entries, mtime_s=EPOCH_S)
+        return await backend.open(base=task.base, spec=spec)
+    except (SpecRefused, OSError) as error:
+        raise EnvironmentFailed(f"cannot set up {task.id}: environment/Dockerfile: {error}") from error
+
+
+def shell_env(task: Task | None) -> dict[str, str]:
+    """Return what is exported in the first shell of ``task``, and for its probes and its verifier."""
+    return SHELL_ENV | (dict(task.env) if task else {})
 
 
 async def _install(sandbox: Sandbox, task: Task) -> None:
-    _demand(await sandbox.run(UNPACK, stdin=_archive(task), clean=True), task, "unpacking environment/")
+    if task.recipe is None:
+        files = [Placed(f"{WORKSPACE}/{name}", *_source(path)) for name, path in tree(task.environment)]
+        _demand(await sandbox.run(UNPACK, stdin=_archive(files), clean=True), task, "unpacking environment/")
+    else:
+        await _follow(sandbox, task, task.recipe)
     if task.setup is not None:
         mounts = {"/setup": staged(task.setup)}
-        result = await sandbox.run(
-            _SETUP, clean=True, env=SHELL_ENV | _env(task), mounts=mounts, timeout_s=SETUP_TIMEOUT_S
-        )
+        command = f"cd {shlex.quote(task.workdir)} && {_SETUP}"
+        result = await sandbox.run(command, clean=True, env=shell_env(task), mounts=mounts, timeout_s=SETUP_TIMEOUT_S)
         _demand(result, task, "setup.sh")
-    _demand(await sandbox.run(CLAMP, clean=True), task, "setting file times")
+    places = "".join(f"{place}\0" for place in (task.workdir, *_top_directories(task.recipe)))
+    result = await sandbox.run(CLAMP, stdin=os.fsencode(places), clean=True)
+    _demand(result, task, "setting file times")
+
+
+def _source(path: Path) -> tuple[Path | None, int]:
+    mode = path.lstat().st_mode
+    if stat.S_ISDIR(mode):
+        return None, 0o755
+    return path, 0o755 if mode & 0o100 else 0o644
+
+
+def _top_directories(recipe: Recipe | None) -> list[str]:
+    """Return the directories of the agent that the Dockerfile made, none inside of another."""
+    tops: list[str] = []
+    for made in recipe.start if recipe else ():
+        is_agents = isinstance(made, Placed) and made.is_directory and made.owner == "agent"
+        if is_agents and not any(made.path.startswith(f"{top}/") for top in tops):
+            tops.append(made.path)
+    return tops
+
+
+async def _follow(sandbox: Sandbox, task: Task, recipe: Recipe) -> None:
+    """Do what the Dockerfile does after the files of the start, as the agent."""
+    for step in recipe.steps:
+        if isinstance(step, Run):
+            command = f"cd {shlex.quote(step.cwd)} && exec /bin/sh -ec {shlex.quote(step.command)}"
+            result = await sandbox.run(command, clean=True, env=step.env, timeout_s=SETUP_TIMEOUT_S)
+        else:
+            result = await sandbox.run(UNPACK, stdin=_archive(list(step.entries)), clean=True)
+        _demand(result, task, f"environment/Dockerfile {step.line}")
 
 
 def _demand(result: CommandResult, task: Task | None, what: str) -> None:
@@ -120,23 +168,21 @@ def _demand(result: CommandResult, task: Task | None, what: str) -> None:
         raise EnvironmentFailed(f"cannot set up {name}: {what} {status}: {(result.stderr or result.stdout)[-500:]}")
 
 
-def _archive(task: Task) -> bytes:
-    """Return environment/ as a tar whose bytes depend on names, contents, symlinks and execute bits only."""
+def _archive(files: list[Placed]) -> bytes:
+    """Return a tar of ``files`` whose bytes depend on names, contents, symlinks and modes only."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, path in tree(task.environment):
-            mode = path.lstat().st_mode
-            info = tarfile.TarInfo(name)
-            info.mtime = EPOCH_S
-            info.mode = 0o755 if stat.S_ISDIR(mode) or mode & 0o100 else 0o644
-            if stat.S_ISLNK(mode):
-                info.type, info.linkname = tarfile.SYMTYPE, os.fspath(path.readlink())
-                archive.addfile(info)
-            elif stat.S_ISDIR(mode):
+        for placed in files:
+            info = tarfile.TarInfo(placed.path.lstrip("/"))
+            info.mtime, info.mode = EPOCH_S, placed.mode
+            if placed.is_directory:
                 info.type = tarfile.DIRTYPE
                 archive.addfile(info)
-            elif stat.S_ISREG(mode):
-                content = path.read_bytes()
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+            elif placed.source is not None and placed.source.is_symlink():
+                info.type, info.linkname = tarfile.SYMTYPE, os.fspath(placed.source.readlink())
+                archive.addfile(info)
+            elif placed.source is None or placed.source.is_file():
+                content = placed.text if placed.source is None else placed.source.read_bytes()
+                info.size = len(content or b"")
+                archive.addfile(info, io.BytesIO(content or b""))
     return buffer.getvalue()

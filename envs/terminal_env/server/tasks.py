@@ -4,7 +4,8 @@ A task is a directory in the layout of Harbor and terminal-bench::
 
     task.toml           [metadata] difficulty, category, tags; [verifier] timeout_sec; [errata], below
     instruction.md      what the agent reads
-    environment/        files that stand in /workspace at the start; a Dockerfile there is not used
+    environment/        Harbor's build context: its Dockerfile says what stands where at the start (`dockerfile`);
+                        without a Dockerfile, files that stand in /workspace
     setup.sh            optional: run in the sandbox, as its user, after the files are there
     tests/verify.py     our verifier: it reads files and judges what probes printed; or
     tests/test.sh       Harbor's: a script that writes /logs/verifier/reward.txt
@@ -12,8 +13,9 @@ A task is a directory in the layout of Harbor and terminal-bench::
     solution/solve.sh   a reference solution, run in the sandbox by tests only
 
 The ``[errata]`` table is ours: ``deterministic`` (two runs of the same commands give the same observations), ``env``
-(variables exported in the first shell) and ``probes``: commands run on the agent's final state whose output
-``verify.py`` judges, each with ``name``, ``command``, ``timeout_s`` and ``stdin``.
+(variables exported in the first shell), ``base`` (name of a base tree prepared for the task: then its Dockerfile may
+need an image), ``unchecked`` (there is no solution that ``errata tasks check`` could run) and ``probes``: commands run
+on the agent's final state whose output ``verify.py`` judges, each with ``name``, ``command``, ``timeout_s``, ``stdin``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,12 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+import yaml
+
+from errata_server.sandbox.spec import WORKSPACE
+
+from .dockerfile import DockerfileInvalid, Recipe, read
 
 log = logging.getLogger("errata.terminal")
 
@@ -73,11 +81,15 @@ class Task:
         verifier_timeout_s: Limit of the verifier itself, in seconds; probes have their own.
         probes: See `Probe`.
         deterministic: Two runs of the same commands give the same observations.
-        env: Exported in the first shell.
+        env: Exported in the first shell: ``ENV`` of the Dockerfile, then ``[errata.env]``.
         verifier_env: ``[verifier.env]``: variables of test.sh.
         metadata: ``[metadata]`` of task.toml.
         notes: What of the directory is not used here, one line each.
         digest: sha256 over everything that shapes the start and the grading.
+        recipe: What the Dockerfile does; None without one.
+        base: Name of the base tree.
+        unchecked: The task says that it cannot be checked.
+        whole_digest: sha256 over the directory, solution included: what a check's result belongs to.
     """
 
     id: str
@@ -93,6 +105,21 @@ class Task:
     metadata: Mapping[str, Any]
     notes: tuple[str, ...]
     digest: str
+    recipe: Recipe | None = None
+    base: str = "default"
+    unchecked: bool = False
+    whole_digest: str = ""
+
+    @property
+    def workdir(self) -> str:
+        """Where the agent and the verifier start."""
+        return (self.recipe and self.recipe.workdir) or WORKSPACE
+
+    @property
+    def solution(self) -> Path | None:
+        """The reference solution, if the task has one."""
+        path = self.root / "solution" / "solve.sh"
+        return path if path.is_file() else None
 
     @property
     def environment(self) -> Path:
@@ -173,6 +200,8 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         timeout_s = float(_table(config, "verifier").get("timeout_sec", 60.0))
         probes = tuple(Probe(**probe) for probe in ours.get("probes", ()))
         env = {str(k): str(v) for k, v in _table(ours, "env").items()}
+        base = str(ours.get("base", ""))
+        image = str(_table(config, "environment").get("docker_image", ""))
         verifier_env = {str(k): str(v) for k, v in _table(_table(config, "verifier"), "env").items()}
     except (TypeError, ValueError) as error:
         raise TaskInvalid(f"task {root.name}: task.toml: {error}") from error
@@ -180,7 +209,8 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         raise TaskInvalid(f"task {root.name}: probes need tests/verify.py to judge them")
     if len({probe.name for probe in probes}) < len(probes):
         raise TaskInvalid(f"task {root.name}: two probes have the same name")
-    notes = [f"environment/{name} is not used: the base tree is the image" for name in _UNUSED if _has(root, name)]
+    notes: list[str] = []
+    recipe = _recipe(root, base, image, notes)
     spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
     if spare_s < 1.0:
         raise TaskInvalid(
@@ -197,12 +227,65 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         verifier_timeout_s=min(timeout_s, spare_s),
         probes=probes,
         deterministic=bool(ours.get("deterministic", False)),
-        env=MappingProxyType(env),
+        env=MappingProxyType((recipe.env if recipe else {}) | env),
         verifier_env=MappingProxyType(verifier_env),
         metadata=MappingProxyType(_table(config, "metadata")),
         notes=tuple(notes),
-        digest=_digest(root),
+        digest=_digest(root, ("environment", "tests"), ("task.toml", "setup.sh")),
+        recipe=recipe,
+        base=base or "default",
+        unchecked=bool(ours.get("unchecked", False)),
+        whole_digest=_digest(root, ("environment", "tests", "solution"), ("task.toml", "setup.sh", "instruction.md")),
     )
+
+
+def _recipe(root: Path, base: str, image: str, notes: list[str]) -> Recipe | None:
+    """Return what the task's Dockerfile does, None without one; what is not used goes to ``notes``.
+
+    Raises:
+        TaskInvalid: It needs an image, and no base tree is named.
+    """
+    context = root / "environment"
+    cure = (
+        "a sandbox has the base tree only: do without the line, or prepare a base tree and name it in task.toml: "
+        '[errata] base = "NAME"'
+    )
+    services = _services(root)
+    if services - {"main"} and not base:
+        raise TaskInvalid(
+            f"task {root.name} needs an image: environment/docker-compose.yaml has the services "
+            f"{', '.join(sorted(services))}: {cure}"
+        )
+    if services:
+        notes.append("environment/docker-compose.yaml is not used")
+    if not (context / "Dockerfile").is_file():
+        if image and not base:
+            raise TaskInvalid(f"task {root.name} needs an image: task.toml: docker_image = {image!r}: {cure}")
+        return None
+    try:
+        recipe = read(context)
+    except (DockerfileInvalid, OSError, UnicodeDecodeError) as error:
+        raise TaskInvalid(f"task {root.name}: environment/Dockerfile: {error}") from error
+    if recipe.needs_image and not base:
+        (line, why), *others = recipe.needs_image
+        also = f"; so do lines {', '.join(str(other.number) for other, _ in others)}" if others else ""
+        raise TaskInvalid(f"task {root.name} needs an image: environment/Dockerfile {line} ({why}){also}: {cure}")
+    notes += recipe.notes
+    notes += [f"environment/Dockerfile {line} is taken to be in base tree {base}" for line, _ in recipe.needs_image]
+    if not recipe.start and not recipe.steps and tree(context):
+        notes.append("environment/Dockerfile copies nothing: the files beside it are not there at the start")
+    return recipe
+
+
+def _services(root: Path) -> set[str]:
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        path = root / "environment" / name
+        if path.is_file():
+            try:
+                return set(yaml.safe_load(path.read_text("utf-8"))["services"])
+            except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+                raise TaskInvalid(f"task {root.name}: environment/{name}: {error}") from error
+    return set()
 
 
 def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -210,10 +293,6 @@ def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"[{name}] must be a table")
     return value
-
-
-def _has(root: Path, name: str) -> bool:
-    return (root / "environment" / name).exists()
 
 
 def tree(root: Path) -> list[tuple[str, Path]]:
@@ -230,17 +309,20 @@ def tree(root: Path) -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def _digest(root: Path) -> str:
+def _digest(root: Path, parts: Iterable[str], names: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for part in ("environment", "tests"):
-        for name, path in tree(root / part):
+    for part in parts:
+        for path in sorted((root / part).rglob("*")) if (root / part).is_dir() else ():
+            name = path.relative_to(root).as_posix()
+            if "__pycache__" in path.parts:
+                continue
             mode = path.lstat().st_mode
-            digest.update(f"{part}/{name}\0{mode & 0o111:o}\0".encode("utf-8", "surrogateescape"))
+            digest.update(f"{name}\0{mode & 0o111:o}\0".encode("utf-8", "surrogateescape"))
             if stat.S_ISLNK(mode):
                 digest.update(os.fsencode(path.readlink()))
             elif stat.S_ISREG(mode):
                 digest.update(hashlib.sha256(path.read_bytes()).digest())
-    for name in ("task.toml", "setup.sh"):
+    for name in names:
         path = root / name
         digest.update(path.read_bytes() if path.is_file() else b"\0")
     return f"sha256:{digest.hexdigest()}"
