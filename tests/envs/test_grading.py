@@ -45,7 +45,7 @@ async def test_the_verifier_runs_in_a_fork_without_the_agents_shell(
     await environment.step_async(TerminalAction(tool="submit"))
     command, options, sandbox = backend.script.runs[-1]
     assert command.startswith("exec python3 -I -S /verifier/")
-    assert options["clean"] is True and "env" not in options
+    assert options["clean"] is True and not options.get("env")
     assert sandbox != mine and set(backend.live) == {mine}, "the fork is destroyed"
     seen = (await backend.live[mine].run("echo $PATH")).stdout
     assert seen == "/workspace/evil\n", "the agent's own sandbox is undisturbed"

@@ -11,7 +11,9 @@ So a program that prints a verdict, kills its parent or waits in the background 
 
 With ``tests/test.sh`` (Harbor's way) one script runs programs and judges them, in one fork. It gets a clean
 environment and home, and its process tree ended before its reward is read; what the programs it starts may do to it
-as long as it runs is as in Harbor.
+as long as it runs is as in Harbor. Such scripts fetch their tools first (apt-get, curl, uvx). ``runtime/programs``
+stands before these on PATH: it gives what the base tree has and reports what it does not have. A script that missed
+something gives no reward below 1, whatever it wrote: that is an `EnvironmentFailed` too.
 
 When no verdict comes, the question is whose fault that is. The same verifier is run on the untouched start of the
 task: if it gives a verdict there, the agent's state broke it and is worth 0; if not, the verifier is broken, which is
@@ -23,27 +25,42 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import Backend, CommandResult, SandboxSnapshot
 
-from .layers import SHELL_ENV
-from .staging import logs_link, staged
-from .tasks import Task
+from .layers import shell_env
+from .machine_tools import WELL_KNOWN
+from .staging import logs_link, programs, staged
+from .tasks import Task, tree
 
 log = logging.getLogger("errata.terminal")
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 JUDGE = "exec python3 -I -S /verifier/judge.py"
-SCRIPT = "exec python3 -I -S /verifier/script.py"
+SCRIPT = "exec python3 -I -S /errata/script.py"
 SCRIPT_GRACE_S = 20.0
 """Beyond test.sh's own limit, for ending what it left and printing the verdict."""
+
+_TOOLS = ("apt", "apt-get", "aptitude", "curl", "git", "pip", "pip3", "sudo", "uv", "uvx", "wget")
+PROGRAMS = {
+    **dict.fromkeys(("pytest", "py.test"), "run_pytest.py"),
+    **dict.fromkeys(_TOOLS, "tools.py"),
+    **dict.fromkeys(("python", "python3"), "python.sh"),
+}
+"""What stands before the system's programs on the PATH of test.sh, and the file in runtime/programs that does it."""
+
+Broken = Literal["", "tools", "runner"]
+"""How `errata tasks check` breaks a machine: no tool is on PATH, or the runner of the tests cannot start."""
+NOWHERE = "/nonexistent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +70,51 @@ class Verdict:
     Args:
         score: In [0, 1].
         detail: Checks and reasons, for logs and task authors only: never for an observation.
+        lacks: What the verifier missed on the way to a full score.
     """
 
     score: float
     detail: str = ""
+    lacks: tuple[Lack, ...] = ()
 
 
 class NoVerdict(Exception):
     """The verifier ended without a verdict; the text says how."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that the verifier asked of this machine and did not get.
+
+    Args:
+        kind: ``tool``, ``command``, ``module`` or ``runner``; see runtime/programs/lacks.py.
+        name: What is missing.
+        text: One line.
+    """
+
+    kind: str
+    name: str
+    text: str
+
+
+class VerifierLacks(Exception):
+    """The verifier gave a verdict, which says nothing: it did not have what it needs."""
+
+    def __init__(self, lacks: tuple[Lack, ...]) -> None:
+        super().__init__("; ".join(lack.text for lack in lacks))
+        self.lacks = lacks
+
+
 _sound: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
 
 
 async def verify(
-    backend: Backend, task: Task, final: SandboxSnapshot, start: Callable[[], Awaitable[SandboxSnapshot]]
+    backend: Backend,
+    task: Task,
+    final: SandboxSnapshot,
+    start: Callable[[], Awaitable[SandboxSnapshot]],
+    *,
+    harmless: frozenset[str] = frozenset(),
 ) -> Verdict:
     """Grade ``final``, which stays as it is.
 
@@ -76,35 +123,68 @@ async def verify(
         task: Whose verifier decides.
         final: The agent's final state; its shell state is not used.
         start: Gives the untouched start of the task, for the control run when no verdict comes.
+        harmless: Names of what the verifier may miss: `errata tasks check` saw the reference solution solve the task
+            without it.
 
     Raises:
-        errata_protocol.errors.EnvironmentFailed: The verifier gives no verdict on an untouched start either.
+        errata_protocol.errors.EnvironmentFailed: The verifier gives no verdict on an untouched start either, or it
+            did not have a tool that it asked for.
         errata_protocol.errors.SandboxFailed: The sandbox broke.
     """
     try:
-        return await _attempt(backend, task, final)
+        return await attempt(backend, task, final, harmless=harmless)
     except NoVerdict as error:
         why = str(error)
+    except VerifierLacks as error:
+        raise EnvironmentFailed(
+            f"task {task.id} cannot be graded here: its verifier lacks what it asks for: {error}. "
+            f"`errata tasks check {task.root}` says more; name a base tree that has it in task.toml: [errata] base"
+        ) from error
     sound = _sound.setdefault(backend, set())
     if task.digest not in sound:
         try:
-            await _attempt(backend, task, await start())
-        except NoVerdict as error:
+            await attempt(backend, task, await start(), harmless=harmless)
+        except (NoVerdict, VerifierLacks) as error:
             raise EnvironmentFailed(f"the verifier of task {task.id} is broken: {error}") from error
         sound.add(task.digest)
     log.warning("task %s: the final state broke the verifier, which is worth 0: %s", task.id, why)
     return Verdict(0.0, why)
 
 
-async def _attempt(backend: Backend, task: Task, state: SandboxSnapshot) -> Verdict:
+async def attempt(
+    backend: Backend,
+    task: Task,
+    state: SandboxSnapshot,
+    *,
+    harmless: frozenset[str] = frozenset(),
+    broken: Broken = "",
+) -> Verdict:
+    """Run the verifier once, without a control run.
+
+    Args:
+        backend: Holds ``state``.
+        task: Whose verifier runs.
+        state: What to grade.
+        harmless: See `verify`.
+        broken: Break the machine so, for `errata tasks check`.
+
+    Raises:
+        NoVerdict: It gave none.
+        VerifierLacks: It gave one that says nothing.
+        errata_protocol.errors.SandboxFailed: The sandbox broke.
+    """
     state = SandboxSnapshot(ref=state.ref)  # no saved shell state
     if task.verifier == "script":
-        return await _run_script(backend, task, state)
-    probes = {probe.name: await _run_probe(backend, task, state, index) for index, probe in enumerate(task.probes)}
-    return await _run_judge(backend, task, state, probes)
+        return await _run_script(backend, task, state, harmless, broken)
+    probes = {
+        probe.name: await _run_probe(backend, task, state, index, broken) for index, probe in enumerate(task.probes)
+    }
+    return await _run_judge(backend, task, state, probes, broken)
 
 
-async def _run_probe(backend: Backend, task: Task, state: SandboxSnapshot, index: int) -> dict[str, Any]:
+async def _run_probe(
+    backend: Backend, task: Task, state: SandboxSnapshot, index: int, broken: Broken
+) -> dict[str, Any]:
     probe = task.probes[index]
     files = task.tests / "probe"
     mounts = {"/probe": staged(files, key=task.digest)} if files.is_dir() else {}
@@ -113,13 +193,16 @@ async def _run_probe(backend: Backend, task: Task, state: SandboxSnapshot, index
         result = await fork.run(
             probe.command,
             clean=True,
-            env=SHELL_ENV,
+            env=shell_env(task) | ({"PATH": NOWHERE} if broken == "tools" else {}),
             mounts=mounts,
             stdin=probe.stdin.encode(),
             timeout_s=probe.timeout_s,
         )
     finally:
         await fork.destroy()
+    missing = _NOT_FOUND.search(result.stderr) if result.exit_code == 127 else None
+    if missing is not None and re.search(rf"(?<![\w./-]){re.escape(missing[1])}(?![\w./-])", probe.command):
+        raise VerifierLacks((Lack("command", missing[1], f"probe {probe.name}: {missing[0]}"),))
     return {
         "exit_code": result.exit_code,
         "stdout": result.stdout,
@@ -129,18 +212,29 @@ async def _run_probe(backend: Backend, task: Task, state: SandboxSnapshot, index
     }
 
 
-async def _run_judge(backend: Backend, task: Task, state: SandboxSnapshot, probes: dict[str, Any]) -> Verdict:
+_NOT_FOUND = re.compile(r"^/bin/bash: line \d+: (?:exec: )?([^/\s:]+): (?:command )?not found$", re.MULTILINE)
+"""bash could not find a program that a probe's own command names."""
+
+
+async def _run_judge(
+    backend: Backend, task: Task, state: SandboxSnapshot, probes: dict[str, Any], broken: Broken
+) -> Verdict:
     mounts = {"/verifier": staged(task.tests, RUNTIME / "judge.py", RUNTIME / "errata_verify.py", key=task.digest)}
-    request = {"nonce": secrets.token_hex(16), "probes": probes}
-    verdict = await _run(backend, state, JUDGE, request, mounts, task.verifier_timeout_s)
+    request = {"nonce": secrets.token_hex(16), "probes": probes, "workdir": task.workdir}
+    command = JUDGE if broken != "runner" else JUDGE.replace("/verifier/", NOWHERE + "/")
+    env = {"PATH": NOWHERE} if broken == "tools" else {}
+    verdict, _ = await _run(backend, state, command, request, mounts, task.verifier_timeout_s, env)
     failed = "; ".join(check["why"] for check in verdict["checks"] if not check["passed"])
     return Verdict(_score(verdict["score"]), failed)
 
 
-async def _run_script(backend: Backend, task: Task, state: SandboxSnapshot) -> Verdict:
+async def _run_script(
+    backend: Backend, task: Task, state: SandboxSnapshot, harmless: frozenset[str], broken: Broken
+) -> Verdict:
     token = secrets.token_hex(16)
     mounts = {
-        "/verifier": staged(RUNTIME / "script.py"),
+        "/verifier": programs(RUNTIME / "programs", PROGRAMS),
+        "/errata": staged(RUNTIME / "script.py"),
         "/site": staged(RUNTIME / "sitecustomize.py"),
         "/tests": staged(task.tests, key=task.digest),
         "/logs": logs_link(f"/tmp/verifier-{token}"),
@@ -149,16 +243,62 @@ async def _run_script(backend: Backend, task: Task, state: SandboxSnapshot) -> V
         "nonce": secrets.token_hex(16),
         "home": f"/tmp/home-{token}",
         "timeout_s": task.verifier_timeout_s,
-        "env": {str(k): str(v) for k, v in task.verifier_env.items()},
+        "workdir": task.workdir,
+        "env": dict(task.env) | dict(task.verifier_env),
+        "programs": ["/verifier/bin"],
+        "packages": NOWHERE if broken == "runner" else "",
+        "path": NOWHERE if broken == "tools" else None,
     }
     try:
-        verdict = await _run(backend, state, SCRIPT, request, mounts, task.verifier_timeout_s + SCRIPT_GRACE_S)
+        limit_s = task.verifier_timeout_s + SCRIPT_GRACE_S
+        verdict, stderr = await _run(backend, state, SCRIPT, request, mounts, limit_s)
     finally:
         mounts["/logs"].joinpath("verifier").unlink()
         mounts["/logs"].rmdir()
-    if verdict["score"] is None:
-        raise NoVerdict(f"test.sh ended with {verdict['exit_code']} and wrote no reward file")
-    return Verdict(_score(verdict["score"]), f"test.sh ended with {verdict['exit_code']}")
+    score, ended = verdict["score"], f"test.sh ended with {verdict['exit_code']}"
+    lacks, unsure = _lacks(task, verdict.get("lacks", ()), harmless)
+    absent = {found[1] for found in _ABSENT.finditer(stderr) if Path(found[1]).name in PROGRAMS.keys() | WELL_KNOWN}
+    # Whoever prints to test.sh's standard error could have written that line.
+    unsure += tuple(Lack("runner", path, f"no program {path}") for path in sorted(absent - harmless))
+    if score is None or score < 1.0:
+        if lacks:
+            raise VerifierLacks(lacks)
+        if unsure:
+            raise NoVerdict("; ".join(lack.text for lack in unsure))
+    if score is None:
+        raise NoVerdict(f"{ended} and wrote no reward file")
+    return Verdict(_score(score), ended, lacks)
+
+
+_ABSENT = re.compile(r"^/tests/\S+: line \d+: (/\S+): No such file or directory$", re.MULTILINE)
+"""bash could not start a program that test.sh calls by its path."""
+
+
+def _lacks(
+    task: Task, reports: Iterable[Mapping[str, Any]], harmless: frozenset[str]
+) -> tuple[tuple[Lack, ...], tuple[Lack, ...]]:
+    """Sort reports of runtime/programs into what the machine lacks and what may as well be the agent's doing.
+
+    A program or module that is missing is the agent's to make where the task names it: in its instruction or among the
+    files of its environment. It is the machine's where the machine should have it.
+    """
+    lacks, unsure = [], []
+    for report in reports:
+        lack = Lack(str(report["kind"]), str(report["name"]), str(report["text"]))
+        if lack.name in harmless:
+            continue
+        if lack.kind == "runner":
+            unsure.append(lack)
+        elif lack.kind == "tool" or report["on_machine"] or lack.name in WELL_KNOWN or not _names(task, lack.name):
+            lacks.append(lack)
+    return tuple(lacks), tuple(unsure)
+
+
+def _names(task: Task, name: str) -> bool:
+    word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    return bool(word.search(task.instruction)) or any(
+        word.search(path.name) or path.stem == name for _, path in tree(task.environment)
+    )
 
 
 async def _run(
@@ -168,15 +308,16 @@ async def _run(
     request: dict[str, Any],
     mounts: dict[str, Path],
     timeout_s: float,
-) -> dict[str, Any]:
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[dict[str, Any], str]:
     fork = await backend.restore(state)
     try:
         result = await fork.run(
-            command, clean=True, mounts=mounts, stdin=json.dumps(request).encode(), timeout_s=timeout_s
+            command, clean=True, env=env, mounts=mounts, stdin=json.dumps(request).encode(), timeout_s=timeout_s
         )
     finally:
         await fork.destroy()
-    return _verdict(result, request["nonce"])
+    return _verdict(result, request["nonce"]), result.stderr
 
 
 def _verdict(result: CommandResult, nonce: str) -> dict[str, Any]:

@@ -3,16 +3,111 @@
 Standard input: one JSON object with the nonce, the name of the log directory and the time limit. The nonce never
 reaches a child: it is read before one exists, is not in an argument or variable, and this process cannot be inspected
 by others of its user (PR_SET_DUMPABLE 0).
+
+While ``test.sh`` runs, the programs in ``programs/`` report what it asked of this machine and did not get. A report
+counts if its sender descends from ``test.sh`` through shells and runners of the tests alone: a program of the agent
+that sends one, or calls one of these programs, cannot turn a reward of 0 into an error.
 """
 
 import ctypes
 import json
 import os
+import selectors
+import shutil
+import socket
+import struct
 import subprocess
 import sys
 import time
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+SYSTEM = ("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHELLS = {"bash", "sh", "dash"}
+WRAPPERS = {"env", "nice", "setsid", "stdbuf", "tee", "time", "timeout", "xargs"}
+OURS = ("/tests/", "/verifier/", "/logs/")
+MAX_REPORTS = 50
+
+
+def of_the_tests(pid, script):
+    """Say whether process ``pid`` descends from ``script`` (a pid) through the verifier's own processes only."""
+    for _ in range(64):
+        if pid == script:
+            return True
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+            program = os.readlink(f"/proc/{pid}/exe")
+        except (OSError, ValueError, IndexError):
+            return False
+        if not program.startswith(SYSTEM) or not trusted(os.path.basename(program), words):
+            return False
+        pid = parent
+    return False
+
+
+def trusted(program, words):
+    """Say whether a program of the system runs code of the tests and none of the agent."""
+    if program in WRAPPERS:
+        return True
+    arguments = words[1:]
+    while arguments and arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-"):
+        arguments = arguments[1:]
+    first = arguments[0] if arguments else ""
+    if program in SHELLS:
+        return first in ("-c", "") or first.startswith(OURS)
+    return program.startswith("python") and first.startswith(OURS)
+
+
+class Reports:
+    """Takes reports while a process runs."""
+
+    def __init__(self, path):
+        self.taken = []
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.bind(path)
+        self.socket.listen(16)
+        self.socket.settimeout(5)
+
+    def wait(self, process, timeout_s):
+        """Take reports until ``process`` has ended; return its exit code, None where the time is over."""
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            ended = os.pidfd_open(process.pid)
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(ended, selectors.EVENT_READ)
+            try:
+                while (left := deadline - time.monotonic()) > 0:
+                    ready = [key.fileobj for key, _ in selector.select(left)]
+                    if self.socket in ready:
+                        self.take(process.pid)
+                    elif ended in ready:
+                        return process.wait()
+                return None
+            finally:
+                os.close(ended)
+
+    def take(self, script):
+        try:
+            connection, _ = self.socket.accept()
+            with connection:
+                connection.settimeout(2)
+                raw = b""
+                while (data := connection.recv(4096)) and len(raw) < 65536:
+                    raw += data
+                pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+                report = json.loads(raw)
+                kind, name, text = (str(report[key]) for key in ("kind", "name", "text"))
+                if of_the_tests(pid, script) and len(self.taken) < MAX_REPORTS:
+                    on_machine = shutil.which(name, path=SYSTEM_PATH) is not None
+                    entry = {"kind": kind, "name": name, "text": text, "on_machine": on_machine}
+                    if entry not in self.taken:
+                        self.taken.append(entry)
+                connection.sendall(b".")
+        except (OSError, ValueError, KeyError, TypeError):
+            return
 
 
 def reward(logs):
@@ -69,28 +164,37 @@ def main():
     logs = os.path.realpath("/logs/verifier")
     home = request["home"]
     os.makedirs(logs, mode=0o700)
-    os.makedirs(home, mode=0o700)
-    env = {"PATH": os.environ["PATH"], "HOME": home, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-    env |= {
-        "PYTHONPATH": "/site",
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-    } | request["env"]
+    os.makedirs(f"{home}/.local/bin", mode=0o700)
+    with open(f"{home}/.local/bin/env", "w") as file:  # the installer of uv leaves one
+        file.write('export PATH="$HOME/.local/bin:$PATH"\n')
+    for name in ("uv", "uvx"):
+        if os.path.exists(f"/verifier/bin/{name}"):
+            os.symlink(f"/verifier/bin/{name}", f"{home}/.local/bin/{name}")
+    reports = Reports(f"{home}/.reports")
+    env = {"HOME": home, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "TEST_DIR": "/tests"}
+    env |= {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    env |= {"ERRATA_VERIFIER_SOCKET": f"{home}/.reports", "BASH_ENV": "/verifier/programs/bash_env"}
+    env |= request["env"]
+    # The system's programs come before those that the Dockerfile names: the agent could have made these.
+    wanted = [place for place in env.get("PATH", "").split(":") if place]
+    first = [*request["programs"], *SYSTEM_PATH.split(":")]
+    env["PATH"] = ":".join([*first, *(place for place in wanted if place not in first)])
+    env["PYTHONPATH"] = ":".join(filter(None, ["/site", env.get("PYTHONPATH", "")]))
+    if request["packages"]:
+        env["ERRATA_VERIFIER_PACKAGES"] = request["packages"]
+    if request["path"] is not None:
+        env["PATH"] = request["path"]
     try:
-        os.chdir("/workspace")
+        os.chdir(request["workdir"])
     except OSError:
         os.chdir("/")  # the agent closed its own workspace; test.sh says what that is worth
     # stdout joins stderr: the verdict is the only thing this process prints
     test = subprocess.Popen(
         ["/bin/bash", "/tests/test.sh"], env=env, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
     )
-    try:
-        exit_code = test.wait(timeout=request["timeout_s"])
-    except subprocess.TimeoutExpired:
-        exit_code = None
+    exit_code = reports.wait(test, request["timeout_s"])
     end_all(time.monotonic() + 10)
-    verdict = {"nonce": request["nonce"], "score": reward(logs), "exit_code": exit_code}
+    verdict = {"nonce": request["nonce"], "score": reward(logs), "exit_code": exit_code, "lacks": reports.taken}
     os.write(1, ("\n" + json.dumps(verdict) + "\n").encode())
 
 

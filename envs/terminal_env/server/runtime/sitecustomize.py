@@ -1,15 +1,21 @@
 """Loaded at the start of every Python that ``test.sh`` runs; it acts in test runners only.
 
-``python3 -m pytest`` puts the current directory, the agent's, first on the module path: a ``pytest.py`` or ``json.py``
-there would take over the runner and with it the verdict. In a runner, the system's modules come first. Programs of the
-agent are not runners and find their modules as ever.
+``python3 -m pytest`` becomes the verifiers' runner, ``programs/run_pytest.py``; ``-m pip`` and ``-m venv`` become those
+of ``programs/tools.py``. Scripts of the tests find the verifiers' packages, and report what they miss. Other runners
+put the current directory, the agent's, first on the module path: a ``json.py`` there would take over the runner and its
+verdict. In these, the system's modules come first. Programs of the agent are not runners and find theirs as ever.
 """
 
+import os
 import sys
 from importlib.machinery import PathFinder
 
-RUNNERS = {"pytest", "py.test", "unittest", "doctest"}
+RUNNERS = {"unittest", "doctest"}
+PYTEST = {"pytest", "py.test"}
 SYSTEM = [place for place in sys.path if place.startswith("/usr/")]
+TOOLS = {"pip": "pip", "uv": "uv", "venv": "venv", "virtualenv": "venv", "ensurepip": "ensurepip"}
+PROGRAMS = "/verifier/programs"
+PACKAGES = os.environ.get("ERRATA_VERIFIER_PACKAGES", "/usr/lib/errata-verifier")
 
 
 class SystemFirst:
@@ -21,13 +27,46 @@ class SystemFirst:
         return PathFinder.find_spec(name, SYSTEM, target) if path is None else None
 
 
-def runs_tests(arguments):
-    """Tell whether this Python was started with ``-m`` and the name of a test runner."""
+def started(arguments):
+    """Return (module, script, where its arguments begin) of a command line of Python."""
     for index, argument in enumerate(arguments):
         if argument.startswith("-m"):
-            return (argument[2:] or "".join(arguments[index + 1 : index + 2])) in RUNNERS
-    return False
+            name = argument[2:] or "".join(arguments[index + 1 : index + 2])
+            return name, "", index + (1 if argument[2:] else 2)
+        if argument == "-" or argument.startswith("-c") or not argument.startswith("-"):
+            return "", argument, index + 1
+    return "", "-", len(arguments)
 
 
-if runs_tests(sys.orig_argv[1:]):
+def explain(kind, error, trace):
+    """Print an exception that ends a script of the tests; report what the script did not find."""
+    sys.__excepthook__(kind, error, trace)
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = last.tb_frame.f_code if last is not None else None
+    file = where.co_filename if where is not None else ""
+    name = error.filename if isinstance(error, FileNotFoundError) and where.co_name == "_execute_child" else None
+    missing = None
+    if isinstance(error, ModuleNotFoundError) and error.name and file.startswith(("/tests/", "<")):
+        missing = "module", error.name.partition(".")[0], f"no Python module {error.name!r}"
+    elif isinstance(name, str) and "/" not in name:
+        missing = "command", name, f"no program {name!r}"
+    if missing is not None:
+        sys.path.insert(0, PROGRAMS)
+        from lacks import report
+
+        report(*missing)
+
+
+name, script, after = started(sys.orig_argv[1:])
+rest = sys.orig_argv[1 + after :]
+if name in PYTEST and os.path.exists(PROGRAMS):
+    os.execv("/usr/bin/python3", ["python3", "-I", f"{PROGRAMS}/run_pytest.py", "--as-module", *rest])
+elif name in TOOLS and os.path.exists(PROGRAMS):
+    os.execv("/usr/bin/python3", ["python3", "-I", "-S", f"{PROGRAMS}/tools.py", TOOLS[name], *rest])
+elif name in RUNNERS:
     sys.meta_path.insert(0, SystemFirst)
+elif script.startswith(("/tests/", "-")):
+    sys.path.append(PACKAGES)
+    sys.excepthook = explain
