@@ -13,6 +13,7 @@ import pytest
 from errata_server.environments import context
 from errata_server.sandbox.base import Backend
 from errata_server.sandbox.namespace.backend import NamespaceBackend
+from terminal_env.server.check.results import ALLOW_VARIABLE, DIRECTORY_VARIABLE
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 
@@ -64,6 +65,13 @@ def real(namespace: Backend, in_session: Callable[[Backend], None]) -> Backend:
     """The namespace backend as the current session's."""
     in_session(namespace)
     return namespace
+
+
+@pytest.fixture(autouse=True)
+def unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve tasks that no check has passed; results of checks are kept apart from the user's own."""
+    monkeypatch.setenv(ALLOW_VARIABLE, "true")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "checks"))
 
 
 @pytest.fixture

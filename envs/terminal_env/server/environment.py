@@ -22,6 +22,7 @@ from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSna
 
 from ..models import TOOL_NAMES, TerminalAction, TerminalObservation, TerminalState
 from .backend import session_backend
+from .check.results import demand_checked, harmless
 from .episode import Episode, read_snapshot
 from .layers import task_layers
 from .task_api import TaskApi
@@ -80,7 +81,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
 
         Raises:
             InvalidRequest: There is no such task, or no such argument.
-            EnvironmentFailed: The task's own set-up failed.
+            EnvironmentFailed: The task's own set-up failed, or it is a local one that was not checked.
             SandboxUnavailable: This machine cannot run sandboxes.
         """
         if kwargs:
@@ -92,6 +93,8 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
         task = _choose(task_id, split, index, seed)
+        if task is not None:
+            await demand_checked(backend, task)
         sandbox = await _open(backend, task)
         await self._release()
         self._backend, self._sandbox, self._task, self.verdict = backend, sandbox, task, None
@@ -221,7 +224,8 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
         score = 0.0  # a bare shell has nothing to be graded by
         if task is not None and backend is not None:
             final = await sandbox.snapshot()
-            self.verdict = await verify(backend, task, final, lambda: _start(backend, task))
+            missed = await harmless(backend, task)
+            self.verdict = await verify(backend, task, final, lambda: _start(backend, task), harmless=missed)
             score = self.verdict.score
         episode.submitted = episode.done = True
         return {"reward": score, "done": True}

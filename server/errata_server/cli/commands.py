@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Annotated
 
@@ -136,6 +136,9 @@ def serve(
             "for a boolean in the place of exit_code. One target.",
         ),
     ] = None,
+    allow_unchecked: Annotated[
+        bool, typer.Option(help="Serve tasks that no check has passed (ERRATA_ALLOW_UNCHECKED=true).")
+    ] = False,
     web: Annotated[bool, typer.Option(help="OpenEnv's web interface at /web, as ENABLE_WEB_INTERFACE=true.")] = False,
     fsync: Annotated[
         bool | None, typer.Option(help="Sync the journal before each reply. [default: ERRATA_FSYNC, else yes]")
@@ -182,6 +185,8 @@ def serve(
     if base:
         given["base"] = dict(_base(entry) for entry in base)
     bind = server.Bind(host, port, insecure)
+    if allow_unchecked:
+        os.environ["ERRATA_ALLOW_UNCHECKED"] = "true"
     if web:
         os.environ["ENABLE_WEB_INTERFACE"] = "true"
     served = server.build(
@@ -273,6 +278,23 @@ def show_version(
         "python": platform.python_version(),
     }
     typer.echo(json.dumps(versions) if as_json else "\n".join(f"{name:9}{value}" for name, value in versions.items()))
+
+
+def _add_program(point: EntryPoint) -> None:
+    """Make a command of a program that an entry point of the group ``errata.programs`` names."""
+
+    def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
+        raise typer.Exit(_program(point.name)(arguments or []))
+
+    # Its help is its own: to load every program here would take seconds.
+    about = f"A program of {point.module.partition('.')[0]}: see errata {point.name} --help."
+    options = {"ignore_unknown_options": True}
+    cli.command(point.name, help=about, add_help_option=False, context_settings=options)(run)
+
+
+for _point in sorted(entry_points(group="errata.programs"), key=lambda point: point.name):
+    if _point.name not in ("bench", "ablate"):
+        _add_program(_point)
 
 
 def _program(name: str) -> Callable[[list[str]], int]:

@@ -139,5 +139,10 @@ def terminal_of(family: Boxes, directory: Path) -> Iterator[str]:
     """
     tasks = directory / "tasks"
     family.write(tasks)
-    with served("terminal", directory / "data", environment={TASKS_VARIABLE: str(tasks.resolve())}) as url:
+    with served(
+        "terminal",
+        directory / "data",
+        options=("--allow-unchecked",),
+        environment={TASKS_VARIABLE: str(tasks.resolve())},
+    ) as url:
         yield url
