@@ -152,6 +152,11 @@ class Carrier:
                     self.stats.sockets_lost += 1
                     _log.info("a socket to %s was lost: %s", self.dial.ws_url, error)
                 except RemoteProtocolError as error:
+                    if (wait_s := error.details.get("retry_after")) is not None:  # a frame of ours found no room
+                        self.stats.overloaded += 1
+                        _log.info("%s", error)
+                        await asyncio.sleep(wait_s)
+                        continue
                     self.stats.protocol_errors += 1
                     broken = broken + 1 if self._loop.time() - since < STEADY_S else 1
                     _log.warning("%s", error)

@@ -15,6 +15,7 @@ class ConnectionStats:
         sockets_lost: Sockets that ended without being closed here.
         protocol_errors: Sockets dropped because the server sent what the protocol does not allow.
         goaways: Times the server asked for another socket.
+        overloaded: Sockets dropped because the server had no room for a message that came in pieces.
         frames_sent: WebSocket messages.
         frames_received: Likewise.
     """
@@ -23,6 +24,7 @@ class ConnectionStats:
     sockets_lost: int = 0
     protocol_errors: int = 0
     goaways: int = 0
+    overloaded: int = 0
     frames_sent: int = 0
     frames_received: int = 0
 

@@ -33,7 +33,10 @@ class Settings(BaseSettings):
             `errata_server.episodes.retention`.
         retention_max_bytes: Closed episodes are deleted, the oldest first, until the rest holds no more than this.
         disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
-        max_frame: Largest frame accepted on a socket, bytes.
+        max_frame: Largest frame accepted on a socket, bytes. What comes of a larger one is read and not kept.
+        max_unfinished_bytes: Memory for messages of one principal whose end has not come, of all its sockets together.
+            The message that goes over it is read, not kept, and answered OVERLOADED. With authentication off all
+            clients are one principal.
         allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
             allows that machine's own names only, so that a web page whose name was rebound to 127.0.0.1 stays out.
         allowed_origins: Origins (``https://example.org``) of web pages that may use the server, besides its own.
@@ -59,6 +62,7 @@ class Settings(BaseSettings):
     retention_max_bytes: int | None = Field(default=None, ge=0)
     disk_floor_bytes: int = Field(default=256 * 1024**2, ge=0)
     max_frame: int = Field(default=16 * 1024**2, gt=0)
+    max_unfinished_bytes: int = Field(default=32 * 1024**2, gt=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
     token: SecretStr | None = None

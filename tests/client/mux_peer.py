@@ -254,7 +254,7 @@ class MuxPeer:
         row = self.rows.get(session.sid)
         if row is None and effect.make:
             if len(self.rows) >= self.capacity:
-                return CapacityReached("no room")
+                return CapacityReached("no room", retry_after=0.1)
             row = self.rows[session.sid] = Row(session.key_hash, session.group)
         if row is None or row.key_hash != session.key_hash:
             return SessionLost("no")

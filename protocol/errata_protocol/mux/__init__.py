@@ -16,6 +16,7 @@ from .events import (
     TakenOver,
 )
 from .messages import CLIENT_MESSAGES, SERVER_MESSAGES, injected_fork, schemas
+from .parts import Allowance, Pieces
 from .records import ForkRequest, Recorded, Reply
 from .server import ServerProtocol
 from .server_requests import hash_key
@@ -24,6 +25,7 @@ from .server_session import ServerConfig, ServerConnection, ServerSession
 __all__ = [
     "CLIENT_MESSAGES",
     "SERVER_MESSAGES",
+    "Allowance",
     "Answered",
     "ClientConfig",
     "ClientEvent",
@@ -39,6 +41,7 @@ __all__ = [
     "GoneAway",
     "Hibernate",
     "Opened",
+    "Pieces",
     "Pushed",
     "Read",
     "Recall",

@@ -27,6 +27,15 @@ _OVER = {"closed": "SESSION_CLOSED", "expired": "SESSION_EXPIRED", "lost": "SESS
 _BEHIND = "OUT_OF_ORDER"
 
 
+def _retry_after(error: ErrataError, config: ClientConfig) -> float:
+    return number(error.details, "retry_after", config.retry_after_s)
+
+
+def _is_full_for_good(error: ErrataError) -> bool:
+    """Say whether an environment is full until a client closes its session: its server names no time to wait."""
+    return error.code == "CAPACITY_REACHED" and "retry_after" not in error.details
+
+
 class Receiving(Sending):
     """The half of `client.ClientProtocol` that takes messages and makes events."""
 
@@ -57,7 +66,9 @@ class Receiving(Sending):
         session = self.sessions.get(envelope.sid or "")
         if session is None:
             if envelope.sid is None and envelope.type == "error":
-                raise RemoteProtocolError(f"the server could not read what was sent: {error_of(data)}")
+                error = error_of(data)
+                wait = {"retry_after": _retry_after(error, self.config)} if error.code == "OVERLOADED" else {}
+                raise RemoteProtocolError(f"the server could not read what was sent: {error}", **wait)
             return  # of a session that was dropped here
         if envelope.id is not None:
             self._take_reply(session, envelope.id, envelope, data, now)
@@ -180,9 +191,10 @@ class Receiving(Sending):
             self._after_hold(session, now)  # behind the refused one
             return
         retry_at = now
-        if CODES[code].retryable:
+        retryable = CODES[code].retryable and not _is_full_for_good(error)
+        if retryable:
             if code != _BEHIND:
-                retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
+                retry_at = now + _retry_after(error, self.config)
                 self._events.append(Refused(session, error, retry_at))
             first = min(id, int(number(error.details, "next_id", id))) if code == _BEHIND else id
             first = max(first, session.last + 1)
@@ -190,7 +202,7 @@ class Receiving(Sending):
             first = id
         session.behind |= {n for n in session.sent if n > id}
         self._rewind(session, first)
-        if not CODES[code].retryable:
+        if not retryable:
             # What can never be admitted is given up; those behind it move up to its id.
             self._events.append(Failed(session, id, session.unsent.pop(0), error, recorded=False))
         session.hold(retry_at, at=first, give_up_at=retry_at + self.config.drain_s)
@@ -212,8 +224,8 @@ class Receiving(Sending):
         if error.code in _OVER.values():
             self._end(session, error)
         elif session.state in (State.OPENING, State.RESUMING):
-            if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable:
-                retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
+            if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable and not _is_full_for_good(error):
+                retry_at = now + _retry_after(error, self.config)
                 self._act(session, Event.REFUSED)
                 session.retry_at = retry_at
                 self._waiting[session.sid] = session
@@ -262,7 +274,7 @@ class Receiving(Sending):
         if error is not None and error.code in ("NOT_ATTACHED", "OVERLOADED", "JOURNAL_UNAVAILABLE"):
             read.sent = False
             if error.code != "NOT_ATTACHED":
-                read.retry_at = now + number(error.details, "retry_after", self.config.retry_after_s)
+                read.retry_at = now + _retry_after(error, self.config)
                 self._late[read.q] = read
             elif read.session is not None and read.session.state is State.ATTACHED:
                 self._act(read.session, Event.NOT_ATTACHED)

@@ -140,7 +140,7 @@ def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: in
         For each element the envelope and the exact bytes of its ``data``, or what is wrong with it.
 
     Raises:
-        Unparsable: It is no JSON text; nothing of it may have an effect.
+        Unparsable: It is no JSON text, or holds no envelope; nothing of it may have an effect.
         FrameTooLarge: It is over a limit; likewise.
     """
     try:
@@ -152,6 +152,8 @@ def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: in
     except UnicodeError as error:
         raise Unparsable(f"the frame is not UTF-8: {error}") from error
     elements = _read_elements(frame)
+    if not elements:
+        raise Unparsable("the frame is an empty array: send one envelope, or an array of some")
     if len(elements) > max_elements:
         raise FrameTooLarge(f"the frame has {len(elements)} envelopes, at most {max_elements} are read: send several")
     return elements

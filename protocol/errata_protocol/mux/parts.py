@@ -174,6 +174,67 @@ class Outbox:
         return frames
 
 
+class Allowance:
+    """Bytes of unfinished messages that may be held together, by several sockets: those of one principal.
+
+    Args:
+        max_bytes: Upper bound of `held`.
+    """
+
+    __slots__ = ("held", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Count more bytes as held; False, and nothing is counted, where that would be too many."""
+        if self.held + size_bytes > self.max_bytes:
+            return False
+        self.held += size_bytes
+        return True
+
+    def give(self, size_bytes: int) -> None:
+        """Count so many as held no longer."""
+        self.held -= size_bytes
+
+
+CHUNK_BYTES = 4 * 1024
+
+
+class Pieces:
+    """Bytes of a message that arrive one after another, of any size, and take hardly more memory than their sum.
+
+    One growing bytearray would be moved again and again, and leave holes of its former sizes; a list of pieces has an
+    object for each, and they may be one byte long. So small ones are collected.
+    """
+
+    __slots__ = ("_chunks", "_small", "size_bytes")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._small = bytearray()
+        self.size_bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece."""
+        self.size_bytes += len(piece)
+        if len(piece) < CHUNK_BYTES:
+            self._small += piece
+            if len(self._small) < CHUNK_BYTES:
+                return
+            piece = b""
+        if self._small:
+            self._chunks.append(bytes(self._small))
+            self._small = bytearray()
+        if piece:
+            self._chunks.append(piece)
+
+    def join(self) -> bytes:
+        """Return all of it."""
+        return b"".join((*self._chunks, self._small))
+
+
 class _Arriving:
     """A message of which the last part has not come."""
 
@@ -182,7 +243,7 @@ class _Arriving:
     def __init__(self, of: int) -> None:
         self.of = of
         self.taken = 0
-        self.text = bytearray()  # not a list of pieces: they may be as small as the peer likes, and as many
+        self.text = Pieces()
 
 
 class Assembly:
@@ -191,13 +252,15 @@ class Assembly:
     Args:
         max_bytes: Text of one message, and of all that are unfinished.
         retry_after_s: What a refusal for want of room tells.
+        unfinished: Bounds what is held together with other sockets.
     """
 
-    __slots__ = ("_arriving", "_refused", "held", "max_bytes", "retry_after_s")
+    __slots__ = ("_arriving", "_refused", "_unfinished", "held", "max_bytes", "retry_after_s")
 
-    def __init__(self, max_bytes: int, retry_after_s: float = 0.1) -> None:
+    def __init__(self, max_bytes: int, retry_after_s: float = 0.1, unfinished: Allowance | None = None) -> None:
         self.max_bytes = max_bytes
         self.retry_after_s = retry_after_s
+        self._unfinished = unfinished
         self.held = 0
         self._arriving: dict[tuple[object, ...], _Arriving] = {}
         self._refused: dict[tuple[object, ...], None] = {}
@@ -226,9 +289,20 @@ class Assembly:
             if n > 1:
                 return None
         message = self._arriving.pop(address, None) or _Arriving(of)
-        self.held -= len(message.text)
+        self._give(message)
         try:
-            message.text += self._checked(message, n, of, text)
+            piece = self._checked(message, n, of, text)
+            if (
+                n < of
+                and self._unfinished is not None
+                and not self._unfinished.take(message.text.size_bytes + len(piece))
+            ):
+                raise Overloaded(
+                    f"unfinished messages of your sockets hold {self._unfinished.held} bytes, at most "
+                    f"{self._unfinished.max_bytes} may be: finish some, then send the message again",
+                    retry_after=self.retry_after_s,
+                )
+            message.text.add(piece)
         except (InvalidEnvelope, FrameTooLarge, Overloaded):
             if n < of:
                 if len(self._refused) >= MESSAGES_AT_ONCE:
@@ -236,11 +310,22 @@ class Assembly:
                 self._refused[address] = None
             raise
         if n == of:
-            return bytes(message.text)
+            return message.text.join()
         message.taken = n
-        self.held += len(message.text)
+        self.held += message.text.size_bytes
         self._arriving[address] = message
         return None
+
+    def clear(self) -> None:
+        """Drop what is unfinished: its socket is gone."""
+        for message in self._arriving.values():
+            self._give(message)
+        self._arriving.clear()
+
+    def _give(self, message: _Arriving) -> None:
+        self.held -= message.text.size_bytes
+        if self._unfinished is not None:
+            self._unfinished.give(message.text.size_bytes)
 
     def _checked(self, message: _Arriving, n: int, of: int, text: str) -> bytes:
         """Return a part's piece if it can be taken."""
@@ -253,7 +338,7 @@ class Assembly:
                 f"part {n} of {of} does not follow part {message.taken} of {message.of}: send the message again from "
                 "part 1"
             )
-        size = len(message.text) + len(piece)
+        size = message.text.size_bytes + len(piece)
         if size > self.max_bytes:
             raise FrameTooLarge(f"a message in parts has more than {self.max_bytes} bytes: send less in one")
         if self.held + size > self.max_bytes or len(self._arriving) >= MESSAGES_AT_ONCE:

@@ -60,6 +60,7 @@ from .messages import (
     STATE_DATA,
     read_data,
 )
+from .parts import Allowance
 from .records import EndReason, ReadKind, Recorded, Reply
 from .server_attach import Attachments
 from .server_output import Out
@@ -114,20 +115,24 @@ class ServerProtocol:
 
     # -- sockets ----------------------------------------------------------------------------------------------
 
-    def connect(self, principal: str | None = None, handle: object = None) -> ServerConnection:
+    def connect(
+        self, principal: str | None = None, handle: object = None, unfinished: Allowance | None = None
+    ) -> ServerConnection:
         """Take a new socket.
 
         Args:
             principal: Who opened it.
             handle: The shell's own object for it.
+            unfinished: Bounds the parts of unfinished messages, together with the principal's other sockets.
         """
-        connection = ServerConnection(self.config, principal, handle)
+        connection = ServerConnection(self.config, principal, handle, unfinished)
         self._connections[connection] = None
         return connection
 
     def disconnect(self, connection: ServerConnection, now: float) -> list[Effect]:
         """Let go of a socket; its sessions are detached, and what was admitted runs on."""
         self._connections.pop(connection, None)
+        connection.assembly.clear()
         self._attachments.disconnect(connection, now)
         return self._out.take()
 
@@ -164,6 +169,11 @@ class ServerProtocol:
             self._take(connection, envelope, data, index, now)
         return self._out.take()
 
+    def unread(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> list[Effect]:
+        """Take that a frame came that the shell did not keep; its sender is told ``why``."""
+        self._out.error(connection, why)
+        return self._out.take()
+
     def _take(self, connection: ServerConnection, envelope: Envelope, data: bytes, index: int, now: float) -> None:
         sid, id, q = optional(envelope.sid), optional(envelope.id), optional(envelope.q)
         try:
@@ -179,7 +189,10 @@ class ServerProtocol:
                     )
                 case "resume":
                     _address(envelope)
-                    for entry in read_data(RESUME_DATA, data):
+                    entries = read_data(RESUME_DATA, data)
+                    if not entries:
+                        raise InvalidEnvelope("resume names no session: data lists {sid, key, last, last_seq}")
+                    for entry in entries:
                         last, seq, fence = entry.last, entry.last_seq, entry.fence
                         self._attachments.arrive(
                             Arrival(connection, entry.sid, entry.key, False, None, last, seq, fence), now
@@ -205,7 +218,7 @@ class ServerProtocol:
             elements = read_frame(whole, max_bytes=self.config.limits.max_frame, max_elements=1)
         except (Unparsable, FrameTooLarge) as error:
             raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
-        (element,) = elements or [Malformed(InvalidEnvelope("the parts make no envelope"))]
+        (element,) = elements
         if isinstance(element, Malformed):
             raise element.error
         if element[0].type == "part":

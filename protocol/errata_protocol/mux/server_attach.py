@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import count
 
 from ..errors import (
-    CapacityReached,
     ErrataError,
     InvalidEnvelope,
     LocalProtocolError,
@@ -196,8 +195,6 @@ class Attachments:
         self._unlink(session, arrival.connection)
         if isinstance(error, SessionLost):
             error = SessionLost(_LOST)  # one text, whatever was wrong
-        elif isinstance(error, CapacityReached):
-            error.details.setdefault("retry_after", self.config.retry_after_s)
         self._out.error(arrival.connection, error, session.sid)
         self._replay(session, now)
 

@@ -16,7 +16,7 @@ from ..capabilities import ServerLimits
 from ..errors import ErrataError
 from ..payload import canonical
 from .envelope import Condition, Envelope
-from .parts import Assembly, Outbox
+from .parts import Allowance, Assembly, Outbox
 from .records import EndReason, ForkRequest, Recorded, RequestKind
 from .state import State
 
@@ -58,6 +58,7 @@ class ServerConnection:
         config: Limits.
         principal: Who opened it; None with auth off.
         handle: The shell's own object for it.
+        unfinished: Bounds the parts that are held, together with other sockets.
     """
 
     __slots__ = (
@@ -65,14 +66,16 @@ class ServerConnection:
         *("principal", "sessions"),
     )
 
-    def __init__(self, config: ServerConfig, principal: str | None, handle: object) -> None:
+    def __init__(
+        self, config: ServerConfig, principal: str | None, handle: object, unfinished: Allowance | None = None
+    ) -> None:
         self.config = config
         self.principal = principal
         self.handle = handle
         self.sessions: dict[str, ServerSession] = {}
         """Sessions that it attached or waits for, by sid."""
         self.outbox = Outbox(config.limits.max_elements)
-        self.assembly = Assembly(config.limits.max_frame, retry_after_s=config.retry_after_s)
+        self.assembly = Assembly(config.limits.max_frame, config.retry_after_s, unfinished)
         self.in_flight = 0
         self.held_bytes = 0
         """Size of the requests in flight that have their session's turn before them."""

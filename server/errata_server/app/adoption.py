@@ -145,14 +145,20 @@ def adopt(
 
     Raises:
         InvalidRequest: It serves no environment, or several, or in another mode, or requests already; or it is ours
-            already and something is declared here, which its ``create_app`` would have to know; or ``detect`` maps no
-            fields.
+            already and something is declared here, or another ``max_concurrent_envs`` given, which its ``create_app``
+            would have to know; or ``detect`` maps no fields.
         JournalUnavailable: The data directory cannot be used.
     """
     if is_ours(app):
         if deterministic or volatile or detect is not None:
             raise InvalidRequest(
                 "the application was made by Errata's create_app already: give it deterministic=, volatile= and detect="
+            )
+        made: HTTPEnvServer = app.state.errata
+        if max_concurrent_envs not in (None, made.max_concurrent_envs):
+            raise InvalidRequest(
+                f"the application was made by Errata's create_app already, for {made.max_concurrent_envs} sessions: "
+                f"give it max_concurrent_envs={max_concurrent_envs}, or leave --max-sessions away"
             )
         return app
     found = _one_environment(sites(app))

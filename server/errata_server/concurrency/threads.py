@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("errata.threads")
 
+RETRY_AFTER_S = 5.0
+"""What a client is told to wait that found no thread, seconds."""
+
 STUCK_S = 1.0
 """A thread whose call runs longer than this takes no further environment while another thread can."""
 
@@ -290,7 +293,9 @@ class Threads(ABC):
         if found is None:
             hanging = self.ledger.hanging
             raise CapacityReached(
-                f"no thread is left for an environment: {hanging} calls hang; restart the server", hanging=hanging
+                f"no thread is left for an environment: {hanging} calls hang; restart the server",
+                hanging=hanging,
+                retry_after=RETRY_AFTER_S,
             )
         return found
 

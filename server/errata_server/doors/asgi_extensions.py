@@ -1,4 +1,4 @@
-"""Uses two ASGI extensions of ``errata serve``: batched receive, and serving a socket after its ASGI call returned.
+"""ASGI extensions of ``errata serve``: batched receive, unread messages, sockets that outlive their ASGI call.
 
 `errata_server.serve.uvicorn_protocols` implements them; doors work without, only with more memory and CPU.
 """
@@ -7,13 +7,66 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from msgspec import Struct
 from starlette.websockets import WebSocket
+
+from errata_protocol.errors import FrameTooLarge, Overloaded
+from errata_protocol.mux import Allowance
+
+RETRY_AFTER_S = 1.0
+"""What a client is told to wait whose message found no room, seconds."""
 
 TOGETHER = "errata.together"
 """Name of the extension that hands over messages which arrived together; see `uvicorn_protocols.BoundedSocket`."""
 
 BY_ITSELF = "errata.by_itself"
 """Name of the extension that serves a socket after its ASGI call has returned; see `uvicorn_protocols.LoneSocket`."""
+
+ANSWERS_UNREAD = "errata.answers_unread"
+"""Name of the extension by which a door sets bounds for messages, and answers those over them (`Unread`) itself; see
+`uvicorn_protocols.BoundedSocket`."""
+
+
+class Unread(Struct, frozen=True):
+    """A message that was read to its end and not kept.
+
+    In ``websocket.receive`` it stands under ``unread``, or between the ``messages`` that came together.
+
+    Args:
+        size_bytes: Its size.
+        limit_bytes: The bound that it went over.
+        overloaded: That bound is of all unfinished messages of its principal; else of one message.
+    """
+
+    size_bytes: int
+    limit_bytes: int
+    overloaded: bool = False
+
+    def error(self) -> FrameTooLarge | Overloaded:
+        """Return what its sender is told."""
+        if self.overloaded:
+            return Overloaded(
+                f"a frame of {self.size_bytes} bytes was not kept: unfinished messages of your sockets hold the "
+                f"{self.limit_bytes} bytes they may (ERRATA_MAX_UNFINISHED_BYTES); finish some, then send it again",
+                retry_after=RETRY_AFTER_S,
+            )
+        return FrameTooLarge(
+            f"a frame of {self.size_bytes} bytes is over the limit of {self.limit_bytes}: send less in one action"
+        )
+
+
+def answers_unread(websocket: WebSocket, max_bytes: int, unfinished: Allowance) -> None:
+    """Set the bounds of a socket whose endpoint answers what is over them; before it is accepted.
+
+    Args:
+        websocket: What the endpoint got.
+        max_bytes: Largest message.
+        unfinished: Bounds the messages of its principal whose end has not come.
+    """
+    take = websocket.scope.get("extensions", {}).get(ANSWERS_UNREAD)
+    if take is not None:
+        take(max_bytes, unfinished)
+
 
 Serve = Callable[[WebSocket], Awaitable[None]]
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..log import hide_ids
 from ..settings import Settings
+from .request_bodies import RequestBodies
 
 log = logging.getLogger("errata.server")
 
@@ -50,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None:
-    """Put a `Guard` in front of an application that has none yet; call it before the application serves.
+    """Put `RequestBodies` and a `Guard` before an application that has none yet; call it before the application serves.
 
     Args:
         app: The application.
@@ -60,6 +61,7 @@ def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None
     hide_ids()
     if not any(middleware.cls is Guard for middleware in app.user_middleware):
         app.add_middleware(Guard, settings=settings, insecure=insecure)
+        app.add_middleware(RequestBodies)  # before the guard: its refusals come before a body's end too
 
 
 class Guard:

@@ -12,7 +12,9 @@ from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
     ErrataError,
+    FrameTooLarge,
     InvalidRequest,
+    Overloaded,
     SessionLost,
     SessionUnknown,
 )
@@ -39,7 +41,9 @@ def read_rpc(message: dict[str, Any], max_frame: int) -> JsonRpcRequest | dict[s
     """Return the request in a message (see `parse_object`), or the response that says why it is none."""
     try:
         return parse_rpc(parse_object(message, max_frame))
-    except Refused as error:
+    except Overloaded as error:
+        return rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data={"code": error.code, **error.details})
+    except (Refused, FrameTooLarge) as error:
         return rpc_failed(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {error.message}")
     except InvalidRequest as error:
         return rpc_failed(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error.message}")

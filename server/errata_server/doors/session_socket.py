@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from ..concurrency.queues import Inbox
 from ..sessions.session import Session
 from ..sessions.sessions import Sessions
+from .asgi_extensions import Unread, answers_unread
 
 log = logging.getLogger("errata.ws")
 
@@ -49,6 +50,8 @@ class SocketDoor(ABC):
 
     async def serve(self) -> None:
         """Accept, open or attach a session, answer until the client leaves."""
+        runtime = self._sessions.runtime
+        answers_unread(self._websocket, runtime.settings.max_frame, runtime.unfinished_of(self._principal))
         if not await accepted(self._websocket):
             return
         try:
@@ -99,7 +102,7 @@ class SocketDoor(ABC):
             while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
                 size = _size(message)
                 if size > limit:
-                    message, size = {"oversize": size}, 0
+                    message, size = {"unread": Unread(size, limit)}, 0
                 await self._inbox.put(message, size)
             if session.given_out:
                 await self._sessions.detach(session, self)

@@ -11,6 +11,8 @@ from pydantic_core import to_json
 
 from errata_protocol.errors import CallerError, InvalidRequest
 
+from .asgi_extensions import Unread
+
 MAX_DEPTH = 256
 """Nesting of a frame; far above any action, far below what makes a decoder or a validator give up."""
 
@@ -30,11 +32,11 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
     """Return the JSON object that an ASGI ``websocket.receive`` message holds.
 
     Args:
-        message: With ``text``, ``bytes``, or ``oversize`` (its length) where it was not kept.
+        message: With ``text``, ``bytes``, or, where it was not kept, ``unread`` or ``oversize`` (its length).
         max_frame: Limit to name where it was too long.
 
     Raises:
-        Refused: As `parse_json`.
+        Refused: As `parse_json`, and so are FrameTooLarge and Overloaded.
         InvalidRequest: It is no object, or holds half of a surrogate pair.
     """
     frame = parse_json(message, max_frame)
@@ -50,7 +52,12 @@ def parse_json(message: dict[str, Any], max_frame: int) -> Any:
         Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, numbers
             beyond a double, deep nesting.
         InvalidRequest: It holds half of a surrogate pair.
+        FrameTooLarge: It was not kept, because it is larger than any may be.
+        Overloaded: It was not kept, for want of room.
     """
+    unread: Unread | None = message.get("unread")
+    if unread is not None:
+        raise unread.error()
     if "oversize" in message:
         raise Refused(
             f"a frame of {message['oversize']} bytes is over the limit of {max_frame}: send less in one action",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -82,3 +83,10 @@ def needed_parameters(function: Any) -> list[str]:
 
 def _class(found: Any, of: type) -> Any:
     return found if inspect.isclass(found) and issubclass(found, of) else None
+
+
+def says_concurrent(environment: Any) -> bool:
+    """Return whether an environment, its class or a partial of that allows several instances at once."""
+    while isinstance(environment, functools.partial):
+        environment = environment.func
+    return bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))

@@ -37,15 +37,28 @@ class Room:
         """Whose bound it is that is reached."""
         return "environment"
 
-    def refusal(self) -> CapacityReached:
-        """Return what a client is told that found no room."""
+    def refusal(self, *, takes_several: bool, soon_free: bool) -> CapacityReached:
+        """Return what a client is told that found no room.
+
+        Args:
+            takes_several: The environment class allows several instances (``SUPPORTS_CONCURRENT_SESSIONS``).
+            soon_free: A session that nobody speaks for gives its instance up when its request ends.
+
+        Returns:
+            With ``retry_after`` where it helps to wait: not for the one instance that another client has.
+        """
+        if takes_several:
+            remedy = "close one, or raise max_concurrent_envs (errata serve --max-sessions)"
+        else:
+            remedy = (
+                "the environment class does not say SUPPORTS_CONCURRENT_SESSIONS = True, so there is one instance at a "
+                "time: close the session that has it first (of a fork, the parent)"
+            )
         return CapacityReached(
-            f"Server at capacity: {self.used}/{self.capacity} sessions active; close one, or raise "
-            "max_concurrent_envs (errata serve --max-sessions): an environment class that can, says so with "
-            "SUPPORTS_CONCURRENT_SESSIONS = True",
+            f"Server at capacity: {self.used}/{self.capacity} sessions active; {remedy}",
             active_sessions=self.used,
             max_sessions=self.capacity,
-            retry_after=RETRY_AFTER_S,
+            **({"retry_after": RETRY_AFTER_S} if soon_free or self.capacity != 1 else {}),
         )
 
 
@@ -95,10 +108,10 @@ class Share(Room):
         """Whose bound it is that is reached."""
         return "principal" if self.owners.full else "environment"
 
-    def refusal(self) -> CapacityReached:
-        """Return what a client is told that found no room."""
+    def refusal(self, *, takes_several: bool, soon_free: bool) -> CapacityReached:
+        """Return what a client is told that found no room: see `Room.refusal`."""
         if not self.owners.full:
-            return super().refusal()
+            return super().refusal(takes_several=takes_several, soon_free=soon_free)
         return CapacityReached(
             f"this principal is at its capacity: {self.owners.used}/{self.owners.capacity} sessions active; close "
             "one, or raise ERRATA_MAX_SESSIONS_PER_PRINCIPAL (errata serve --max-sessions-per-principal)",

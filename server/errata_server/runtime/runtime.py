@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from errata_protocol.environment import Recovery, SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
+from errata_protocol.mux import Allowance
 
 from .. import descriptors
 from ..clock import Clock
@@ -85,6 +86,7 @@ class Runtime:
         self.relievers: list[Callable[[Room], Awaitable[bool]]] = []
         """Each takes the instance of a detached session where that makes room, and says whether there was one."""
         self._rooms: dict[str | None, Room] = {}
+        self._unfinished: dict[str | None, Allowance] = {}
         self.farewells: list[Callable[[], None]] = []
         """Called when the server process stops, before it waits for its connections to end."""
         self.watches: list[Callable[[], str | None]] = []
@@ -263,6 +265,10 @@ class Runtime:
     def room_of(self, principal: str | None) -> Room:
         """Return where the instances of a principal are counted, of whichever environment."""
         return self._rooms.setdefault(principal, Room(self.settings.max_sessions_per_principal))
+
+    def unfinished_of(self, principal: str | None) -> Allowance:
+        """Return what bounds the unfinished messages of a principal's sockets, on whichever environment."""
+        return self._unfinished.setdefault(principal, Allowance(self.settings.max_unfinished_bytes))
 
     def unready(self) -> list[str]:
         """Say why this server should be given no new work; empty when all is well."""

@@ -12,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 
 from ..doors.auth import Guard
 from ..doors.input_errors import BodyLimit
+from ..doors.request_bodies import RequestBodies
 
 _APPLICATIONS = (FastAPI, Starlette)
 _ROUTERS = (APIRouter, Router)
@@ -34,7 +35,7 @@ def _fine(app: object, seen: set[int]) -> bool:
     seen.add(id(app))
     if type(app) in _APPLICATIONS:
         assert isinstance(app, Starlette)
-        known = all(middleware.cls in (Guard, BodyLimit) for middleware in app.user_middleware)
+        known = all(middleware.cls in (Guard, BodyLimit, RequestBodies) for middleware in app.user_middleware)
         return known and "build_middleware_stack" not in vars(app) and _fine(app.router, seen)
     if type(app) in _ROUTERS:
         assert isinstance(app, Router)

@@ -31,7 +31,7 @@ from ..settings import Settings
 from ..targets.load import Stated, load_all
 from .connections import Connections
 from .detached_sockets import only_ours
-from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket
+from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
 
@@ -201,7 +201,8 @@ def run(served: Served, bind: Bind) -> None:
     connections.show(served.runtime.metrics)
     served.runtime.watches.append(connections.trouble)
     listening = _listen(bind)
-    config = _config(served.app, bind, connections)
+    bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.unfinished_of)
+    config = _config(served.app, bind, connections, bounds)
     server = _Announced(config, served, _url_of(listening))
     _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
@@ -227,9 +228,12 @@ def _connections(commands: int) -> Connections:
 
 class _Config(uvicorn.Config):
     connections: Connections
+    bounds: MessageBounds | None
 
 
-def _config(app: FastAPI, bind: Bind, connections: Connections | None = None) -> uvicorn.Config:
+def _config(
+    app: FastAPI, bind: Bind, connections: Connections | None = None, bounds: MessageBounds | None = None
+) -> uvicorn.Config:
     config = _Config(
         app,
         host=bind.host,
@@ -244,6 +248,7 @@ def _config(app: FastAPI, bind: Bind, connections: Connections | None = None) ->
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     config.connections = Connections() if connections is None else connections
+    config.bounds = bounds
     return config
 
 

@@ -1,8 +1,8 @@
-"""Fast parser for complete, unfragmented client data frames; leaves all other bytes to websockets' parser (RFC 6455).
+"""Reads a client's data frames (RFC 6455) into messages within bounds; leaves control frames to websockets' parser.
 
-Only what nearly every frame is: a masked, final text or binary frame that came whole. Everything else (a frame that
-came in part, control frames, fragments, whatever is wrong) is left to the reader that the socket has anyway, whole or
-from its first byte on, so that this one needs no rule of its own for it.
+A message that grows beyond a bound is read to its end and not kept, so that its sender gets an error and the socket
+lives (PROTOCOL A6). Whatever breaks the protocol is left to websockets' parser too, but without its payload, which that
+parser would first read into memory.
 """
 
 from __future__ import annotations
@@ -10,48 +10,93 @@ from __future__ import annotations
 from msgspec import Struct
 from websockets.frames import apply_mask
 
-TEXT, BINARY, PING, PONG = 0x81, 0x82, 0x89, 0x8A
-"""First bytes of final frames."""
+from errata_protocol.mux import Allowance, Pieces
 
+from ..doors.asgi_extensions import Unread
+
+CONTINUATION, TEXT, BINARY, CLOSE = 0x0, 0x1, 0x2, 0x8
+FINAL, RESERVED, OPCODE = 0x80, 0x70, 0x0F
 MASKED = 0x80
 LONGEST_CONTROL = 125
 
+FINAL_TEXT, FINAL_BINARY = FINAL | TEXT, FINAL | BINARY
+"""First bytes of messages of one frame."""
+
+_NO_MASK = bytes(4)
+_STARTED = bytes((TEXT, MASKED)) + _NO_MASK
+"""An empty frame that begins a text message."""
+_NOT_TEXT = bytes((FINAL_TEXT, MASKED | 1)) + _NO_MASK + b"\xff"
+"""A text message that is not UTF-8."""
+
 
 class Other(Struct):
-    """Bytes for the other reader, in their place between the messages."""
+    """Bytes for websockets' parser, in their place between the messages: whole frames, or what breaks the protocol."""
 
     data: bytes
+
+
+class _Unfinished:
+    """A message of which the end has not come."""
+
+    __slots__ = ("data", "final", "is_text", "left", "mask", "overloaded", "size", "too_large")
+
+    def __init__(self, is_text: bool) -> None:
+        self.is_text = is_text
+        self.data = Pieces()
+        self.size = 0  # payload read, kept or not
+        self.left = 0  # payload of the frame under way that has not come
+        self.final = False  # that frame is the last one
+        self.mask = _NO_MASK  # for its next byte on
+        self.too_large = self.overloaded = False
 
 
 class ClientFrames:
     """What one client sends, from the boundary between two frames on.
 
     Args:
-        max_bytes: Largest message; the other reader says what is wrong with a larger one.
+        wire_bytes: Largest message that is read at all; a larger one breaks the protocol (close code 1009).
+        max_bytes: Largest message that is kept; None for no other bound than that.
+        unfinished: Bytes of unfinished messages that may be kept, together with other sockets.
     """
 
-    __slots__ = ("_head", "_left", "_max_bytes", "_over")
+    __slots__ = ("_decode", "_head", "_in_place", "_max_bytes", "_over", "_unfinished", "_wire_bytes", "allowance")
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._head = b""  # of a frame whose length is not known yet
-        self._left = 0  # bytes of a frame that the other reader has the beginning of
-        self._over = False  # the other reader has all from here on
+    def __init__(self, wire_bytes: int, max_bytes: int | None = None, unfinished: Allowance | None = None) -> None:
+        self.allowance = unfinished
+        self._wire_bytes = wire_bytes
+        self._max_bytes = wire_bytes if max_bytes is None else min(max_bytes, wire_bytes)
+        self._decode = False
+        self._in_place = True
+        self._head = b""  # of a frame whose header, or whose whole, has not come
+        self._unfinished: _Unfinished | None = None
+        self._over = False  # nothing that comes now means anything
 
-    def cut(self, data: bytes) -> list[bytes | Other]:
-        """Return messages, and between them what the other reader has to take, in order."""
+    def settle(self, unfinished: Allowance | None, *, decode: bool, in_place: bool) -> None:
+        """Choose how messages are returned, before the first `cut`.
+
+        Args:
+            unfinished: As above.
+            decode: Text messages as str; else all are bytes.
+            in_place: A message over a bound is reported where its end is; else at once, and nothing is read after it.
+        """
+        self.allowance = unfinished
+        self._decode = decode
+        self._in_place = in_place
+
+    def cut(self, data: bytes) -> list[bytes | str | Unread | Other]:
+        """Return messages, and between them what websockets' parser has to take, in order."""
         if self._over:
-            return [Other(data)]
-        found: list[bytes | Other] = []
+            return []
+        found: list[bytes | str | Unread | Other] = []
         at = 0
-        if self._left:
-            at = min(self._left, len(data))
-            self._left -= at
-            found.append(Other(data[:at]))
+        message = self._unfinished
+        if message is not None and message.left:
+            at = self._take(message, data, 0, found)
+            message = self._unfinished
         elif self._head:
             data, self._head = self._head + data, b""
         end = len(data)
-        while at < end:
+        while at < end and not self._over:
             if end - at < 2:
                 self._head = data[at:]
                 break
@@ -59,40 +104,124 @@ class ClientFrames:
             start = at + 6
             if size >= 126:
                 start += 2 if size == 126 else 8
+                if start - 4 > end:
+                    self._head = data[at:]
+                    break
                 size = int.from_bytes(data[at + 2 : start - 4])
-            is_message = first in (TEXT, BINARY)
-            if (
-                data[at + 1] < MASKED
-                or not (is_message or first in (PING, PONG))
-                or size > (self._max_bytes if is_message else LONGEST_CONTROL)
-            ):
-                self._over = True
-                found.append(Other(data[at:]))
-                break
-            if start > end:
+            stop = start + size
+            if stop <= end and first in (FINAL_TEXT, FINAL_BINARY) and message is None and 0 <= size <= self._max_bytes:
+                payload = apply_mask(data[start:stop], data[start - 4 : start])  # nearly all there is
+                found.append(self._message(payload, first == FINAL_TEXT))
+                at = stop
+                continue
+            broken = self._broken(first, data[at + 1], size)
+            if broken is not None:
+                found.append(Other(broken))
+                self._end()
+            elif first & OPCODE >= CLOSE:
+                if stop > end:
+                    self._head = data[at:]
+                    break
+                is_close = first & OPCODE == CLOSE
+                found.append(Other((_STARTED if is_close and message is not None else b"") + data[at:stop]))
+                at = stop
+                if is_close:
+                    self._end()
+            elif start > end:
                 self._head = data[at:]
                 break
-            stop = start + size
-            if stop > end:
-                self._left = stop - end
-                found.append(Other(data[at:]))
-                break
-            if is_message:
-                message = apply_mask(data[start:stop], data[start - 4 : start])
-                found.append(message if first == BINARY or _is_text(message) else Other(data[at:stop]))
             else:
-                found.append(Other(data[at:stop]))
-            at = stop
+                if message is None:
+                    message = self._unfinished = _Unfinished(first & OPCODE == TEXT)
+                message.left, message.final = size, first >= FINAL
+                message.mask = data[start - 4 : start]
+                if message.size + size > self._max_bytes:
+                    message.too_large = True
+                    self._drop(message)
+                at = self._take(message, data, start, found)
+                message = self._unfinished
         return found
 
+    def close(self) -> None:
+        """Let go of what is kept: nothing more comes."""
+        self._end()
 
-def _is_text(message: bytes) -> bool:
-    if not message.isascii():
+    def _end(self) -> None:
+        self._over = True
+        self._head = b""
+        message, self._unfinished = self._unfinished, None
+        if message is not None:
+            self._drop(message)
+
+    def _broken(self, first: int, second: int, size: int) -> bytes | None:
+        """Return what shows websockets' parser how a frame breaks the protocol, None for a good one."""
+        opcode = first & OPCODE
+        message = self._unfinished
+        empty = bytes((first, second & MASKED)) + _NO_MASK
+        if second < MASKED or opcode not in (CONTINUATION, TEXT, BINARY, 0x8, 0x9, 0xA):
+            return empty
+        if size + (0 if message is None else message.size) > self._wire_bytes:
+            return bytes((FINAL_BINARY, MASKED | 127)) + (self._wire_bytes + 1).to_bytes(8)
+        if opcode >= CLOSE:
+            if size > LONGEST_CONTROL:
+                return bytes((first, MASKED | 126)) + (126).to_bytes(2) + _NO_MASK + bytes(126)
+            return empty if first < FINAL or first & RESERVED else None
+        if first & RESERVED or (message is None) == (opcode == CONTINUATION):
+            return empty if message is None else _STARTED + empty
+        return None
+
+    def _take(self, message: _Unfinished, data: bytes, at: int, found: list[bytes | str | Unread | Other]) -> int:
+        """Take payload of the frame under way; return where it ends."""
+        stop = min(len(data), at + message.left)
+        count = stop - at
+        message.left -= count
+        message.size += count
+        if not (message.too_large or message.overloaded):
+            if self.allowance is None or self.allowance.take(count):
+                mask = message.mask
+                message.data.add(apply_mask(data[at:stop], mask))
+                message.mask = mask[count % 4 :] + mask[: count % 4]
+            else:
+                message.overloaded = True
+                self._drop(message)
+        unread = self._unread(message)
+        if unread is not None and not self._in_place:
+            found.append(unread)
+            self._end()
+        elif not message.left and message.final:
+            self._unfinished = None
+            if unread is None:
+                payload = message.data.join()
+                self._drop(message)
+                found.append(self._message(payload, message.is_text))
+            else:
+                found.append(unread)
+        return stop
+
+    def _unread(self, message: _Unfinished) -> Unread | None:
+        """Return what to tell of a message, None while all of it is kept."""
+        if message.too_large:
+            return Unread(message.size, self._max_bytes)
+        if message.overloaded and self.allowance is not None:
+            return Unread(message.size, self.allowance.max_bytes, overloaded=True)
+        return None
+
+    def _drop(self, message: _Unfinished) -> None:
+        if self.allowance is not None:
+            self.allowance.give(message.data.size_bytes)
+        message.data = Pieces()
+
+    def _message(self, payload: bytes, is_text: bool) -> bytes | str | Other:
+        if not is_text:
+            return payload
         try:
-            message.decode()
+            if self._decode:
+                return payload.decode()
+            if not payload.isascii():
+                payload.decode()
         except UnicodeDecodeError:
-            return False
-    return True
+            return Other(_NOT_TEXT)
+        return payload
 
 
 __all__ = ["ClientFrames", "Other"]

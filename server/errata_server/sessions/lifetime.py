@@ -24,6 +24,9 @@ class Idle(Protocol):
     def oldest(self, room: Room) -> Session | None:
         """Return the one whose instance another session may have, where that frees a place of ``room``."""
 
+    def soon_free(self, room: Room) -> bool:
+        """Say whether `oldest` would return one if its request had ended."""
+
     def lost(self, session: Session) -> None:
         """Take that its instance was taken, and it cannot be continued."""
 
@@ -205,7 +208,31 @@ class Idling:
                     break
             else:
                 self.runtime.metrics.refused(self.environment, room.full_of)
-                raise room.refusal()
+                raise room.refusal(takes_several=self._takes_several(), soon_free=self._soon_free(room))
+
+    def _takes_several(self) -> bool:
+        """Say whether the environment class allows several instances."""
+        raise NotImplementedError
+
+    def _soon_free(self, room: Room) -> bool:
+        """Say whether a session has a place that helps ``room`` perhaps not for long.
+
+        It has no socket, and its place is free when its request ends; or it is being opened, which may fail.
+        """
+        return any(
+            (
+                session.opening
+                or (
+                    session.host is not None
+                    and session.attached is None
+                    and not session.multiplexed
+                    and session.turn.busy
+                    and (session.recoverable or session.was_attached)
+                )
+            )
+            and room.freed_by(session.room)
+            for session in self._live.values()
+        ) or (self.multiplexed is not None and self.multiplexed.soon_free(room))
 
     async def _relieve(self, room: Room) -> bool:
         """Take the place of a detached session, the oldest, where that helps ``room``; return whether there was one."""

@@ -32,6 +32,7 @@ from ..concurrency.deadlines import Deadlines
 from ..environments.declarations import Declared
 from ..environments.host import EnvHost
 from ..environments.placement import EnvironmentFactory
+from ..environments.signatures import says_concurrent
 from ..journal.base import DeliveryRow, SessionChange, SessionRow
 from ..runtime.capacity import Room, Share
 from ..runtime.runtime import Runtime
@@ -78,6 +79,7 @@ class Sessions(Idling):
     ) -> None:
         super().__init__(runtime, environment, concurrency.session_timeout)
         self._retention = retention
+        self._factory = factory
         declared = declared or Declared()
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
@@ -375,6 +377,10 @@ class Sessions(Idling):
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.turn:
             return await self._admission.on_host(session, lambda host: host.scoped(call, timeout_s=timeout_s))
+
+    def _takes_several(self) -> bool:
+        made = next((session.host.env for session in self._live.values() if session.host is not None), None)
+        return says_concurrent(made if made is not None else self._factory)
 
     def _share(self, principal: str | None) -> Room:
         return Share(self.room, self.runtime.room_of(principal))

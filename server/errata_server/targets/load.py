@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from openenv.core.env_server.exceptions import ConcurrencyConfigurationError
 from openenv.core.env_server.http_server import HTTPEnvServer as _UpstreamServer
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
@@ -29,7 +30,7 @@ from ..app.adoption import adopt, is_ours, the_server
 from ..app.factory import create_app
 from ..app.server import HTTPEnvServer
 from ..environments import discovery
-from ..environments.signatures import hints_of, needed_parameters, types_of
+from ..environments.signatures import hints_of, needed_parameters, says_concurrent, types_of
 from ..runtime.runtime import Runtime
 from . import imports
 
@@ -92,54 +93,62 @@ class Servable:
         Args:
             runtime: Journal and sandboxes.
             mode: ``simulation`` or ``production``; ``OPENENV_MODE`` by default.
-            max_sessions: Upper bound of instances, where the environment takes more than one; an application's own
-                by default, else `MAX_SESSIONS`.
+            max_sessions: Upper bound of instances; an application's own by default, else `MAX_SESSIONS`, or 1 where the
+                environment takes no more.
             insecure: Let other machines in without a token.
             deterministic: As in `create_fastapi_app`.
             volatile: Likewise.
             detect: Likewise.
 
         Raises:
-            InvalidRequest: The existing application cannot be adopted, or ``detect`` maps no fields.
+            InvalidRequest: The existing application cannot be adopted, ``detect`` maps no fields, or the environment
+                takes fewer instances than ``max_sessions``.
         """
-        if self.app is not None:
-            app = adopt(
-                self.app,
-                runtime=runtime,
-                spec=self.spec,
-                mode=mode,
-                max_concurrent_envs=max_sessions if self.concurrent else None,
-                insecure=insecure,
-                deterministic=deterministic,
-                volatile=volatile,
-                detect=detect,
-            )
-        else:
-            app = create_app(
-                self.factory,
-                self.spec.action_cls,
-                self.spec.observation_cls,
-                concurrency_config=self._limits(max_sessions),
-                env_name=self.name,
-                state_cls=self.state_cls,
-                mode=mode,
-                reset_observation_cls=self.reset_observation_cls,
-                runtime=runtime,
-                spec=self.spec,
-                insecure=insecure,
-                deterministic=deterministic,
-                volatile=volatile,
-                detect=detect,
-            )
+        try:
+            if self.app is not None:
+                app = adopt(
+                    self.app,
+                    runtime=runtime,
+                    spec=self.spec,
+                    mode=mode,
+                    max_concurrent_envs=max_sessions,
+                    insecure=insecure,
+                    deterministic=deterministic,
+                    volatile=volatile,
+                    detect=detect,
+                )
+            else:
+                app = create_app(
+                    self.factory,
+                    self.spec.action_cls,
+                    self.spec.observation_cls,
+                    concurrency_config=self._limits(max_sessions),
+                    env_name=self.name,
+                    state_cls=self.state_cls,
+                    mode=mode,
+                    reset_observation_cls=self.reset_observation_cls,
+                    runtime=runtime,
+                    spec=self.spec,
+                    insecure=insecure,
+                    deterministic=deterministic,
+                    volatile=volatile,
+                    detect=detect,
+                )
+        except ConcurrencyConfigurationError as error:
+            raise InvalidRequest(
+                f"--max-sessions {max_sessions} is more than {self.name} takes: its class does not say "
+                "SUPPORTS_CONCURRENT_SESSIONS = True, so there is one instance at a time; leave the option away, or "
+                "say it in the class if its instances do not disturb each other"
+            ) from error
         app.state.spec = self.spec
         return app
 
     def _limits(self, max_sessions: int | None) -> ConcurrencyConfig:
         stated = self.concurrency
-        if stated is not None and (max_sessions is None or not self.concurrent):
+        if stated is not None and max_sessions is None:
             return stated
         return ConcurrencyConfig(
-            max_concurrent_envs=(max_sessions or MAX_SESSIONS) if self.concurrent else 1,
+            max_concurrent_envs=max_sessions or (MAX_SESSIONS if self.concurrent else 1),
             session_timeout=stated.session_timeout if stated is not None else None,
         )
 
@@ -175,7 +184,7 @@ def load(target: str, *, mode: str | None = None, stated: Stated | None = None) 
             raise InvalidRequest(f"{target} publishes its action and observation classes: leave --action away")
         factory = imports.attribute(spec.factory)
         state_cls = imports.attribute(spec.state_cls) if spec.state_cls else State
-        return Servable(target, spec, factory, state_cls, concurrent=_says_concurrent(factory))
+        return Servable(target, spec, factory, state_cls, concurrent=says_concurrent(factory))
     made = _made_by(found, target)
     if isinstance(made, Starlette):
         if stated:
@@ -291,7 +300,7 @@ def _of_server(target: str, server: _UpstreamServer, app: Any) -> Servable:
         server.state_cls,
         server.reset_observation_cls,
         server.concurrency_config,
-        server.max_concurrent_envs > 1 or _says_concurrent(server._env_factory),
+        server.max_concurrent_envs > 1 or says_concurrent(server._env_factory),
         app,
     )
 
@@ -327,9 +336,3 @@ def _class(target: str | None, of: type) -> Any:
     if not (inspect.isclass(found) and issubclass(found, of)):
         raise InvalidRequest(f"{target} is no subclass of openenv's {of.__name__}")
     return found
-
-
-def _says_concurrent(factory: Any) -> bool:
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return bool(getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False))

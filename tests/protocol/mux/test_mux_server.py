@@ -317,10 +317,10 @@ def test_d5_what_waits_behind_a_refused_open_is_not_attached() -> None:
     server = Server()
     (find,) = server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, step(1), step(2))
     assert isinstance(find, Find)
-    server.take(server.protocol.refused(find, CapacityReached("full"), 0.0))
+    server.take(server.protocol.refused(find, CapacityReached("full", retry_after=5.0), 0.0))
     told = server.told()
     assert codes(told) == ["CAPACITY_REACHED", "NOT_ATTACHED", "NOT_ATTACHED"]
-    assert told[0]["data"]["retry_after"] > 0 and server.socket.in_flight == 0
+    assert told[0]["data"]["retry_after"] == 5.0 and server.socket.in_flight == 0
     assert isinstance(server.say({"sid": SID, "type": "open", "data": {"key": KEY}})[0], Find)
 
 

@@ -153,7 +153,7 @@ class ServerShell:
         protocol, journal = self.protocol, self.journal
         if isinstance(effect, Find):
             if fail and effect.make and effect.session.sid not in journal.rows:
-                self.take(protocol.refused(effect, CapacityReached("full"), now))
+                self.take(protocol.refused(effect, CapacityReached("full", retry_after=0.1), now))
                 return
             found = journal.find(effect)
             if isinstance(found, Stored):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from starlette.websockets import WebSocket
+
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import NotSupported
+from errata_protocol.errors import FrameTooLarge, NotSupported, Overloaded
 from errata_protocol.mux import (
     Find,
     Forget,
@@ -30,6 +32,7 @@ from ...runtime.capacity import Room
 from ...runtime.rewards import push_data
 from ...sessions.session import Session
 from ...sessions.sessions import Sessions
+from ..asgi_extensions import answers_unread
 from ..mcp import McpDoor
 from .lookup import Finding
 from .reads import Reads
@@ -90,6 +93,11 @@ class Multiplex:
 
     # -- sockets ----------------------------------------------------------------------------------------------------
 
+    def bound(self, websocket: WebSocket, principal: str | None) -> None:
+        """Set the bounds of a socket's messages; before it is accepted."""
+        runtime = self._shell.runtime
+        answers_unread(websocket, runtime.settings.max_frame, runtime.unfinished_of(principal))
+
     def connect(self, principal: str | None, handle: Door) -> ServerConnection:
         """Take a new socket.
 
@@ -105,13 +113,17 @@ class Multiplex:
             if self._connections:
                 raise NotSupported("multiplexed sockets of another event loop are connected: use one server")
             self._shell.move_to(loop)
-        connection = self.protocol.connect(principal, handle)
+        connection = self.protocol.connect(principal, handle, self._shell.runtime.unfinished_of(principal))
         self._connections.add(connection)
         return connection
 
     def receive(self, connection: ServerConnection, frame: bytes | str) -> None:
         """Take a frame. Whatever is wrong with it is answered."""
         self._shell.do(self.protocol.receive(connection, frame, self._shell.now()))
+
+    def unread(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> None:
+        """Take that a frame came that was not kept; its sender is told ``why``."""
+        self._shell.do(self.protocol.unread(connection, why))
 
     def disconnect(self, connection: ServerConnection) -> None:
         """Let go of a socket; its sessions are kept for ``detach_ttl_s``."""
@@ -170,6 +182,16 @@ class Multiplex:
             elif not session.turn.busy and not mine.queue and room.freed_by(session.room):
                 return session
         return None
+
+    def soon_free(self, room: Room) -> bool:
+        """Say whether `oldest` would return one if its request had ended."""
+        return any(
+            (mine := self.protocol.session(sid)) is not None
+            and mine.connection is None
+            and session.host is not None
+            and room.freed_by(session.room)
+            for sid, session in self._shell.idle.items()
+        )
 
     def lost(self, session: Session) -> None:
         """Take that a session's instance was taken, and it cannot be continued."""

@@ -11,7 +11,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
-from ..asgi_extensions import TOGETHER
+from ..asgi_extensions import TOGETHER, Unread
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplex
 
@@ -71,6 +71,7 @@ class MuxSocket:
         together = self._websocket.scope.get("extensions", {}).get(TOGETHER)
         if together is not None:
             together()
+        self._multiplex.bound(self._websocket, self._principal)
         if not await accepted(self._websocket, PROTOCOL_NAME):
             return
         try:
@@ -92,11 +93,14 @@ class MuxSocket:
         while (message := await receive())["type"] != "websocket.disconnect":
             frames = message.get("messages")
             if frames is None:
-                text = message.get("text")
-                frames = (message["bytes"] if text is None else text,)
+                frames = (next(message[kind] for kind in ("text", "bytes", "unread") if message.get(kind) is not None),)
             for frame in frames:
-                self._multiplex.receive(connection, frame)
-                taken += max(len(frame), FRAME_BYTES)
+                if type(frame) is Unread:
+                    self._multiplex.unread(connection, frame.error())
+                    taken += FRAME_BYTES
+                else:
+                    self._multiplex.receive(connection, frame)
+                    taken += max(len(frame), FRAME_BYTES)
                 if taken >= IN_A_ROW_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
