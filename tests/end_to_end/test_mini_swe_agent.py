@@ -1,4 +1,4 @@
-"""examples/mini_swe_agent.py on a server, with a stand-in for mini-swe-agent's loop and, where it is installed, with it."""
+"""examples/mini_swe_agent.py on a server, with a stand-in for mini-swe-agent and, where it is installed, with it."""
 
 from __future__ import annotations
 
