@@ -20,6 +20,7 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands, data_dirs, episodes
+from errata_server.process import ServerProcess
 from errata_server.settings import Settings
 
 from .conftest import connect
@@ -243,3 +244,19 @@ def test_deleting_an_episode_takes_the_journal_that_has_it(data_home: Path) -> N
     assert list(json.loads(answer.output)) == [gone]
     assert RUNNER.invoke(commands.cli, ["episodes", "show", kept]).exit_code == 0
     assert isinstance(failure("episodes", "show", gone), UnknownEpisode)
+
+
+@pytest.mark.parametrize(("format", "level"), [("json", "debug"), ("text", "debug"), ("json", "info")])
+def test_log_lines_have_the_form_asked_for_and_the_web_servers_own_start_is_for_debugging(
+    format: str, level: str, tmp_path: Path
+) -> None:
+    options = ("--log-format", format, "--log-level", level)
+    with ServerProcess("tests.server.environments:CountEnvironment", tmp_path, *options) as server:
+        assert server.stop() == 0
+    logged = [line for line in server.log if "Application startup complete" in line]
+    assert len(logged) == (1 if level == "debug" else 0)
+    if level == "debug":
+        if format == "json":
+            assert json.loads(logged[0])["logger"] == "uvicorn.error"
+        else:
+            assert "uvicorn.error: Application startup complete" in logged[0]

@@ -31,7 +31,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments probe doctor demo episodes replay episode journal base bench ablate"
+_ORDER = "serve environments probe tasks doctor demo episodes replay episode journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """Commands in the order in which one needs them; ``errata --help`` lists any other after these, ``version`` last."""
 

@@ -38,7 +38,7 @@ def probe(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Find out whether sessions can be forked and survive a restart.
+    """Find out whether sessions can fork and survive a restart.
 
     Plays the same actions in fresh server processes, compares them, kills one with SIGKILL in the middle, and goes on.
     Exit status: 0 verified, 3 impossible as it is, 4 the actions show too little.
