@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
     """Client of one environment session, on an Errata server or a vanilla OpenEnv one.
 
+    It takes and returns mappings. With ``action_cls``, ``observation_cls`` and ``state_cls``, or together with the
+    environment's own client (``class MyClient(ErrataClient, MyEnv)``), it is typed.
+
     ``reset``, ``step``, ``state``, ``connect``, ``close``, ``new_session`` and ``from_docker_image`` are `EnvClient`'s.
     In sync code use ``client.sync()`` or ``with ErrataClient(...) as client``; the methods below are coroutines.
 
@@ -54,7 +57,7 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         state_cls: Class of the state; None gives mappings.
         session_id: Attach to this given-out session instead of opening a new one. ``close`` detaches from it.
         durable: Have the server give the session out at the first connect, so that any OpenEnv client can attach to it
-            by `session_id`. ``close`` detaches from it; `end_session` ends it. Forked children are durable if their
+            by `attach_url`. ``close`` detaches from it; `end_session` ends it. Forked children are durable if their
             parent is, else they end at ``close``. Without ``mux`` or ``connection`` such a session is a plain one.
         connection: Carry the session on this multiplexed connection; by default clients of an event loop share one.
         mux: True takes no plain socket, False no multiplexed one; None takes the multiplexed one where it is offered,
@@ -127,6 +130,14 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
     def session_id(self) -> str | None:
         """Address of a given-out session, to attach again with; None for a session that ends with its socket."""
         return self._session_id
+
+    @property
+    def attach_url(self) -> str | None:
+        """``base_url`` with which any OpenEnv client attaches to the given-out session; None where there is none.
+
+        As secret as `session_id`, which stands in it.
+        """
+        return None if self._session_id is None else f"{self._base_url}/ws?session_id={self._session_id}&"
 
     @property
     def stats(self) -> SessionStats:
@@ -353,13 +364,26 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         self._ends_at_close = self._session_id is not None
 
     def _step_payload(self, action: ActT) -> dict[str, Any]:
-        return self._codec.action(action)
+        theirs = self._of_other_base("_step_payload") if self._codec.action_cls is None else None
+        return self._codec.action(action) if theirs is None else theirs(action)
 
     def _parse_result(self, payload: dict[str, Any]) -> Any:
-        return self._codec.result(payload)
+        theirs = self._of_other_base("_parse_result") if self._codec.observation_cls is None else None
+        return self._codec.result(payload) if theirs is None else theirs(payload)
 
     def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return self._codec.state(payload)
+        theirs = self._of_other_base("_parse_state") if self._codec.state_cls is None else None
+        return self._codec.state(payload) if theirs is None else theirs(payload)
+
+    def _of_other_base(self, name: str) -> Callable[[Any], Any] | None:
+        """Return a method of the environment's own client: ``class MyClient(ErrataClient, MyEnv)`` speaks its types."""
+        bases = type(self).__mro__
+        for base in bases[bases.index(ErrataClient) + 1 :]:
+            method = vars(base).get(name)
+            if method is not None and not getattr(method, "__isabstractmethod__", False):
+                bound: Callable[[Any], Any] = method.__get__(self)
+                return bound
+        return None
 
     def _create_session_client(self) -> ErrataClient[ActT, ObsT, StateT]:
         child: ErrataClient[ActT, ObsT, StateT] = super()._create_session_client()

@@ -12,7 +12,7 @@ import uvicorn
 
 
 @contextmanager
-def served(app: Any, port: int = 0) -> Iterator[str]:
+def served(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
     """Yield the ``http://`` base URL of ``app``.
 
     The socket listens before the server runs, so a client that connects at once waits in its backlog: no polling.
@@ -20,12 +20,13 @@ def served(app: Any, port: int = 0) -> Iterator[str]:
     Args:
         app: ASGI application.
         port: 0 lets the kernel choose; a number takes over the address of a server that has ended.
+        options: Further options of `uvicorn.Config`.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, ws_max_size=64 * 1024**2)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, ws_max_size=64 * 1024**2, **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server", daemon=True)
     thread.start()

@@ -16,13 +16,17 @@ from typing import Any
 import httpx
 import pytest
 from loopback import served
+from openenv.core import GenericEnvClient
+from openenv.core.client_types import StepResult
+from openenv.core.env_client import EnvClient
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from websockets.exceptions import ConnectionClosed
 
-from errata_client import EnvPool, ErrataClient, Reward
+from errata_client import Connection, EnvPool, ErrataClient, Reward
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import (
+    CapacityReached,
     EnvironmentFailed,
     InvalidRequest,
     NoReset,
@@ -34,6 +38,7 @@ from errata_protocol.errors import (
 from errata_protocol.payload import digest
 from errata_server.app import create_app
 from errata_server.runtime.runtime import Runtime
+from errata_server.serve.uvicorn_protocols import BoundedHttp, LoneSocket
 from errata_server.settings import Settings
 
 DEADLY = 999
@@ -294,3 +299,179 @@ def test_the_blocking_form_replays_and_forks(server_url: str) -> None:
         assert child.step({"amount": 5}).observation["total"] == 6
         assert child.state_at(0).payload == client.state_at(1).payload
         assert len(child.history()) == 3
+
+
+# -- typed clients ----------------------------------------------------------------------------------------------------
+
+
+class AddEnv(EnvClient[AddAction, SumObservation, State]):
+    """A client as an environment's author writes it for stock OpenEnv."""
+
+    def _step_payload(self, action: AddAction) -> dict[str, Any]:
+        return {"amount": action.amount}
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[SumObservation]:
+        observation = SumObservation(total=payload["observation"]["total"], note="parsed")
+        return StepResult(observation=observation, reward=payload["reward"], done=payload["done"])
+
+    def _parse_state(self, payload: dict[str, Any]) -> State:
+        return State(**payload)
+
+
+class OursFirst(ErrataClient[AddAction, SumObservation, State], AddEnv):
+    """Both, in one order."""
+
+
+class TheirsFirst(AddEnv, ErrataClient[AddAction, SumObservation, State]):  # type: ignore[misc]
+    """And in the other."""
+
+
+@pytest.mark.parametrize("cls", [OursFirst, TheirsFirst])
+@pytest.mark.parametrize("mux", [True, False])
+async def test_an_environments_own_client_and_ours_make_a_typed_one(
+    server_url: str, cls: type[ErrataClient[AddAction, SumObservation, State]], mux: bool
+) -> None:
+    async with cls(server_url, mux=mux) as client:
+        await client.reset()
+        for amount in (1, 2):
+            result = await client.step(AddAction(amount=amount))
+        assert isinstance(result.observation, SumObservation)
+        assert (result.observation.total, result.observation.note, result.reward) == (3, "parsed", 2.0)
+        assert isinstance(await client.state(), State)
+        child = await client.fork(1)
+        assert type(child) is cls
+        result = await child.step(AddAction(amount=10))
+        assert isinstance(result.observation, SumObservation) and result.observation.total == 11
+        assert json.loads((await client.state_at(2)).payload)["observation"]["total"] == 3
+
+
+async def test_classes_that_are_given_come_before_an_environments_own_client(server_url: str) -> None:
+    async with OursFirst(server_url, observation_cls=SumObservation) as client:
+        assert (await client.reset()).observation.note == "é\u2028"
+
+
+def test_a_typed_client_is_typed_in_its_blocking_form_too(server_url: str) -> None:
+    with OursFirst(server_url) as client:
+        client.reset()
+        assert client.step(AddAction(amount=4)).observation.total == 4
+
+
+# -- stock clients attach -----------------------------------------------------------------------------------------
+
+
+async def test_a_stock_client_attaches_by_a_url(server_url: str) -> None:
+    async with ErrataClient(server_url, durable=True) as client:
+        await client.reset()
+        await client.step({"amount": 5})
+        url = client.attach_url
+        assert url is not None and client.session_id is not None
+        await client._disconnect_async()
+        for total in (7, 9):
+            async with GenericEnvClient(base_url=url) as stock:
+                assert (await stock.step({"amount": 2})).observation["total"] == total
+        async with AddEnv(base_url=url) as typed:
+            assert (await typed.step(AddAction(amount=1))).observation.total == 10
+        await client.reattach()
+        assert client.t == 4
+        child = await client.fork(1)
+        assert child.attach_url is not None and child.session_id in child.attach_url
+        await child._disconnect_async()
+        async with GenericEnvClient(base_url=child.attach_url) as stock:
+            assert (await stock.step({"amount": 2})).observation["total"] == 7
+    assert ErrataClient(server_url).attach_url is None
+
+
+async def test_a_stock_client_attaches_to_a_fork_made_over_http(server_url: str) -> None:
+    async with ErrataClient(server_url) as client:
+        await client.reset()
+        await client.step({"amount": 5})
+        async with httpx.AsyncClient(base_url=server_url) as http:
+            body = {"t": 1, "request_id": "r1"}
+            forked = (await http.post(f"/episodes/{client.eid}/fork", json=body)).json()
+        async with GenericEnvClient(base_url=f"{server_url}/ws?session_id={forked['session_id']}&") as stock:
+            assert (await stock.step({"amount": 2})).observation["total"] == 7
+
+
+# -- one instance -----------------------------------------------------------------------------------------------------
+
+
+class SingleEnvironment(AddingEnvironment):
+    """One instance at a time."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+@pytest.fixture
+def single_url() -> Iterator[str]:
+    """Base URL of a server whose environment takes one session."""
+    runtime = Runtime.of(Settings(sandbox="fake"))
+    with served(create_app(SingleEnvironment, AddAction, SumObservation, runtime=runtime)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("mux", [True, False])
+async def test_a_second_client_of_one_instance_is_refused_at_once(single_url: str, mux: bool) -> None:
+    async with ErrataClient(single_url, mux=mux) as first:
+        await first.reset()
+        with pytest.raises(CapacityReached, match="SUPPORTS_CONCURRENT_SESSIONS"):
+            async with asyncio.timeout(5):
+                async with ErrataClient(single_url, mux=mux) as second:
+                    await second.reset()
+        assert (await first.step({"amount": 1})).observation["total"] == 1
+    async with ErrataClient(single_url, mux=mux) as third:
+        await third.reset()
+
+
+@pytest.mark.parametrize("mux", [True, False])
+async def test_a_fork_of_one_instance_is_refused_at_its_first_step_and_goes_on_after_its_parent(
+    single_url: str, mux: bool
+) -> None:
+    parent = ErrataClient(single_url, mux=mux, durable=not mux)
+    await parent.reset()
+    await parent.step({"amount": 5})
+    child = await parent.fork(1)
+    async with asyncio.timeout(5):
+        with pytest.raises(CapacityReached, match="close the session that has it first \\(of a fork, the parent\\)"):
+            await child.step({"amount": 1})
+    assert (await parent.step({"amount": 1})).observation["total"] == 6
+    ticket = child.ticket() if mux else None
+    session_id = child.session_id
+    await parent.end_session()
+    if ticket is not None:
+        other = ErrataClient.resume(single_url, ticket)
+    else:
+        other = ErrataClient(single_url, session_id=session_id)
+    assert (await other.step({"amount": 1})).observation["total"] == 6
+    await other.end_session()
+
+
+async def test_one_instance_goes_back_to_any_step_by_a_reset(single_url: str) -> None:
+    for mux in (True, False):
+        async with ErrataClient(single_url, mux=mux) as client:
+            await client.reset()
+            eid = client.eid
+            for amount in (1, 2, 3):
+                await client.step({"amount": amount})
+            result = await client.reset(injected_state={"episode_id": eid, "t": 2})
+            assert result.observation["total"] == 3 and client.eid != eid
+            assert (await client.step({"amount": 10})).observation["total"] == 13
+
+
+async def test_a_message_without_room_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncio.selector_events._SelectorTransport.max_size", 16 * 1024)  # so that none comes whole
+    settings = Settings(sandbox="fake", max_unfinished_bytes=200_000)
+    app = create_app(AddingEnvironment, AddAction, SumObservation, max_concurrent_envs=8, runtime=Runtime.of(settings))
+    held = app.state.errata.runtime.unfinished_of(None)
+    with served(app, loop="asyncio", http=BoundedHttp, ws=LoneSocket) as url:
+        async with Connection(url) as connection, ErrataClient(connection=connection) as client:
+            await client.reset()
+            assert held.take(150_000), "another socket holds so much"
+            waiting = asyncio.ensure_future(client.step({"amount": 5, "metadata": {"pad": "a" * 100_000}}))
+            async with asyncio.timeout(20):
+                while not connection.stats.overloaded:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(0.01)
+            assert not waiting.done()
+            held.give(150_000)
+            assert (await waiting).observation["total"] == 5
+            assert (await client.step({"amount": 1})).observation["total"] == 6
+            assert connection.stats.protocol_errors == 0

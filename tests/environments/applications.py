@@ -132,3 +132,14 @@ class Scaled(LedgerEnvironment):
 tenfold = functools.partial(Scaled, factor=10)
 server = HTTPEnvServer(LedgerEnvironment, LedgerAction, LedgerObservation, env_name="ledger", max_concurrent_envs=2)
 instance_of_nothing = 7
+
+
+class Single(LedgerEnvironment):
+    """One instance at a time."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+def single():
+    """An application whose environment takes one session."""
+    return create_app(Single, LedgerAction, LedgerObservation, state_cls=LedgerState)

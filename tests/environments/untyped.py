@@ -55,3 +55,8 @@ class ThroughGenericBase(Typed[EchoAction]):
 class BareAction(SilentEnvironment):
     def step(self, action: Action, timeout_s=None, **kwargs) -> Observation:
         return Observation()
+
+
+def silent() -> SilentEnvironment:
+    """A factory that is no class."""
+    return SilentEnvironment()

@@ -52,5 +52,5 @@ def test_a_given_out_session_keeps_its_ledger_from_socket_to_socket(records: Rec
     for generation in GENERATIONS:
         record = records[generation, "root", "attach"]
         balances = [frame["data"]["observation"]["balance"] for frame in record["sockets"][:3]]
-        assert balances == [0, 3, 7]
+        assert balances == [0, 3, 7] and record["client"]["observation"]["balance"] == 12
         assert (record["second"], record["closed"], record["late"]) == ("SESSION_ERROR", True, "SESSION_ERROR")

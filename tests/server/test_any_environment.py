@@ -18,19 +18,23 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from fastapi import FastAPI
 from openenv.core.env_server.mcp_types import CallToolAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, ServiceError
-from errata_server.app.adoption import sites
+from errata_server.app import create_app
+from errata_server.app.adoption import adopt, sites
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
 from errata_server.targets import imports
 from errata_server.targets.load import Stated, load, load_all
+
+from ..environments.ledger import LedgerAction, LedgerEnvironment, LedgerObservation
 
 HERE = "tests.environments"
 GREETING = Path(__file__).parents[1] / "environments" / "greeting_env"
@@ -157,6 +161,34 @@ def test_an_applications_own_limit_holds_until_the_operator_gives_another(target
     for given, expected in ((None, own), (3, 3)):
         app = load(f"{HERE}.applications:{target}").application(runtime, max_sessions=given)
         assert app.state.errata.max_concurrent_envs == expected
+
+
+SINGLE = Stated(f"{HERE}.asynchronous:EchoAction", f"{HERE}.asynchronous:EchoObservation")
+
+
+@pytest.mark.parametrize("target", ["untyped:SilentEnvironment", "untyped:silent", "applications:single"])
+def test_more_sessions_than_a_class_takes_are_refused(target: str) -> None:
+    stated = SINGLE if target.startswith("untyped") else None
+    servable = load(f"{HERE}.{target}", stated=stated)
+    with pytest.raises(InvalidRequest, match=r"--max-sessions 8 .*SUPPORTS_CONCURRENT_SESSIONS = True"):
+        servable.application(Runtime.of(Settings()), max_sessions=8)
+    for given in (None, 1):
+        app = load(f"{HERE}.{target}", stated=stated).application(Runtime.of(Settings()), max_sessions=given)
+        assert app.state.errata.max_concurrent_envs == 1
+
+
+def test_errata_serve_refuses_more_sessions_than_a_class_takes_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"^errata: .*--max-sessions 8 [^\n]*$"):
+        ServerProcess(f"{HERE}.untyped:SilentEnvironment", tmp_path, *SILENT, "--max-sessions", "8")
+
+
+def test_an_application_of_ours_keeps_its_own_limit() -> None:
+    def mine() -> FastAPI:
+        return create_app(LedgerEnvironment, LedgerAction, LedgerObservation, max_concurrent_envs=3)
+
+    assert adopt(app := mine(), max_concurrent_envs=3) is app
+    with pytest.raises(InvalidRequest, match="max_concurrent_envs=8"):
+        adopt(mine(), max_concurrent_envs=8)
 
 
 async def test_classes_that_no_hint_names_are_given_on_the_command_line(tmp_path: Path) -> None:

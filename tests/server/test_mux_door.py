@@ -596,3 +596,15 @@ def _garbage() -> list[object]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [("[]", "INVALID_JSON"), (" [ ] ", "INVALID_JSON"), ('{"type":"resume","data":[]}', "INVALID_ENVELOPE")],
+)
+async def test_d1_what_asks_for_nothing_is_answered_with_one_error(frame: str, code: str) -> None:
+    async with Peer(application(), subprotocols=("openenv.mux.v1",)) as peer:
+        told = await peer.ask(frame)
+        assert told is not None and (told["sid"], told["type"], told["data"]["code"]) == (None, "error", code)
+        answered = await peer.ask('{"q":1,"type":"capabilities"}')
+        assert answered is not None and answered["type"] == "capabilities"

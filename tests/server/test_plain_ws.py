@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from typing import Any
@@ -227,3 +228,104 @@ def test_production_mode_has_no_replay() -> None:
         for path in ("/episodes", f"/episodes/{eid}", f"/episodes/{eid}/states/0"):
             assert client.get(path).status_code == 404
         assert client.post(f"/episodes/{eid}/fork", json={"t": 0, "request_id": "r"}).status_code == 404
+
+
+# -- reset to a state(t) --------------------------------------------------------------------------------------------
+
+
+def injected(eid: str, t: Any, **more: Any) -> dict[str, Any]:
+    return {"injected_state": {"episode_id": eid, "t": t}, **more}
+
+
+def test_a_reset_to_a_state_goes_on_from_there(client: TestClient) -> None:
+    with connect(client) as socket:
+        first = socket.ask("reset", {})
+        at = [socket.ask("step", {"n": 5}) for _ in range(3)]
+        again = socket.ask("reset", injected(first["eid"], 2))
+        assert (again["type"], again["t"], again["data"]) == ("observation", 0, at[1]["data"])
+        assert again["eid"] != first["eid"] and again["digest"] == at[1]["digest"]
+        reply = socket.ask("step", {"n": 1})
+        assert (reply["data"]["observation"]["n"], reply["t"], reply["eid"]) == (11, 1, again["eid"])
+        assert socket.ask("state", {"t": 3, "eid": first["eid"]})["data"] == at[2]["data"]
+
+
+def test_another_session_goes_on_from_an_episode_of_its_principal(client: TestClient) -> None:
+    with connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 7})
+    with connect(client, told=False) as socket:
+        assert socket.ask("reset", injected(eid, 1))["data"]["observation"]["n"] == 7
+        assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 8
+
+
+@pytest.mark.parametrize(("t", "code"), [(9, "T_OUT_OF_RANGE"), (0, "UNKNOWN_EPISODE")])
+def test_a_reset_to_a_state_that_is_not_there_is_an_error_and_resets_nothing(
+    client: TestClient, t: int, code: str
+) -> None:
+    with connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 5})
+        told = socket.ask("reset", injected(eid if t else "ep_nobody", t))
+        assert (told["type"], told["data"]["code"]) == ("error", code)
+        reply = socket.ask("step", {"n": 1})
+        assert (reply["eid"], reply["t"], reply["data"]["observation"]["n"]) == (eid, 2, 6)
+
+
+def test_a_reset_to_a_state_of_an_environment_that_cannot_is_refused_and_resets_nothing() -> None:
+    app = create_fastapi_app(PinnedEnvironment, CountAction, CountObservation)
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 5})
+        assert socket.ask("reset", injected(eid, 1))["data"]["code"] == "NOT_SUPPORTED"
+        assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 6
+
+
+@pytest.mark.parametrize("state", [{"episode_id": "e"}, {"episode_id": "e", "t": 1, "more": 2}, "e", {"t": 1}])
+def test_any_other_injected_state_is_the_environments(client: TestClient, state: Any) -> None:
+    with connect(client) as socket:
+        assert socket.ask("reset", {"injected_state": state})["data"]["observation"]["n"] == 0
+
+
+def test_in_production_an_injected_state_is_the_environments() -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, mode="production")
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 5})
+        assert socket.ask("reset", injected(eid, 1))["data"]["observation"]["n"] == 0
+
+
+def test_a_stateless_reset_continues_nothing(client: TestClient) -> None:
+    answer = client.post("/reset", json=injected("ep_nobody", 1))
+    assert answer.status_code == 422 and "/episodes/{eid}/fork" in answer.json()["message"]
+
+
+def test_a_stateless_reset_reads_nan_as_upstreams_does(client: TestClient) -> None:
+    assert client.post("/reset", content=b'{"t":NaN}', headers={"content-type": "application/json"}).status_code == 200
+
+
+# -- one instance -----------------------------------------------------------------------------------------------------
+
+
+class Single(CountEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+def capacity_told(cls: type[CountEnvironment], **more: Any) -> dict[str, Any]:
+    app = create_fastapi_app(cls, CountAction, CountObservation, **more)
+    with TestClient(app) as client, contextlib.ExitStack() as stack:
+        while True:
+            ws = stack.enter_context(client.websocket_connect("/ws"))
+            ws.send_text('{"type":"capabilities"}')
+            told: dict[str, Any] = json.loads(ws.receive_text())
+            if told["type"] == "error":
+                return told["data"]
+
+
+def test_a_full_environment_is_told_what_its_class_can() -> None:
+    single = capacity_told(Single)
+    assert "SUPPORTS_CONCURRENT_SESSIONS" in single["message"] and "--max-sessions" not in single["message"]
+    assert "parent" in single["message"] and "retry_after" not in single
+    one = capacity_told(CountEnvironment, max_concurrent_envs=1)
+    assert "--max-sessions" in one["message"] and "retry_after" not in one
+    two = capacity_told(CountEnvironment, max_concurrent_envs=2)
+    assert "--max-sessions" in two["message"] and two["retry_after"] > 0

@@ -16,6 +16,8 @@ Decisions where PROTOCOL.md is silent:
   and always carry ``index``, 0 for a frame that is one envelope.
 - Duplicate keys *inside* ``data`` are the environment's matter: its decoder refuses them, and that is recorded. The
   fields of control messages (open, resume, fork, cancel, ...) are the protocol's, so there they are refused here.
+- A frame without an envelope, ``[]``, is unparsable. So is a binary message that is not UTF-8; a text message that is
+  not closes the socket with 1007 before it comes here, as RFC 6455 wants it.
 - Absent ``data`` is ``{}``. An error names ``sid`` and ``id`` of a bad element where both could be read.
 - sid and key are 21 to 128 characters of ``A-Z a-z 0-9 _ -``: 122 random bits do not fit into fewer.
 """

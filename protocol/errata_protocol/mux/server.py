@@ -21,6 +21,7 @@ Decisions where PROTOCOL.md is silent:
 - A reply without a record (`rejected`) gives the id back: everything queued behind it is OUT_OF_ORDER.
 - The type of a request belongs to what D4 compares, ``if`` and ``deadline_ms`` do not. For forks only the bytes are
   compared, since the key of the child is not kept.
+- A resume of no session is INVALID_ENVELOPE. CAPACITY_REACHED without ``retry_after``: it does not help to wait.
 - mcp with ``id`` is tools/call, and nothing else is; a fork does not attach its child.
 - A fork whose child has a sid that is taken, by whomever, is VALIDATION_ERROR and recorded. CONFLICT is never a
   recorded reply: it consumes no id, and says that the id is another request's.

@@ -186,7 +186,7 @@ class Requests:
         if session.state is State.ABSENT:
             return
         error.details.setdefault("next_id", effect.id)
-        if CODES[error.code].retryable:
+        if CODES[error.code].retryable and error.code != "CAPACITY_REACHED":  # without one it does not help to wait
             error.details.setdefault("retry_after", self.config.retry_after_s)
         session.next_id = effect.id
         for pending in session.queue:

@@ -178,14 +178,14 @@ class HTTPEnvServer(_UpstreamServer):
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
-            reads = self.episodes.reads if simulation else None
+            episodes = self.episodes if simulation else None
             owner = http_routes.principal(websocket)
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
                     await MuxSocket(socket, multiplex, owner).serve()
                 else:
-                    await PlainSocket(socket, self.sessions, reads, self.mcp, self.action_cls, told, owner).serve()
+                    await PlainSocket(socket, self.sessions, episodes, self.mcp, self.action_cls, told, owner).serve()
 
             await by_itself(websocket, serve)
 

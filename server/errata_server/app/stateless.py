@@ -20,6 +20,9 @@ from openenv.core.env_server.types import (
 )
 from pydantic import ValidationError
 
+from errata_protocol.errors import InvalidRequest
+from errata_protocol.mux import injected_fork
+
 from ..sessions.decoding import step_request
 from ..sessions.sessions import Sessions
 from .upstream_routes import answer_from
@@ -46,6 +49,11 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
         return
 
     async def reset(request: ResetRequest = Body(default_factory=ResetRequest)) -> ResetResponse:  # noqa: B008
+        if injected_fork(request.model_dump(exclude_unset=True)) is not None:
+            raise InvalidRequest(
+                "injected_state {episode_id, t} continues an episode, and POST /reset has no session that could: send "
+                "it on /ws, or POST /episodes/{eid}/fork"
+            )
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True)
             observation = await host.reset(given, timeout_s=timeout_s)

@@ -24,13 +24,18 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import Capabilities, SessionPosition
 from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
+from errata_protocol.mux import injected_fork
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
+from ..episodes.episodes import Episodes
+from ..episodes.forks import Forks
 from ..episodes.reads import JournalReads
+from ..runtime.rows import Admitted, wire_digest
 from ..sessions.decoding import reset_request, step_request
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
+from .injected_state import reset_to
 from .input_errors import error_json, told
 from .mcp import McpDoor, parse_rpc
 from .session_socket import SocketDoor
@@ -45,7 +50,7 @@ class PlainSocket(SocketDoor):
     Args:
         websocket: Not yet accepted.
         sessions: The environment's sessions.
-        reads: Reads of the journal; None in production mode, which has no state(t).
+        episodes: Reads and forks of the journal; None in production mode, which has no state(t) and no fork.
         mcp: JSON-RPC requests.
         action_cls: Action class that steps are validated against.
         capabilities: What the server answers to a probe.
@@ -56,14 +61,14 @@ class PlainSocket(SocketDoor):
         self,
         websocket: WebSocket,
         sessions: Sessions,
-        reads: JournalReads | None,
+        episodes: Episodes | None,
         mcp: McpDoor,
         action_cls: type[Action],
         capabilities: Callable[[], Capabilities],
         principal: str | None,
     ) -> None:
         super().__init__(websocket, sessions, principal)
-        self._reads = reads
+        self._episodes = episodes
         self._mcp = mcp
         self._action_cls = action_cls
         self._capabilities = capabilities
@@ -109,13 +114,17 @@ class PlainSocket(SocketDoor):
     async def _dispatch(self, session: Session, frame: dict[str, Any]) -> bytes | None:
         match frame.get("type", ""):
             case "reset":
-                request = reset_request(WSResetMessage(**frame).data)
+                asked = WSResetMessage(**frame).data
+                place = injected_fork(asked) if self._episodes is not None else None
+                if self._episodes is not None and place is not None:
+                    return await self._reset_to(session, asked, self._episodes.forks, place)
+                request = reset_request(asked)
                 return self._delivered("observation", await self._sessions.run(session, request, self))
             case "step":
                 request = step_request(WSStepMessage(**frame).data, self._action_cls)
                 return self._delivered("observation", await self._sessions.run(session, request, self))
-            case "state" if "data" in frame and self._reads is not None:
-                return await self._state_at(session, frame, self._reads)
+            case "state" if "data" in frame and self._episodes is not None:
+                return await self._state_at(session, frame, self._episodes.reads)
             case "state":
                 WSStateMessage(**frame)
                 return to_json({"type": "state", "data": await self._sessions.state(session)}, inf_nan_mode="null")
@@ -137,6 +146,13 @@ class PlainSocket(SocketDoor):
             case other:
                 shown = other if isinstance(other, str) else type(other).__name__
                 return _error_frame({"message": f"Unknown message type: {shown[:100]}", "code": "UNKNOWN_TYPE"})
+
+    async def _reset_to(self, session: Session, asked: dict[str, Any], forks: Forks, place: tuple[str, int]) -> bytes:
+        """Let a session go on from a state(t), as on a multiplexed socket (PROTOCOL D11)."""
+        runtime = self._sessions.runtime
+        admitted = Admitted("", 0, session.sid, None, "reset", to_json(asked), runtime.clock.time())
+        row = await reset_to(runtime, forks, session, admitted, place, self)
+        return self._delivered("observation", Reply(row.eid, 0, row.payload, wire_digest(row.digest)))
 
     async def _state_at(self, session: Session, frame: dict[str, Any], reads: JournalReads) -> bytes:
         extra = set(frame) - {"type", "data"}

@@ -162,6 +162,8 @@ async def attach(url: str) -> Record:
             for frame in frames:
                 await socket.send(json.dumps(frame))
                 record["sockets"].append(json.loads(await socket.recv()))
+    async with GenericEnvClient(base_url=f"{url}/ws?session_id={sid}&") as client:
+        record["client"] = seen(await client.step({"amount": 5}))
     async with connect(address) as first, connect(address) as second:
         record["second"] = json.loads(await second.recv())["data"].get("code")
         await first.send('{"type": "close"}')

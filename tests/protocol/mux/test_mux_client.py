@@ -443,3 +443,31 @@ def test_a_machine_that_is_used_wrongly_says_so(client: Client) -> None:
         client.protocol.connected(0.0)
     with pytest.raises(LocalProtocolError, match="CLAIMED"):
         client.protocol.claim(session)
+
+
+def test_d5_full_without_a_time_to_wait_ends_what_was_asked_and_what_is_behind_goes_on(client: Client) -> None:
+    session = client.attached()
+    first, second = [client.protocol.request(session, "step") for _ in range(2)]
+    client.sent()
+    full, behind = error("CAPACITY_REACHED", 1, next_id=1), error("OUT_OF_ORDER", 2, next_id=1)
+    (failed,) = client.hear(full, behind)
+    assert isinstance(failed, Failed) and failed.request is first and not failed.recorded
+    client.protocol.tick(10.0)
+    assert ids(client.sent()) == [("step", 1)] and second.id == 1
+
+
+def test_d5_an_open_that_is_full_without_a_time_to_wait_is_over(client: Client) -> None:
+    client.protocol.connected(0.0)
+    session = client.protocol.open(SID, KEY)
+    request = client.protocol.request(session, "reset")
+    client.sent()
+    failed, ended = client.hear(error("CAPACITY_REACHED"))
+    assert isinstance(failed, Failed) and failed.request is request and isinstance(ended, SessionEnded)
+    assert ended.error.code == "CAPACITY_REACHED" and client.protocol.next_timer() is None
+
+
+def test_a6_a_frame_without_room_costs_the_socket_and_says_how_long_to_wait(client: Client) -> None:
+    client.attached()
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.hear({"sid": None, "type": "error", "data": {"code": "OVERLOADED", "message": "m", "retry_after": 2.5}})
+    assert caught.value.details["retry_after"] == 2.5

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from pydantic_core import to_json
 
 from errata_protocol.errors import (
@@ -29,9 +28,10 @@ from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow
 from ...runtime.ownership import owned_delivery
-from ...runtime.rows import Admitted, error_row, forked_row, refused_row, replied_row
+from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Reply as SessionReply
 from ...sessions.session import Request, Session
+from ..injected_state import reset_to
 from .shell import MuxShell, journal_sid
 from .translation import Reading, RpcRefused, object_of, reply_of
 
@@ -211,20 +211,8 @@ class Answers:
 
     async def _reset_to(self, session: Session, run: Run, eid: str, t: int) -> Reply:
         """Let a session go on from a state(t), as a fork in place (PROTOCOL D11)."""
-        parent = await owned_delivery(self._shell.runtime.store, eid, t, session.row.principal)
-        child = await self._forks.child(parent, session.sid, run.data)
-        session_row, episode, _ = child.records
-        if session_row.environment != session.row.environment:
-            raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here
-        admitted = replace(self._admitted(session, run), eid=child.eid, t=0)
-        row = forked_row(parent, admitted)
-        async with session.turn:
-            await self._shell.runtime.journal.commit(episode, row)
-            host, session.host = session.host, None  # the next request wakes another one there
-            session.eid, session.t = child.eid, 0
-            if host is not None:
-                await host.close()
-        return reply_of(row)
+        admitted = self._admitted(session, run)
+        return reply_of(await reset_to(self._shell.runtime, self._forks, session, admitted, (eid, t)))
 
     async def _close(self, session: Session, run: Run) -> Reply:
         row = self._row(session, run, b"{}")

@@ -1,0 +1,66 @@
+"""``reset(injected_state={episode_id, t})``: a session goes on from a state(t), as a fork in place (PROTOCOL D11)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from errata_protocol.errors import SessionLost, SessionUnknown, UnknownEpisode
+
+from ..episodes.forks import Forks
+from ..journal.base import DeliveryRow, Record
+from ..runtime.ownership import owned_delivery
+from ..runtime.rows import Admitted, forked_row
+from ..runtime.runtime import Runtime
+from ..sessions.session import Session
+
+
+async def reset_to(
+    runtime: Runtime,
+    forks: Forks,
+    session: Session,
+    admitted: Admitted,
+    place: tuple[str, int],
+    socket: object | None = None,
+) -> DeliveryRow:
+    """Begin an episode of a session at delivery t of another episode; its next request wakes an instance there.
+
+    Args:
+        runtime: Journal and ids.
+        forks: Makes the episode.
+        session: Which session.
+        admitted: The reset.
+        place: (eid, t): an episode of this environment and principal, of whichever session.
+        socket: The one it came through; the session may have another by now.
+
+    Returns:
+        The row of the new episode's t=0, committed.
+
+    Raises:
+        UnknownEpisode: No such episode, or somebody else's, or of another environment.
+        StateOutOfRange: The episode has no delivery t.
+        NoReset: t is 0 and the episode began without a reset.
+        NotSupported: The environment takes no snapshots and is not declared deterministic.
+        SessionUnknown: Another socket speaks for the session.
+        SessionLost: The session is lost.
+    """
+    eid, t = place
+    parent = await owned_delivery(runtime.store, eid, t, session.row.principal)
+    child = await forks.child(parent, session.sid, admitted.request)
+    forked_session, episode, _ = child.records
+    if forked_session.environment != session.row.environment:
+        raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here
+    row = forked_row(parent, replace(admitted, eid=child.eid, t=0))
+    async with session.turn:
+        if socket is not None and session.attached is not socket:
+            raise SessionUnknown("another socket speaks for this session now: attach again")
+        if session.lost is not None:
+            raise SessionLost(session.lost, eid=session.eid, t=session.t)
+        first: list[Record] = [] if session.committed else [session.row]
+        await runtime.store.wait_until_writable()
+        await runtime.journal.commit(*first, episode, row)
+        session.committed = True
+        host, session.host = session.host, None
+        session.eid, session.t = child.eid, 0
+        if host is not None:
+            await host.close()
+    return row
