@@ -38,7 +38,7 @@ test-browser: setup ## the web interface in Debian's Chromium, which is installe
 	@timeout 300 $(PYTEST) -m browser -rs tests/browser
 
 test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
-	@scripts/interop.sh
+	@scripts/locked_environments.sh interop
 	@$(PYTEST) -m interop tests/interop
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow

@@ -22,7 +22,15 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCES = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
-PACKAGES = ("errata_protocol", "errata_server", "errata_client", "errata_trainer", "terminal_env", "errata_bench")
+PACKAGES = (
+    "errata_protocol",
+    "errata_server",
+    "errata_client",
+    "errata_trainer",
+    "terminal_env",
+    "swe_bench_lite_env",
+    "errata_bench",
+)
 
 
 @pytest.fixture(scope="module")

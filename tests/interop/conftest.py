@@ -1,6 +1,7 @@
 """Processes of both generations of OpenEnv, and of ours, for the tests of this room.
 
-They need the virtual environments of ``scripts/interop.sh`` (``make test-interop`` makes them) and fail without.
+They need the virtual environments of ``scripts/locked_environments.sh`` (``make test-interop`` makes them) and fail
+without.
 """
 
 from __future__ import annotations

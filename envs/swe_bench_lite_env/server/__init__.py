@@ -1,0 +1,1 @@
+"""The server side: environment, preparation, grading. Nothing here is imported by clients."""
