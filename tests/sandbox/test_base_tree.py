@@ -13,11 +13,18 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox.base_trees import tree
+from errata_server.sandbox.base_trees import tree, verifier_packages
 from errata_server.sandbox.base_trees.agent_modes import close_tree
 from errata_server.sandbox.base_trees.apt_source import AptSource
-from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest, prepare, recipe_digest
+from errata_server.sandbox.base_trees.recipe import (
+    AGENT_UID,
+    VERIFIER_PACKAGES,
+    content_digest,
+    prepare,
+    recipe_digest,
+)
 from errata_server.sandbox.base_trees.tree import BaseTree, build_base, find_base, needs_build
+from errata_server.sandbox.base_trees.verifier_packages import install_verifier_packages
 from errata_server.sandbox.host.privileges import check_privileges
 
 
@@ -364,3 +371,28 @@ class TestTheDefaultTree:
         assert {"/workspace", "/home/agent", "/tmp", "/var/tmp"} <= paths
         own = ("/workspace", "/home/agent", "/tmp", "/var/tmp")
         assert [path for path in paths if not path.startswith(own)] == []
+
+
+class TestVerifierPackages:
+    def root(self, tmp_path: Path) -> Path:
+        (tmp_path / "root/usr/bin").mkdir(parents=True)
+        (tmp_path / "root/usr/bin/python3.11").touch()
+        return tmp_path / "root"
+
+    def test_an_index_that_does_not_answer_is_said_with_what_to_set(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+        with pytest.raises(SandboxUnavailable, match=r"No matching distribution.*PIP_INDEX_URL.*PIP_FIND_LINKS"):
+            install_verifier_packages(self.root(tmp_path))
+
+    def test_without_pip_and_uv_it_says_how_to_get_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verifier_packages.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(SandboxUnavailable, match="ensurepip"):
+            install_verifier_packages(self.root(tmp_path))
+
+    def test_each_package_is_pinned_by_version_and_hash(self) -> None:
+        assert {"pytest", "pytest-json-ctrf", "requests"} <= {name for name, _, _ in VERIFIER_PACKAGES}
+        assert all(version and len(digest) == 64 for _, version, digest in VERIFIER_PACKAGES)

@@ -58,7 +58,7 @@ def trusted(program, words):
     first = arguments[0] if arguments else ""
     if program in SHELLS:
         return first in ("-c", "") or first.startswith(OURS)
-    return program.startswith("python") and first.startswith(OURS)
+    return program.startswith("python") and (first in ("-c", "-", "") or first.startswith(OURS))
 
 
 class Reports:

@@ -80,6 +80,9 @@ def of_the_agent(arguments):
 
 
 def main(arguments):
+    if not os.path.isdir(PACKAGES):
+        report("tool", "pytest", f"pytest: the base tree has no {PACKAGES}: run `errata base build`")
+        return 127
     sys.meta_path.insert(0, SystemFirst)
     sys.dont_write_bytecode = True
     try:

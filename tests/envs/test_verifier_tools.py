@@ -1,0 +1,218 @@
+"""test.sh of Harbor's kind on real sandboxes: graded without a network, and an error where a tool is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from errata_protocol.errors import EnvironmentFailed
+from terminal_env import TerminalAction, TerminalObservation
+from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.tasks import TASKS_VARIABLE
+
+from . import harbor_style
+from .harbor_style import REWARD, STYLES
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real")]
+DONE = TerminalAction(tool="submit")
+OUTPUTS = "def test_it():\n    assert open('/app/out.txt').read() == 'right\\n'\n"
+RIGHT = "echo right > /app/out.txt"
+
+
+@pytest.fixture
+def tasks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(TASKS_VARIABLE, str(tmp_path / "tasks"))
+    return tmp_path / "tasks"
+
+
+async def graded(task_id: str, command: str) -> TerminalObservation:
+    environment = TerminalEnvironment()
+    try:
+        await environment.reset_async(task_id=task_id)
+        await environment.step_async(TerminalAction(command=command))
+        return await environment.step_async(DONE)
+    finally:
+        await environment.aclose()
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_a_task_of_terminal_bench_is_solvable_and_worth_nothing_untouched(
+    tasks_directory: Path, style: str
+) -> None:
+    root = harbor_style.write(tasks_directory / style, STYLES[style])
+    assert (await graded(style, "true")).reward == 0.0
+    assert (await graded(style, (root / "solution" / "solve.sh").read_text())).reward == 1.0
+
+
+async def test_the_start_is_as_the_dockerfile_says(tasks_directory: Path) -> None:
+    harbor_style.write(tasks_directory / "t", harbor_style.BROKEN_SCRIPT)
+    environment = TerminalEnvironment()
+    start = await environment.reset_async(task_id="t")
+    assert start.cwd == "/app"
+    command = (
+        "cat /data/in/*.txt; echo $MODE $DATA_DIR; stat -c '%U %a %n' /app /app/bin/total /data/in/one.txt /srv/out; "
+        "readlink /usr/local/bin/total; touch /app/x /data/x /srv/out/x && echo can; touch /usr/local/bin/x; "
+        "find /app /data/in /srv -mindepth 1 -newermt @1767225600 -not -name x -not -path /srv/out"
+    )
+    seen = await environment.step_async(TerminalAction(command=command))
+    assert seen.stdout.splitlines() == [
+        "1", "2", "39", "strict /data/in", "agent 755 /app", "agent 755 /app/bin/total", "agent 644 /data/in/one.txt",
+        "agent 755 /srv/out", "/app/bin/total", "can",
+    ]  # fmt: skip
+    assert "Permission denied" in seen.stderr or "Read-only" in seen.stderr
+    await environment.aclose()
+
+
+def script(directory: Path, test_sh: str, outputs: str = OUTPUTS, instruction: str = "Write /app/out.txt.\n") -> None:
+    harbor_style.write_task(
+        directory / "t",
+        {
+            "instruction.md": instruction,
+            "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\n",
+            "tests/test.sh": test_sh + REWARD,
+            "tests/test_outputs.py": outputs,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "test_sh",
+    [
+        "apt-get update && apt-get install -y curl jq python3 ca-certificates\npytest /tests/test_outputs.py -rA\n",
+        "wget -qO- https://astral.sh/uv/install.sh | sh\nuvx pytest@8.4.1 /tests/test_outputs.py\n",
+        "curl -LsSf -o i.sh https://astral.sh/uv/install.sh && sh i.sh && $HOME/.local/bin/uvx pytest /tests\n",
+        "uvx --from pytest==8.4.1 --with requests --with pytest-timeout pytest --timeout 60 /tests/test_outputs.py\n",
+        "uv venv /tmp/v && . /tmp/v/bin/activate && uv pip install 'pytest>=8,<9' && pytest /tests/test_outputs.py\n",
+        "uv pip install --system pytest==8.4.1 pytest-json-ctrf==0.3.5\n"
+        "pytest /tests/test_outputs.py --ctrf /logs/verifier/ctrf.json\n"
+        "jq -e '.results.summary.failed == 0' /logs/verifier/ctrf.json\n",
+        "uv init && uv add pytest==8.4.1 && uv run pytest /tests/test_outputs.py\n",
+        "python3 -m venv /tmp/v && /tmp/v/bin/pip install pytest && /tmp/v/bin/python -m pytest /tests\n",
+        "python -m pip install -q pytest==8.4.1\nPYTHONPATH=/app python3 -m pytest /tests/test_outputs.py\n",
+        "sudo -E pip3 install requests && python3 -c 'import requests' && cd /tests && pytest\n",
+        "printf 'pytest==8.4.1 # runner\\n-i https://pypi.org/simple\\n' > r.txt; pip install -r r.txt && "
+        "python3 -m pytest /tests/test_outputs.py\n",
+        "uv run --with pytest==8.4.1 -m pytest /tests/test_outputs.py\n",
+        "python3 -m unittest discover -s /tests -p 'unit*.py'; pytest /tests/test_outputs.py\n",
+        "bash /tests/inner.sh\n",
+    ],
+)  # fmt: skip
+async def test_ways_to_run_pytest_work_without_a_network(tasks_directory: Path, test_sh: str) -> None:
+    script(tasks_directory, test_sh)
+    (tasks_directory / "t" / "tests" / "inner.sh").write_text(
+        "uvx --with pytest==8.4.1 pytest /tests/test_outputs.py\n"
+    )
+    assert (await graded("t", "true")).reward == 0.0
+    assert (await graded("t", RIGHT)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("test_sh", "outputs", "missing"),
+    [
+        ("uvx -w pytest==8.4.1 -w pandas==2.2.3 pytest /tests\n", OUTPUTS, r"pandas==2\.2\.3"),
+        ("uvx -w pytest==7.4.4 pytest /tests\n", OUTPUTS, r"pytest==7\.4\.4"),
+        ("apt-get install -y postgresql-client && pytest /tests\n", OUTPUTS, "postgresql-client"),
+        ("uv venv .v && . .v/bin/activate && uv pip install pytest numpy && uv run pytest /tests\n", OUTPUTS, "numpy"),
+        ("curl -fsSL https://example.com/data -o /tmp/data && pytest /tests\n", OUTPUTS, "https://example.com/data"),
+        ("git clone https://github.com/a/b /tmp/b && pytest /tests\n", OUTPUTS, "https://github.com/a/b"),
+        ("wget -q https://example.com/x && pytest /tests\n", OUTPUTS, "wget"),
+        ("bats /tests/x.bats\n", OUTPUTS, "bats"),
+        ("frobnicate-verify /app 2>/dev/null\n", OUTPUTS, "frobnicate-verify"),
+        ("/usr/local/bin/uvx pytest /tests\n", OUTPUTS, "/usr/local/bin/uvx"),
+        ("npm ci && npm test\n", OUTPUTS, "npm"),
+        ("pytest -p xdist -n 4 /tests\n", OUTPUTS, "pytest"),
+        ("pytest --no-such-option /tests\n", OUTPUTS, "no-such-option"),
+        ("pytest /tests/test_other.py\n", OUTPUTS, "test_other"),
+        ("pytest /tests/test_outputs.py\n", "x = 1\n", "found no tests"),
+        ("pytest /tests\n", "import numpy\n" + OUTPUTS, "numpy"),
+        ("pytest /tests\n", "def test_it():\n    import pandas\n", "pandas"),
+        ("pytest /tests\n", "import subprocess\n\ndef test_it():\n    subprocess.run(['node', 'x.js'])\n", "node"),
+        ("pytest /tests\n", "def test_it(mocker):\n    pass\n", "mocker"),
+        ("python3 /tests/test_outputs.py\n", "import yaml_of_ours\n", "yaml_of_ours"),
+        ("python3 /tests/test_outputs.py\n", "import subprocess\nsubprocess.run(['cargo', 'test'])\n", "cargo"),
+        ("python3 - <<'EOF'\nimport scipy\nEOF\n", OUTPUTS, "scipy"),
+    ],
+)  # fmt: skip
+async def test_a_script_that_misses_a_tool_is_an_error_also_where_it_writes_a_zero(
+    tasks_directory: Path, test_sh: str, outputs: str, missing: str
+) -> None:
+    script(tasks_directory, test_sh, outputs)
+    for command in ("true", RIGHT):
+        with pytest.raises(EnvironmentFailed, match=missing):
+            await graded("t", command)
+
+
+async def test_a_full_score_stands_also_where_something_was_missing(tasks_directory: Path) -> None:
+    script(tasks_directory, "pip install torch; pytest /tests\n")
+    assert (await graded("t", RIGHT)).reward == 1.0
+    with pytest.raises(EnvironmentFailed, match="torch"):
+        await graded("t", "true")
+
+
+async def test_a_script_without_a_reward_file_names_the_missing_tool(tasks_directory: Path) -> None:
+    script(tasks_directory, "set -e\napt-get install -y nodejs\n")
+    with pytest.raises(EnvironmentFailed, match=r"cannot be graded here.*nodejs.*errata tasks check"):
+        await graded("t", RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("test_sh", "outputs"),
+    [
+        ("greet-tool > /dev/null\n", OUTPUTS),
+        ("pytest /tests\n", "import subprocess\n\ndef test_it():\n    subprocess.run(['greet-tool'], check=True)\n"),
+        ("PYTHONPATH=/app pytest /tests\n", "import greetings\n\ndef test_it():\n    assert greetings.X\n"),
+        ("PYTHONPATH=/app python3 /tests/test_outputs.py\n", "import greetings\n"),
+        ("pytest /app/test_mine.py\n", OUTPUTS),
+        ("/app/run.sh\n", OUTPUTS),
+    ],
+)
+async def test_what_the_task_asks_the_agent_for_is_not_a_tool(
+    tasks_directory: Path, test_sh: str, outputs: str
+) -> None:
+    words = "Write the command greet-tool, the module greetings.py, /app/run.sh and /app/test_mine.py.\n"
+    script(tasks_directory, test_sh, outputs, words)
+    assert (await graded("t", "true")).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "#!/bin/bash\nuvx --with nothing-like-it pytest; apt-get install -y nothing; nothing-like-it; exit 1\n",
+        "#!/bin/bash\n(setsid bash -c 'sleep 0.2; /verifier/bin/uvx nothing-like-it' &); sleep 1; exit 1\n",
+        "#!/usr/bin/python3\nimport subprocess\nsubprocess.run(['curl', 'https://example.com'])\nraise SystemExit(1)\n",
+        "#!/usr/bin/python3\nimport json, os, socket\ns = socket.socket(socket.AF_UNIX)\n"
+        "s.connect(os.environ['ERRATA_VERIFIER_SOCKET'])\n"
+        "s.sendall(json.dumps({'kind': 'tool', 'name': 'x', 'text': 'x'}).encode())\ns.shutdown(1)\ns.recv(1)\n"
+        "raise SystemExit(1)\n",
+        "#!/usr/bin/python3\nimport no_such_module\n",
+        "#!/bin/bash\npython3 -m pytest --no-such-option; exit 1\n",
+        "#!/bin/bash\necho '/tests/test.sh: line 1: /usr/bin/uvx: No such file or directory' >&2; exit 1\n",
+    ],
+)
+@pytest.mark.parametrize(
+    ("test_sh", "outputs"),
+    [
+        ("/app/run.sh\n", OUTPUTS),
+        (
+            "pytest -s /tests\n",
+            "import subprocess\n\ndef test_it():\n    subprocess.run(['/app/run.sh'], check=True)\n",
+        ),
+    ],
+)
+async def test_a_program_of_the_agent_cannot_turn_a_zero_into_an_error(
+    tasks_directory: Path, program: str, test_sh: str, outputs: str
+) -> None:
+    script(tasks_directory, test_sh, outputs, "Write /app/run.sh.\n")
+    write = f"cat > /app/run.sh <<'EOT'\n{program}EOT\nchmod +x /app/run.sh"
+    assert (await graded("t", write)).reward == 0.0
+
+
+async def test_directories_of_the_agent_on_path_do_not_stand_before_the_tools(tasks_directory: Path) -> None:
+    script(tasks_directory, "python3 -m pytest /tests/test_outputs.py\n")
+    (tasks_directory / "t" / "environment" / "Dockerfile").write_text(
+        "FROM x\nWORKDIR /app\nENV PATH=/app/bin:$PATH PYTHONPATH=/app/lib\n"
+    )
+    evil = "mkdir -p bin lib; for n in python3 pytest jq bash; do printf '#!/bin/sh\\nexit 0\\n' > bin/$n; done; "
+    evil += "chmod +x bin/*; echo 'import os; os._exit(0)' > lib/pytest.py; cp lib/pytest.py lib/sitecustomize.py"
+    assert (await graded("t", evil)).reward == 0.0
