@@ -8,7 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -93,6 +93,17 @@ class Instance:
             "repo": self.repo,
             "problem_statement": self.problem_statement,
         }
+
+    def excluding(self, pass_to_pass: Collection[str]) -> Instance:
+        """Return the instance without some tests of PASS_TO_PASS, as a recipe asks for.
+
+        Raises:
+            InvalidRequest: PASS_TO_PASS has no such test.
+        """
+        unknown = sorted(set(pass_to_pass) - set(self.pass_to_pass))
+        if unknown:
+            raise InvalidRequest(f"{self.instance_id}: {unknown[0]!r} is to be excluded and is not in PASS_TO_PASS")
+        return replace(self, pass_to_pass=tuple(test for test in self.pass_to_pass if test not in pass_to_pass))
 
     def row(self) -> dict[str, str]:
         """Return the row in the benchmark's schema: every value a text, the two lists of tests as JSON."""
