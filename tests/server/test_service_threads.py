@@ -178,9 +178,9 @@ async def test_the_watch_of_the_free_pool_goes_on_after_a_failure(monkeypatch: p
 
     monkeypatch.setattr(threads._pool, "_look", failing_once)
     held = threading.Event()
-    blocked = [asyncio.ensure_future(threads.helper(lambda: held.wait(60), 60)) for _ in range(4)]
+    blocked = [asyncio.ensure_future(threads.free().run(lambda: held.wait(60), 60)) for _ in range(4)]
     await asyncio.sleep(0)  # these are put down first
-    assert await threads.helper(lambda: 7, 60) == 7  # behind blocked calls, so only the watch can have let it in
+    assert await threads.free().run(lambda: 7, 60) == 7  # behind blocked calls, so only the watch can have let it in
     assert looks[0] is None and "errata-free-watch" in str(looks[1])
     held.set()
     await asyncio.gather(*blocked)

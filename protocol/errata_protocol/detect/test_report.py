@@ -13,7 +13,6 @@ _SUMMARY = re.compile(r"^(?:FAILED|SUBFAIL|SUBFAILED|ERROR)(?:\[[^\]]*\])?(?: \(
 _COUNTS = re.compile(
     r"^=* ?(?=.*\b\d+ (?:failed|errors?)\b)(?:\d+ [a-z]+(?:, )?)+ in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$"
 )
-_PASSED = re.compile(r"^=* ?(?:\d+ [a-z]+(?:, )?)+ in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$")
 _VERBOSE = re.compile(r"^(?P<id>\S+::\S.*?) (?P<status>FAILED|ERROR)\b")
 _XDIST = re.compile(r"^\[gw\d+\] \[ *\d+%\] (?P<status>FAILED|ERROR) (?P<id>\S+::\S.*)$")
 _SECTION = re.compile(r"^_{3,} (?P<name>.+?) _{3,}$")
@@ -75,11 +74,6 @@ class TestReport:
 def is_failure_summary(line: str) -> bool:
     """Whether ``line`` is pytest's last line and counts failures or errors."""
     return len(line) < 300 and _COUNTS.match(line) is not None
-
-
-def is_summary(line: str) -> bool:
-    """Whether ``line`` is the last line of a pytest run."""
-    return len(line) < 300 and _PASSED.match(line) is not None
 
 
 def find_report(lines: Sequence[str]) -> TestReport | None:

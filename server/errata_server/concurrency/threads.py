@@ -131,7 +131,7 @@ class Place(ABC):
 
 
 class Threads(ABC):
-    """Lends places to environments and runs blocking helper calls.
+    """Lends places on threads, for environments and for other blocking calls.
 
     Args:
         cap: Pinned threads, and as many free ones. Written-off ones come on top, up to once more.
@@ -221,14 +221,6 @@ class Threads(ABC):
     def free(self) -> Place:
         """Return a place on the free pool."""
         return _FreePlace(self)
-
-    async def helper(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Run a blocking call that belongs to no thread.
-
-        Raises:
-            CallAbandoned: The deadline passed.
-        """
-        return await self.free().run(function, timeout_s)
 
     @property
     def counts(self) -> ThreadCounts:

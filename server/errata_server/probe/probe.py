@@ -87,7 +87,6 @@ class _Probe:
         self._plan = plan
         self._servable = servable
         self._scratch = scratch
-        self._served = 0
 
     def run(self) -> Verdict:
         plan = self._plan
@@ -149,7 +148,6 @@ class _Probe:
 
     def _start(self, options: tuple[str, ...], hash_seed: str | None, data_dir: Path | None = None) -> ServerProcess:
         if data_dir is None:
-            self._served += 1
             data_dir = Path(tempfile.mkdtemp(dir=self._scratch))
         return started(self._plan.target, data_dir, (*self._plan.options, *options), hash_seed)
 

@@ -76,7 +76,6 @@ class SimulatedDisk(Disk):
         self._durable_names: dict[str, _File] = {}
         self._dead = False
         self.calls = 0
-        self.syncs = 0
 
     def names(self) -> list[str]:
         self._check()
@@ -136,7 +135,6 @@ class SimulatedDisk(Disk):
         if self.faults.honours_sync:
             _apply(file.durable, file.pending)
             file.pending.clear()
-        self.syncs += 1
 
     def remove(self, name: str) -> None:
         self._check()

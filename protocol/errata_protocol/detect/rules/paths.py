@@ -38,7 +38,6 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _CANNOT_RUN = re.compile(r": (?:cannot execute(?: binary file)?.*|Is a directory|Exec format error)$")
-_EXEC_NEEDS = re.compile(r"^(?:cannot execute: required file not found|.*bad interpreter.*)$")
 _NO_FILE_MEANT = re.compile(
     r"table|column|database|relation|role|user|group|schema|branch|remote|repository '|container|image|network|"
     r"volume|service|"
