@@ -70,6 +70,10 @@ async def test_a_sound_task_passes(tmp_path: Path, real: Backend, style: str) ->
              f"grep -qx right /app/out.txt\n{REWARD}"},
             "where the verifier's tools are missing, the solved task scores 0 instead of failing",
         ),
+        (
+            {"tests/test.sh": "set -e\ngrep -qx right /app/out.txt\necho 1 > /logs/verifier/reward.txt\n"},
+            "the untouched start cannot be graded: test.sh ended with 2 and wrote no reward file",
+        ),
         ({"setup.sh": "exit 7\n"}, "setup.sh ended with 7"),
         ({"environment/Dockerfile": "FROM x\nWORKDIR /app\nRUN rm /app/nothing\n"}, "line 3: RUN rm /app/nothing"),
     ],

@@ -87,6 +87,8 @@ class _Check:
         self._same("the untouched start", empty)
         if any(score is not None and score >= 1.0 for score, _ in empty):
             found.problems.append("doing nothing scores 1: its tests do not test what was asked for")
+        elif empty[0][0] is None and not found.problems:
+            found.problems.append(f"the untouched start cannot be graded: {empty[0][1]}")
         elif found.scores["empty"][0]:
             found.warnings.append(f"doing nothing scores {found.scores['empty'][0]:g}")
         if found.problems:
