@@ -49,7 +49,7 @@ class ServiceThread:
         self._failure: str | None = None
         self._called_at = time.monotonic()
         self._calling = True
-        self._thread = threading.Thread(target=self._supervise, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -70,6 +70,12 @@ class ServiceThread:
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until the function has returned for good."""
         self._thread.join(timeout_s)
+
+    def _live(self) -> None:
+        try:
+            self._supervise()
+        finally:
+            self._run, self._failed = _nothing, None  # whose objects often hold this one
 
     def _supervise(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -103,3 +109,7 @@ class ServiceThread:
             self._failed(error)
         except Exception:
             log.exception("those who waited for thread %s could not be answered", self.name)
+
+
+def _nothing() -> None:
+    pass

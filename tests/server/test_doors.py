@@ -190,8 +190,10 @@ def test_idle_timers_end_with_the_server(tools: TestClient) -> None:
     with TestClient(app) as client:
         sid = client.post("/mcp", json=rpc("openenv/session/create")).json()["result"]["session_id"]
         session = server.sessions.live(sid)
-        assert session is not None and not any(timer.cancelled() for timer in session.timers)
-    assert session.timers and all(timer.cancelled() for timer in session.timers)
+        assert session is not None
+        timers = list(session.timers)
+        assert timers and not any(timer.cancelled() for timer in timers)
+    assert all(timer.cancelled() for timer in timers)
 
 
 # -- stateless calls --------------------------------------------------------------------------------------------------

@@ -389,7 +389,7 @@ class _FreeExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
         call = _FutureCall(functools.partial(fn, *args, **kwargs), future)
-        future.add_done_callback(lambda ended: call.give_up() if ended.cancelled() else None)
+        future.add_done_callback(call.settled)
         self._free.submit_free(call)
         return future
 
@@ -403,15 +403,23 @@ class _FutureCall(Call):
     def __init__(self, function: Callable[[], Any], future: Future[Any]) -> None:
         self._function = function
         self._unclaimed = [True]
-        self._future = future
+        self._future: Future[Any] | None = future
         self.result = None
         self.error = None
         self.worker = None
 
     def hand_over(self) -> None:
-        if not self._future.set_running_or_notify_cancel():
+        future = self._future
+        if future is None or not future.set_running_or_notify_cancel():
             return
         if self.error is None:
-            self._future.set_result(self.result)
+            future.set_result(self.result)
         else:
-            self._future.set_exception(self.error)
+            future.set_exception(self.error)
+
+    def settled(self, future: Future[Any]) -> None:
+        """Let go of a future that is done: it keeps its callbacks, and with this one, its arguments and their context
+        it would be a cycle that waits for a garbage collection."""
+        self._future = None
+        if future.cancelled():
+            self.give_up()

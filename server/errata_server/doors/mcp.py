@@ -146,9 +146,11 @@ class McpDoor:
         named = rpc.params.get("session_id")
         if named:
             session = await self._sessions.find(str(named), principal)
-            answer = await self.on_session(session, rpc, raw)
-            if session.attached is None:
-                self._sessions.keep_idle(session)
+            try:
+                answer = await self.on_session(session, rpc, raw)
+            finally:
+                if session.attached is None:
+                    self._sessions.keep_idle(session)
             return answer.payload if isinstance(answer, Reply) else answer
         invalid = invalid_call(rpc)
         if invalid is not None:

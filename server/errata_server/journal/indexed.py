@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -41,6 +42,9 @@ BATCH_ROWS = 65_536
 
 BATCH_S = 2.0
 """Longest time that a row waits for a batch."""
+
+UNUSED_BATCHES = 15
+"""So many times `BATCH_S` apart, what no row came for is forgotten."""
 
 WAITING_ROWS = 4 * BATCH_ROWS
 """Rows that may wait in memory; beyond, commits wait for the index."""
@@ -241,7 +245,7 @@ class IndexedJournal(IndexedReads):
             self._wake.notify()
 
     def _run_indexer(self) -> None:
-        while True:
+        for batches in itertools.count(1):
             with self._wake:
                 if not self._closed and self._live.batch.rows < self._batch_rows:
                     self._wake.wait(BATCH_S)
@@ -252,6 +256,9 @@ class IndexedJournal(IndexedReads):
             except StoreFailed:  # said in the log
                 with self._wake:
                     self._wake.wait(BATCH_S)
+            if batches % UNUSED_BATCHES == 0:
+                with self._write_lock:  # nobody looks up where something stands and relies on it
+                    self._live.forget_unused()
 
     def _catch_up(self) -> None:
         """Apply all that was committed before this call. The caller lets no other commit come between.

@@ -161,6 +161,7 @@ class Live:
         self.next_episode = 1
         self.next_session = 1
         self._max_idle = max_idle
+        self._recent: tuple[set[int], set[int]] = set(), set()  # numbers of episodes and sessions that got rows
 
     def batches(self) -> tuple[Batch, ...]:
         """Return what waits for the index, newest first."""
@@ -205,6 +206,8 @@ class Live:
         """The batch that was on its way is in the index."""
         with self.lock:
             assert self.leaving is not None
+            self._recent[0].update(self.leaving.of_episodes)
+            self._recent[1].update(self.leaving.of_sessions)
             for n, turns in self.leaving.turns.items():
                 episode = self.leaving.of_episodes[n]
                 episode.indexed_t = max(episode.indexed_t, *turns)
@@ -222,6 +225,19 @@ class Live:
                 (self.sessions, [batch.of_sessions for batch in batches]),
             ):
                 _forget(known, busy, self._max_idle)
+
+    def forget_unused(self) -> None:
+        """Forget the episodes and sessions for which no row came since the last call, and which wait for nothing.
+
+        What is over is so forgotten too. The next row of one that goes on looks up where it stands.
+        """
+        with self.lock:
+            batches = (self.batch,) if self.leaving is None else (self.batch, self.leaving)
+            episodes = self._recent[0].union(*(batch.of_episodes for batch in batches))
+            sessions = self._recent[1].union(*(batch.of_sessions for batch in batches))
+            self._recent = set(), set()
+            self.episodes = {eid: episode for eid, episode in self.episodes.items() if episode.n in episodes}
+            self.sessions = {sid: session for sid, session in self.sessions.items() if session.n in sessions}
 
     def delete(self, eid: str, n: int) -> None:
         """An episode was deleted, and the index does not know it yet."""

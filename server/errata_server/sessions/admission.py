@@ -15,7 +15,6 @@ from errata_protocol.errors import EnvironmentFailed, ServiceError, SessionLost,
 from ..environments.host import EnvHost, ThreadLost
 from ..ids import name_of
 from ..journal.base import EpisodeRow, Record
-from ..runtime.capacity import Room
 from ..runtime.rows import Admitted, error_row, wire_digest
 from ..runtime.runtime import Runtime
 from .execution import Execution
@@ -40,7 +39,7 @@ class Admission:
         execution: Runs a request on an instance.
         environment: Name under which episodes are journaled.
         agent_text_version: Journaled with each episode.
-        make_room: Returns when a place is free, or raises CapacityReached.
+        make_place: Returns when there is a place for a session's instance, or raises CapacityReached.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class Admission:
         execution: Execution,
         environment: str,
         agent_text_version: str | None,
-        make_room: Callable[[Room], Awaitable[None]],
+        make_place: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._runtime = runtime
         self._waker = waker
         self._execution = execution
         self._environment = environment
         self._agent_text_version = agent_text_version
-        self._make_room = make_room
+        self._make_place = make_place
 
     async def deliver(self, session: Session, request: Request, socket: object | None) -> Reply:
         """Run a mutating request after all earlier ones, commit it, and return its reply.
@@ -145,7 +144,7 @@ class Admission:
             raise SessionUnknown("this session was closed: open another")
         if session.host is not None:
             return session.host
-        await self._make_room(session.room)
+        await self._make_place(session)
         session.opening = True
         try:
             session.host = await self._waker.wake(session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -50,6 +51,9 @@ class Idling:
         self.environment = environment
         self.session_timeout_s = session_timeout_s
         self._live: dict[str, Session] = {}
+        self._asleep: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        """Sessions without an instance that somebody else holds: nothing here keeps them, their rows are enough. As
+        long as one is held, whoever looks for it gets the same."""
         self._detached: dict[str, Session] = {}  # in the order of their detaching
         self.multiplexed: Idle | None = None
         """Those that sockets of many sessions have let go of."""
@@ -65,10 +69,20 @@ class Idling:
         """
         if session.attached is not None:
             raise SessionUnknown(f"Session {session.sid} already has an attached WebSocket")
+        self.hold(session)
         session.attached = socket
         session.was_attached = True
         session.detached_at = None
         self._detached.pop(session.sid, None)
+
+    def held(self, sid: str) -> Session | None:
+        """Return the session of an id as this process has it, whoever's it is; None where only its row may be."""
+        return self._live.get(sid) or self._asleep.get(sid)
+
+    def hold(self, session: Session) -> None:
+        """Keep a session in memory: it has a socket or an instance, or is about to."""
+        if not session.closed:
+            self._live[session.sid] = session
 
     async def detach(self, session: Session, socket: object) -> None:
         """Let go of a session whose socket is gone (PROTOCOL A3): destroyed, or kept for ``detach_ttl_s``."""
@@ -90,7 +104,7 @@ class Idling:
         for timer in session.timers:
             timer.cancel()
         session.detached_at = since = object()
-        self._live[session.sid] = session
+        self.hold(session)
         self._detached.pop(session.sid, None)
         self._detached[session.sid] = session  # at the end: the oldest is evicted first
         loop = asyncio.get_running_loop()
@@ -117,6 +131,15 @@ class Idling:
             if session.recoverable and session.host is not None and idle:
                 host, session.host = session.host, None
                 await host.close()
+            if session.host is None and session.attached is None and idle and not session.multiplexed:
+                self._let_sleep(session)
+
+    def _let_sleep(self, session: Session) -> None:
+        """Forget a session whose row says all there is to say. In its turn; who waits for that still holds it."""
+        if session.closed or not session.committed or self.session_timeout_s is not None:
+            return  # in the last case a timer of its own ends it
+        self.forget(session)
+        self._asleep[session.sid] = session
 
     async def sleep(self, session: Session) -> None:
         """Close the environment of a session and let go of it; its row and layers stay. For what nobody speaks for."""
@@ -178,8 +201,11 @@ class Idling:
         """Let go of a session that is over, or never began."""
         for timer in session.timers:
             timer.cancel()
+        session.timers.clear()  # they name the session
         if self._live.get(session.sid) is session:
             del self._live[session.sid]
+        if self._asleep.get(session.sid) is session:
+            del self._asleep[session.sid]
         self._detached.pop(session.sid, None)
         for search in self._searches.get(session.sid, ()):
             search.outdated.add(session.sid)

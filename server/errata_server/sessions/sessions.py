@@ -84,7 +84,7 @@ class Sessions(Idling):
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
         self.waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
-        self._admission = Admission(runtime, self.waker, execution, environment, agent_text_version, self._make_room)
+        self._admission = Admission(runtime, self.waker, execution, environment, agent_text_version, self._make_place)
         self._express = Express(runtime, execution, self._admission, environment, self.own)
         self.recovery = self.waker.recovery_of(factory)
         self.room = Room(concurrency.max_concurrent_envs)
@@ -100,7 +100,7 @@ class Sessions(Idling):
 
     def live(self, sid: str) -> Session | None:
         """Return a session that this process holds, whoever's it is; for upstream's own methods."""
-        return self._live.get(sid)
+        return self.held(sid)
 
     @contextlib.asynccontextmanager
     async def borrowed(self) -> AsyncIterator[EnvHost]:
@@ -192,6 +192,11 @@ class Sessions(Idling):
             return False
         return True
 
+    async def _make_place(self, session: Session) -> None:
+        """Return when a session that wakes has a place, or raise CapacityReached."""
+        self.hold(session)
+        await self._make_room(session.room)
+
     def _prune(self) -> None:
         """Delete what is kept no longer, where it is time for that: a server that opens sessions also lets some go."""
         if (work := self._retention()) is not None:
@@ -209,7 +214,7 @@ class Sessions(Idling):
             SessionLost: It ended with a server and cannot be continued.
         """
         await self.runtime.start()
-        session = self._live.get(sid)
+        session = self.held(sid)
         if session is None or session.row.principal != principal:  # a foreign one costs what an unknown one does
             session = await self._find_dormant(sid, principal)
         if not session.given_out or session.closed or session.multiplexed:
@@ -246,7 +251,7 @@ class Sessions(Idling):
             row: As read.
             last: Its last delivery.
         """
-        existing = self._live.get(row.sid)
+        existing = self.held(row.sid)
         if existing is not None and existing.is_of(row):  # another request woke it while this one read
             return existing  # else an open under the same sid, whose commit will fail
         session = Session(row, committed=True, room=self._share(row.principal))
@@ -254,8 +259,10 @@ class Sessions(Idling):
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
             session.lost = session.lost_message(row.lost or "it ended with its server")
-        else:
+        elif session.multiplexed:
             self._live[row.sid] = session
+        else:
+            self._asleep[row.sid] = session
         return session
 
     async def give_out(self, session: Session) -> None:
@@ -269,7 +276,7 @@ class Sessions(Idling):
             session.given_out = True
 
     async def _end(self, sid: str) -> bool:
-        session = self._live.get(sid)
+        session = self.held(sid)
         if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)
             if row is None or row.environment != self.environment:

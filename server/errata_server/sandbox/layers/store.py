@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ MAX_CHAIN = 48
 """Layers mounted above an ``f`` directory before the next one is made."""
 _CACHED_ENTRIES = 400_000
 """Entries of directories that cached trees hold beyond what they share: some 250 bytes each."""
+_TREE_ENTRIES = 6
+"""What a cached tree takes beside its entries, counted in these."""
 _CACHED_METAS = 20_000
 
 
@@ -154,13 +156,26 @@ class LayerStore:
         return tree
 
     def _keep_tree(self, name: str, tree: Node, changes: Node) -> None:
-        size = own_entries(tree, changes)
+        size = own_entries(tree, changes) + _TREE_ENTRIES
         with self._lock:
             self._drop_tree(name)
             self._trees[name] = tree, size
             self._cached_entries += size
             while self._cached_entries > _CACHED_ENTRIES and len(self._trees) > 1:
                 self._drop_tree(next(iter(self._trees)))
+
+    def release(self, name: str, used: Collection[str]) -> None:
+        """Forget what is known of layer ``name`` and of those below it, down to one of ``used``; the files stay.
+
+        Called when a sandbox is over: whoever comes back to its layers reads them again.
+        """
+        with self._lock:
+            while name and name not in used:
+                self._drop_tree(name)
+                meta = self._metas.pop(name, None)
+                if meta is None:
+                    return
+                name = meta.parent
 
     def _drop_tree(self, name: str) -> None:
         """Forget a tree. The lock is held."""

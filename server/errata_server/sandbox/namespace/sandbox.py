@@ -520,6 +520,7 @@ class NamespaceSandbox(Sandbox):
             return
         self._destroyed = True
         self._backend.live.pop(self.id, None)
+        self._backend.store.release(self.layer, {sandbox.layer for sandbox in list(self._backend.live.values())})
         if self._last is not None:
             self._last.stop()
             await self._backend.runners.gone(self._last)
