@@ -8,7 +8,7 @@ UPSTREAM := ../shared/upstream_suite/run.sh
 UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
 	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
 # The simulations take most of the time of tests/server, and nothing in them depends on a version.
-RESOLVED := tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
+RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
@@ -31,7 +31,7 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not wheel"
 
 test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
 	@scripts/chromium.sh
@@ -42,10 +42,11 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@$(PYTEST) -m interop tests/interop
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
-test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest
+test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
 	@scripts/resolutions.sh '$(TOOLS)'
 	@for which in lowest latest; do echo "resolutions: $$which"; .cache/resolution-$$which/bin/python -m pytest -n 2 --dist loadfile \
 		-W default -p no:anyio -m "not chaos and not interop and not browser and not sandbox" $(RESOLVED) || exit 1; done
+	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
 	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
@@ -74,7 +75,7 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not wheel and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo

@@ -139,6 +139,76 @@ def test_entry_points_name_importable_things(wheel: zipfile.ZipFile) -> None:
             assert importlib.metadata.EntryPoint(name, value, group).load() is not None
 
 
+ECHO = """
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+
+class EchoAction(Action):
+    text: str
+
+
+class EchoObservation(Observation):
+    text: str = ""
+
+
+class Echo(Environment[EchoAction, EchoObservation, State]):
+    def __init__(self):
+        super().__init__()
+        self._state = State(step_count=0)
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self._state = State(episode_id=episode_id, step_count=0)
+        return EchoObservation(text="ready")
+
+    def step(self, action, timeout_s=None, **kwargs):
+        self._state.step_count += 1
+        return EchoObservation(text=action.text, reward=1.0, done=False)
+
+    @property
+    def state(self):
+        return self._state
+"""
+
+PLAY = """
+import sys
+
+from errata_client import ErrataClient
+from errata_server.process import ServerProcess
+from pathlib import Path
+
+with ServerProcess("echo:Echo", Path(sys.argv[1])) as server:
+    with ErrataClient(base_url=server.url).sync() as client:
+        client.reset()
+        print(client.step({"text": "from the wheel"}).observation["text"])
+"""
+
+
+@pytest.mark.wheel
+@pytest.mark.timeout(600)
+def test_the_wheel_serves_an_echo_environment_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=tmp_path, check=True, timeout=120)
+    venv = tmp_path / "venv/bin"
+    pip = [venv / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", str(path)]
+    subprocess.run(pip, cwd=tmp_path, check=True, timeout=480)
+    (tmp_path / "echo.py").write_text(ECHO, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    played = subprocess.run(
+        [venv / "python", "-c", PLAY, "data"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert played.stdout == "from the wheel\n", played.stderr[-2000:]
+    version = subprocess.run(
+        [venv / "errata", "version"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert PROJECT["version"] in version.stdout, version.stderr
+
+
 def test_the_metadata_says_what_pyproject_says(metadata: Message) -> None:
     assert metadata["Name"] == PROJECT["name"]
     assert metadata["Version"] == PROJECT["version"]
