@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Host, Mount, Router
 from starlette.staticfiles import StaticFiles
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
@@ -272,12 +273,14 @@ def test_only_where_nothing_wants_to_know_of_it() -> None:
     inner.mount("/a", Watching(ours, []))
     with_mount.include_router(inner)
     itself.mount("/again", itself)
+    # Old versions of FastAPI leave a router's mounts out when they include it.
+    mounted = TestClient(with_mount).get("/a/health").status_code == 200
     for app in (ours, itself, Starlette(routes=[Mount("/a", ours)]), Starlette(routes=[Mount("/a", Router())])):
         assert of(app) is uvicorn_protocols.LoneSocket
     for app in (
         watched,
         rebuilt,
-        with_mount,
+        *([with_mount] if mounted else []),
         Other(),
         Starlette(routes=[Mount("/a", watched)]),
         Starlette(routes=[Mount("/a", Watching(ours, []))]),
