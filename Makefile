@@ -48,6 +48,10 @@ test-resolutions: base ## protocol, client and server with the oldest dependenci
 		-W default -p no:anyio -m "not chaos and not interop and not browser and not sandbox" $(RESOLVED) || exit 1; done
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
+test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
+	@scripts/upstream_envs.sh
+	@$(PYTEST) -n 2 -m interop -rs tests/upstream_envs
+
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
 	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
 		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) \
@@ -80,7 +84,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-browser test-interop test-resolutions test-upstream test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-browser test-interop test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -109,6 +113,7 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
+	@$(PYTHON_BIN) scripts/lock_upstream_envs.py > .cache/upstream-envs.new && mv .cache/upstream-envs.new requirements/upstream-envs.lock
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info

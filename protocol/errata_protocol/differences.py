@@ -68,9 +68,9 @@ class Difference:
     def how(self) -> str:
         """Both values in one line, each a window around the first character that differs."""
         if self.was is ABSENT:
-            return f"was not there and is {_window(_text(self.now), 0)}"
+            return f"was not there and is {_window(self.now, 0)}"
         if self.now is ABSENT:
-            return f"was {_window(_text(self.was), 0)} and is not there any more"
+            return f"was {_window(self.was, 0)} and is not there any more"
         if isinstance(self.was, list) and isinstance(self.now, list) and len(self.was) != len(self.now):
             length = f"had {len(self.was)} items and has {len(self.now)}: "
         else:
@@ -78,7 +78,7 @@ class Difference:
         was, now = _text(self.was), _text(self.now)
         at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
         place = f"from character {at} on " if isinstance(self.was, str) and isinstance(self.now, str) else ""
-        return f"{place}{length}was {_window(was, at)} and is {_window(now, at)}"
+        return f"{place}{length}was {_window(self.was, at)} and is {_window(self.now, at)}"
 
     @property
     def cause(self) -> Cause | None:
@@ -232,7 +232,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _window(text: str, at: int) -> str:
+def _window(value: Any, at: int) -> str:
+    text = _text(value)
     first, last = max(0, at - BEFORE), at + AFTER
-    shown = json.dumps(text[first:last], ensure_ascii=False)
+    shown = json.dumps(text[first:last], ensure_ascii=False) if isinstance(value, str) else text[first:last]
     return ("…" if first else "") + shown + ("…" if last < len(text) else "")

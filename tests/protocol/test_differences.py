@@ -29,11 +29,11 @@ def test_every_field_that_differs_is_listed_with_its_path() -> None:
     now = {"observation": {"a": [{"b": 2}], "c": 1, "new": 3}, "reward": 0.5, "done": True}
     found = {d.where: d.how for d in differences(was, now)}
     assert found == {
-        "$.observation.a[0].b": 'was "1" and is "2"',
-        '$.observation["k k"]': 'was "null" and is not there any more',
-        "$.observation.new": 'was not there and is "3"',
-        "$.reward": 'was "1.0" and is "0.5"',
-        "$.done": 'was "false" and is "true"',
+        "$.observation.a[0].b": "was 1 and is 2",
+        '$.observation["k k"]': "was null and is not there any more",
+        "$.observation.new": "was not there and is 3",
+        "$.reward": "was 1.0 and is 0.5",
+        "$.done": "was false and is true",
     }
     assert told(differences(was, now), most=2).endswith("; 3 more")
 

@@ -242,3 +242,33 @@ class ForkedLiarEnvironment(DiceEnvironment):
     def _observation(self) -> CountObservation:
         made = super()._observation()
         return made.model_copy(update={"text": f"noise {next(LiarEnvironment.noise)}"}) if self.child else made
+
+
+class StateLiarEnvironment(UndeclaredEnvironment):
+    """Honest in all it delivers; only its state tells one process from another."""
+
+    @property
+    def state(self) -> State:
+        return State.model_validate({**self._state.model_dump(), "secret": f"soup {os.getpid()}"})
+
+
+class IteratorEnvironment(UndeclaredEnvironment):
+    """Each reset without a seed of its own takes the next item of a data set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items = itertools.count(1)
+
+    def reset(self, episode_id: str | None = None, item: int | None = None, **kwargs: Any) -> CountObservation:  # type: ignore[override]
+        super().reset(item if item is not None else next(self._items), episode_id)
+        return self._observation()
+
+
+class MuteEnvironment(UndeclaredEnvironment):
+    """Answers every action alike."""
+
+    def step(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        return CountObservation(text="no")
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> CountObservation:
+        return CountObservation(text="no")

@@ -27,6 +27,7 @@ from .repeatable import (
     DoneLiarEnvironment,
     ErrorLiarEnvironment,
     ForkedLiarEnvironment,
+    IteratorEnvironment,
     MetadataLiarEnvironment,
     NoErrorLiarEnvironment,
     RewardLiarEnvironment,
@@ -208,3 +209,50 @@ def test_a_difference_that_is_no_time_gets_no_advice_to_except_it() -> None:
             message = socket.ask("step", {"n": 1})["data"]["message"]
     assert "--volatile" not in message and "errata probe" in message
     assert os.linesep not in message
+
+
+# -- episodes that depend on those before ------------------------------------------------------------------------------
+
+
+def test_where_an_episode_depends_on_those_before_the_whole_session_is_run_again() -> None:
+    app = served(IteratorEnvironment, deterministic=True)
+    with TestClient(app) as client:
+        with connect(client) as socket:
+            sid = given_out(socket)
+            first = socket.ask("reset")["eid"]
+            socket.ask("step", {"n": 3})
+            socket.ask("step", {"n": 500, "do": "raise"})
+            second = socket.ask("reset")["eid"]
+            socket.ask("step", {"n": 4})
+            seen = socket.ask("step", {"n": 1})["data"]
+            child, of_first = fork(client, second, 1, "a"), fork(client, first, 1, "b")
+        asleep(app)
+        with connect(client, f"/ws?session_id={sid}") as socket:
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 6
+            third = socket.ask("reset")["data"]["observation"]["text"]
+        with connect(client, f"/ws?session_id={child['session_id']}") as socket:
+            assert socket.ask("step", {"n": 1})["data"] == seen
+            assert socket.ask("reset")["data"]["observation"]["text"] == third
+            socket.ask("step", {"n": 2})
+        with connect(client, f"/ws?session_id={of_first['session_id']}") as socket:
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 4
+        asleep(app)
+        with connect(client, f"/ws?session_id={child['session_id']}") as socket:
+            assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 3
+
+
+def test_a_liar_with_earlier_episodes_is_lost_with_what_differs_in_the_last_one() -> None:
+    RewardLiarEnvironment.made = 1
+    app = served(RewardLiarEnvironment)
+    with TestClient(app) as client:
+        with connect(client) as socket:
+            sid = given_out(socket)
+            for _ in range(2):
+                eid = socket.ask("reset", {"seed": 1})["eid"]
+                for n in (1, 2):
+                    socket.ask("step", {"n": n})
+        asleep(app)
+        with connect(client, f"/ws?session_id={sid}") as socket:
+            lost = socket.ask("step", {"n": 1})["data"]
+    assert lost["code"] == "SESSION_LOST" and lost["differs"] == {"eid": eid, "t": 2, "path": "$.reward"}
+    assert "1 earlier episodes" in lost["message"]

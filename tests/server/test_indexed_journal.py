@@ -682,7 +682,7 @@ def _assert_alike(one: Journal, other: Journal) -> None:
         reads += [functools.partial(lambda j, e, t: j.recorded(e, t), e=eid, t=t) for t in range(13)]
     for n in range(5):
         sid = f"s{n}"
-        for read in ("session", "first_episode", "last_delivery", "last_id", "last_seq"):
+        for read in ("session", "first_episode", "session_episodes", "last_delivery", "last_id", "last_seq"):
             reads.append(functools.partial(lambda j, r, s: getattr(j, r)(s), r=read, s=sid))
         reads.append(functools.partial(lambda j, s: [(r.id, r.t) for r in j.replies(s, 3, 900)], s=sid))
         reads.append(functools.partial(lambda j, s: j.pushes(s, 3, 900), s=sid))

@@ -169,7 +169,10 @@ async def test_a_fork_needs_the_delivery_it_starts_from(journal: Journal) -> Non
 async def test_after_its_last_episode_was_deleted_a_session_stands_on_the_one_before(journal: Journal) -> None:
     await journal.commit(session(), episode("e1"), delivery("e1", 0), delivery("e1", 1))
     await journal.commit(episode("e2"), delivery("e2", 0))
+    assert journal.session_episodes("s") == ["e1", "e2"]
+    assert journal.session_episodes("nobody") == []
     journal.delete_episode("e2")
+    assert journal.session_episodes("s") == ["e1"]
     assert journal.last_delivery("s") == delivery("e1", 1)
     first = journal.first_episode("s")
     assert first is not None and first.eid == "e1"

@@ -122,11 +122,18 @@ def serve(
     observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
     deterministic: Annotated[
         bool,
-        typer.Option(help="Continue and fork sessions without snapshots by running their requests again. One target."),
+        typer.Option(
+            help="Continue and fork sessions without snapshots by running their requests again, under a hash seed that "
+            "the data directory keeps. One target; errata probe says whether it is true."
+        ),
     ] = False,
     volatile: Annotated[
         str | None,
-        typer.Option(metavar="FIELD,...", help="Fields that may differ when requests run again. One target."),
+        typer.Option(
+            metavar="PATH,...",
+            help="Fields that may differ when requests run again, as messages print them: $.observation.result.took_s. "
+            "One target.",
+        ),
     ] = None,
     detect: Annotated[
         str | None,
@@ -201,7 +208,8 @@ def serve(
         detect=detect,
     )
     if any(told.recovery is Recovery.REEXECUTE for told in served.capabilities.values()):
-        hash_seed.fix(journal_dir)  # its class or spec says that it is deterministic, which only loading it shows
+        # A class or spec says that it is deterministic, which only loading it shows.
+        hash_seed.fix(served.runtime.data_dir or journal_dir)
     server.run(served, bind)
 
 

@@ -8,8 +8,11 @@ the first call that returned one.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import Any, get_args
+
+from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.environment import Recovery, Snapshot
 
@@ -23,11 +26,14 @@ def recovery_of(factory: Any, *, deterministic: bool = False) -> Recovery:
     """Return the recovery class of an environment class or instance.
 
     Args:
-        factory: The class, the instance, or another factory, which tells nothing before it was called.
+        factory: The class, the instance, or a function, which tells no more than the class that it says it returns.
         deterministic: It is declared so elsewhere than by ``DETERMINISTIC = True`` in its class.
     """
     while isinstance(factory, functools.partial):
         factory = factory.func
+    if inspect.isfunction(factory):
+        promised = hints_of(factory).get("return")
+        factory = promised if inspect.isclass(promised) and issubclass(promised, Environment) else factory
     if _has_our_snapshots(factory):
         return Recovery.SNAPSHOT
     declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True

@@ -366,6 +366,10 @@ class Journal(ABC):
         """Return the oldest episode of a session, or None."""
 
     @abstractmethod
+    def session_episodes(self, sid: str) -> list[str]:
+        """Return the eids of a session's episodes, oldest first, without those that were deleted."""
+
+    @abstractmethod
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
         """Return all deliveries of an episode in order of t, without payloads.
 

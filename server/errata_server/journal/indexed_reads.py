@@ -157,6 +157,9 @@ class IndexedReads(IndexedStanding):
         of = self._episodes_of(sid)
         return self.episode(of[-1][0]) if of else None
 
+    def session_episodes(self, sid: str) -> list[str]:
+        return [eid for eid, _ in reversed(self._episodes_of(sid))]
+
     def episodes(
         self,
         *,

@@ -158,6 +158,6 @@ def _fresh(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, 
 
 for _name in (
     "delivery", "recorded", "last_delivery", "turns", "replies", "last_id", "rewards", "pushes", "last_seq", "episode",
-    "first_episode", "episodes", "held", "session", "open_sessions", "fork_session", "refs",
+    "first_episode", "session_episodes", "episodes", "held", "session", "open_sessions", "fork_session", "refs",
 ):  # fmt: skip
     setattr(ReadOnlyJournal, _name, _fresh(getattr(IndexedReads, _name)))

@@ -185,6 +185,10 @@ class Tables(Journal):
         return self._episodes[eids[0]][1] if eids else None
 
     @_alone
+    def session_episodes(self, sid: str) -> list[str]:
+        return list(self._episodes_of.get(sid, ()))
+
+    @_alone
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
         return [
             TurnRow(

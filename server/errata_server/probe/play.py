@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
 from websockets.exceptions import WebSocketException
@@ -43,14 +46,19 @@ class Socket:
         headers = {"Authorization": f"Bearer {token}"} if token else None
         self.eid: str | None = None
         self.t: int | None = None
+        self._open = ExitStack()
         try:
-            self._socket = connect(
-                f"ws{url.removeprefix('http')}/ws{query}",
-                max_size=None,
-                open_timeout=STEP_S,
-                close_timeout=5,
-                additional_headers=headers,
-                proxy=None,
+            address = urlsplit(url)
+            raw = socket.create_connection((address.hostname or "", address.port or 80), STEP_S)
+            self._socket = self._open.enter_context(
+                connect(
+                    f"ws{url.removeprefix('http')}/ws{query}",
+                    sock=raw,  # whatever proxy there is, the server is on this machine
+                    max_size=None,
+                    open_timeout=STEP_S,
+                    close_timeout=5,
+                    additional_headers=headers,
+                )
             )
         except (OSError, WebSocketException) as error:
             raise PlayFailed(f"no socket to {url}: {error}") from error
@@ -65,7 +73,7 @@ class Socket:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self._open.close()
 
     def _ask(self, kind: str, data: Any = None) -> dict[str, Any]:
         try:
@@ -141,7 +149,11 @@ def fork(url: str, eid: str, t: int) -> str:
     token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = httpx.post(
-        f"{url}/episodes/{eid}/fork", json={"t": t, "request_id": "probe"}, headers=headers, timeout=STEP_S
+        f"{url}/episodes/{eid}/fork",
+        json={"t": t, "request_id": "probe"},
+        headers=headers,
+        timeout=STEP_S,
+        trust_env=False,
     )
     if answer.is_error:
         raise PlayFailed(f"the fork was refused: {answer.text[:500]}")

@@ -1,8 +1,8 @@
 """`probe`: plays a target four or five times and returns what that shows.
 
-Two fresh servers under different hash seeds get the same requests; where they differ, a third one gets them under the first's
-seed. Then a server is started as the advice says, is killed in the middle of the same requests, and the session and a fork of
-it go on in its successor. Only what came through that is advised.
+Two fresh servers under different hash seeds get the same requests; where they differ, a third one gets them under the
+first's seed. Then a server is started as the advice says, is killed in the middle of the same requests, and the session
+and a fork of it go on in its successor. Only what came through that is advised.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from .verdict import Answers, Compared, Found, Outcome, Verdict, compared, left
 HASH_SEEDS = ("101", "202")
 STEPS = 24
 """Actions of a play, where none are given."""
+
+MORE_RESETS = 2
+"""Episodes begun for nothing but to see whether they begin alike: what is drawn once an episode differs here first."""
 
 ENOUGH = 3
 """Different answers without which a play shows nothing."""
@@ -114,8 +117,8 @@ class _Probe:
         verdict.state_differs = left([first.state], [third.state], [("episode_id",)])
         if len(shown) < ENOUGH or errors == len(first.answers):
             verdict.why.append(
-                f"{len(first.requests)} requests had {len(shown)} different answers, {errors} of them errors: too little "
-                "to tell; give actions that do something with --actions FILE"
+                f"{len(first.requests)} requests had {len(shown)} different answers, {errors} errors among them: too "
+                "little to tell; give actions that do something with --actions FILE"
             )
             return verdict
         self._judge(verdict, first, found)
@@ -127,7 +130,7 @@ class _Probe:
             but = [*found.volatile, *found.hash_order, *found.real]
         elif found.real:
             for difference in list(found.real.values())[:4]:
-                verdict.why.append(f"request {difference.request} differs at {difference.path}: it {difference.how}")
+                verdict.why.append(f"request {difference.request}: {difference.path} {difference.how}")
         else:
             verdict.recovery = Recovery.REEXECUTE
             flags = () if verdict.served is Recovery.REEXECUTE else ("--deterministic",)
@@ -178,7 +181,7 @@ class _Probe:
                 'line {"reset": {...}} with --actions FILE'
             )
         for number in range(self._plan.steps):
-            if answer.get("done") is True:
+            if answer.get("done") is True or number < MORE_RESETS:
                 reset()
             observation = answers[-1].get("observation")
             if tools and number % 3 == 2:
@@ -196,7 +199,7 @@ class _Probe:
     def _survives(
         self, options: tuple[str, ...], first: _Play, but: Sequence[json_path.Path], *, exact: bool
     ) -> list[str]:
-        """Play as advised, with ``kill -9`` in the middle and a fork there; return what went wrong, nothing if nothing did.
+        """Play as advised, with ``kill -9`` in the middle and a fork there; return what went wrong, if anything did.
 
         Args:
             options: How to serve.
@@ -220,7 +223,7 @@ class _Probe:
                 return [f"after kill -9: {lost}"]
             problems = left(first.answers, answers, but) if exact else []
             if problems:
-                return [f"after kill -9 request {p.request} differs at {p.path}: it {p.how}" for p in problems[:4]]
+                return [f"after kill -9, request {p.request}: {p.path} {p.how}" for p in problems[:4]]
             if child is not None:
                 of_child = answers[:middle]
                 rest = [r for r in after[: _episode(after)] if r.kind != "reset"]
@@ -229,7 +232,7 @@ class _Probe:
                     return [f"in a fork: {lost}"]
                 problems = left(answers[: len(of_child)], of_child, but) if exact else []
                 if problems:
-                    return [f"in a fork request {p.request} differs at {p.path}: it {p.how}" for p in problems[:4]]
+                    return [f"in a fork, request {p.request}: {p.path} {p.how}" for p in problems[:4]]
         return []
 
     def _go_on(

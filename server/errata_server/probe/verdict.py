@@ -103,13 +103,14 @@ def compared(first: Answers, second: Answers, same_seed: Answers) -> Compared:
     Returns:
         What may be excepted; what the hash seed alone decides; and what differs for real.
     """
-    again = {path: found for path, found in _first_of(first, same_seed).items()}
+    again = _first_of(first, same_seed)
     other = {path: found for path, found in _first_of(first, second).items() if path not in again}
     volatile, hash_order, real = {}, {}, {}
+    other_game = min((number for number, found in again.values() if not _exceptable(found)), default=len(first))
     for path, (number, difference) in {**again, **other}.items():
         if _exceptable(difference):
             volatile[path] = _found(number, difference, str(difference.cause), excepted=True)
-        elif path in other:
+        elif path in other and number <= other_game:  # later on it is another game, whatever the hash seed
             hash_order[path] = _found(number, difference, "hash order", excepted=False)
         else:
             cause = difference.cause
@@ -130,9 +131,31 @@ def _exceptable(difference: Difference) -> bool:
 def _first_of(one: Answers, other: Answers) -> dict[Path, tuple[int, Difference]]:
     found: dict[Path, tuple[int, Difference]] = {}
     for number, (a, b) in enumerate(zip(one, other, strict=True)):
-        for difference in differences(normalised(a), normalised(b)):
+        for difference in differences(_comparable(a), _comparable(b)):
             found.setdefault(every_item(difference.path), (number, difference))
     return found
+
+
+def _comparable(answer: Any) -> Any:
+    return normalised(_without_turns(answer))
+
+
+def _without_turns(value: Any) -> Any:
+    """Leave out the turn of error sites, which the server counts: a fork's begin at 0."""
+    if isinstance(value, list):
+        return [_without_turns(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _without(inner, "t") if key in ("error_site", "error_sites") else _without_turns(inner)
+        for key, inner in value.items()
+    }
+
+
+def _without(sites: Any, key: str) -> Any:
+    if isinstance(sites, list):
+        return [_without(site, key) for site in sites]
+    return {k: v for k, v in sites.items() if k != key} if isinstance(sites, dict) else sites
 
 
 def left(one: Answers, other: Answers, but: Sequence[Path]) -> list[Found]:

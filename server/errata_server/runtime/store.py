@@ -163,6 +163,10 @@ class Store:
         """Return the oldest episode of a session."""
         return self.read(self.journal.first_episode, sid)
 
+    def session_episodes(self, sid: str) -> Awaitable[list[str]]:
+        """As `Journal.session_episodes`."""
+        return self.read(self.journal.session_episodes, sid)
+
     def turns(self, eid: str, *, semantic: bool = False) -> Awaitable[list[TurnRow]]:
         """Return the deliveries of an episode without payloads."""
         return self.read(self.journal.turns, eid, semantic=semantic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import os
@@ -29,6 +30,7 @@ from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..settings import Settings
 from ..targets.load import Stated, load_all
+from .announcement import announced
 from .connections import Connections
 from .detached_sockets import only_ours
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket, MessageBounds
@@ -79,12 +81,14 @@ class Served:
         runtime: Journal and sandboxes of all its environments.
         specs: Its environments.
         capabilities: What each tells its clients, by name.
+        announcement: Lines about them for whoever started the server, made from its address.
     """
 
     app: FastAPI
     runtime: Runtime
     specs: tuple[EnvironmentSpec, ...]
     capabilities: Mapping[str, Capabilities]
+    announcement: Callable[[str], list[str]] = lambda url: []
 
 
 def build(
@@ -136,13 +140,14 @@ def build(
     }
     specs = tuple(servable.spec for servable in found)
     capabilities = {name: app.state.errata.told() for name, app in apps.items()}
+    announcement = functools.partial(announced, found, capabilities)
     if len(apps) == 1:
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)
-        return Served(app, runtime, specs, capabilities)
+        return Served(app, runtime, specs, capabilities, announcement)
     replayable = all("state_at" in told.extensions for told in capabilities.values())
     composed = compose(apps, runtime, replayable=replayable, insecure=bind.insecure)
-    return Served(composed, runtime, specs, capabilities)
+    return Served(composed, runtime, specs, capabilities, announcement)
 
 
 def protected(settings: Settings, bind: Bind) -> Settings:
@@ -316,12 +321,14 @@ class _Announced(_Quiet):
         self._runtime = served.runtime
         self._url = url
         self._names = ", ".join(spec.name for spec in served.specs)
+        self._announcement = served.announcement
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._runtime.announce(self._url)
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
-        print(f"errata: serving {self._names} at {self._url} (journal: {kept})", file=sys.stderr, flush=True)
+        lines = [f"errata: serving {self._names} at {self._url} (journal: {kept})", *self._announcement(self._url)]
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for farewell in self._runtime.farewells:

@@ -111,17 +111,32 @@ class Waker:
                 there: it has no snapshot, or its requests, run again, gave something else.
             ServiceError: The environment could not be restored now.
         """
-        host = await self.create(session)
-        try:
-            last = await self._runtime.store.last_delivery(session.sid)
-            if last is not None:
-                await self._bring_back(session, host, last)
-        except BaseException:
-            await host.close()
-            raise
-        return host
+        differed: NotRepeatable | None = None
+        while True:
+            host = await self.create(session)
+            try:
+                last = await self._runtime.store.last_delivery(session.sid)
+                if last is not None:
+                    await self._bring_back(session, host, last, differed)
+                return host
+            except _DependsOnEarlier as error:
+                await host.close()
+                differed = error.differed
+            except BaseException:
+                await host.close()
+                raise
 
-    async def _bring_back(self, session: Session, host: EnvHost, last: DeliveryRow) -> None:
+    async def _bring_back(
+        self, session: Session, host: EnvHost, last: DeliveryRow, differed: NotRepeatable | None
+    ) -> None:
+        """Bring a fresh instance to the last delivery.
+
+        Args:
+            session: Whose instance.
+            host: The instance.
+            last: The delivery.
+            differed: What came of running the current episode's requests alone; None if that was not tried.
+        """
         if last.eid == session.eid and last.t is not None:
             if last.state is not None and host.recovery is Recovery.SNAPSHOT:
                 await host.restore(Snapshot(last.state, last.refs))
@@ -133,23 +148,48 @@ class Waker:
             if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
                 if host.recovery is Recovery.NONE:
                     host.recovery = Recovery.REEXECUTE  # what its client was told holds, whatever is declared now
-                outcome = "failed"
-                try:
-                    await self._reexecution.run(host, last.eid, last.t)
-                    outcome = "ok"
-                except NotRepeatable as error:
-                    outcome = "differs"
-                    await self._lose(session, str(error))
-                    raise SessionLost(
-                        str(session.lost),
-                        eid=session.eid,
-                        t=session.t,
-                        **{"differs": error.differs} if error.differs else {},
-                    ) from error
-                finally:
-                    self._runtime.metrics.reexecuted(session.row.environment, outcome)
+                await self._run_again(session, host, last.eid, last.t, differed, self._reexecution)
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
+
+    async def _run_again(
+        self,
+        session: Session,
+        host: EnvHost,
+        eid: str,
+        t: int,
+        differed: NotRepeatable | None,
+        reexecution: Reexecution,
+    ) -> None:
+        outcome = "failed"
+        try:
+            await reexecution.run(host, eid, t, whole_session=differed is not None)
+            outcome = "ok"
+        except NotRepeatable as error:
+            earlier = await reexecution.earlier_episodes(eid, t)
+            if differed is None and earlier > 0:
+                outcome = "earlier"
+                _LOGGER.info(
+                    "%s: its current episode alone gives something else; running %d earlier ones again first",
+                    name_of(session.sid),
+                    earlier,
+                )
+                raise _DependsOnEarlier(error) from error
+            outcome = "differs"
+            found = differed or error
+            also = (
+                f"; nor do they lead there after those of the session's {earlier} earlier episodes" if earlier else ""
+            )
+            await self._lose(session, f"{found}{also}")
+            raise SessionLost(
+                str(session.lost),
+                eid=session.eid,
+                t=session.t,
+                **{"differs": found.differs} if found.differs else {},
+            ) from error
+        finally:
+            if outcome != "earlier":
+                self._runtime.metrics.reexecuted(session.row.environment, outcome)
 
     async def _look_at_credit(self, host: EnvHost, eid: str, t: int) -> None:
         """Tell what may have been judged before the snapshot that ``host`` was restored from."""
@@ -178,6 +218,14 @@ class Waker:
         await host.close()
         if host.recovery is Recovery.NONE:
             await self._lose(session, why)
+
+
+class _DependsOnEarlier(Exception):
+    """The requests of the current episode alone do not lead back, and the session has earlier ones."""
+
+    def __init__(self, differed: NotRepeatable) -> None:
+        super().__init__(str(differed))
+        self.differed = differed
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):

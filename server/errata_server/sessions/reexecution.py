@@ -2,7 +2,9 @@
 
 A fresh instance gets the requests of the current episode again, from its reset on, in the order they were committed,
 and each answer is compared with the journaled one by its semantic digest. An episode that was forked begins with its
-ancestors' requests. What the journal holds is never rewritten: the bytes of state(t) stay those that were sent.
+ancestors' requests. Where these alone give something else, another fresh instance gets those of the session's earlier
+episodes first: there are resets that take the next item of a data set. What the journal holds is never rewritten: the
+bytes of state(t) stay those that were sent.
 
 What is run again: every delivery, and the environment's own exceptions, which may have changed it. What is not:
 requests after which the server closed the instance (deadline, invalid output), because the session went back before
@@ -96,7 +98,7 @@ def _is_named(parameter: inspect.Parameter | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Deliveries 0 to ``t`` of one episode; the last stretch of a lineage has the errors after ``t`` too."""
+    """Deliveries 0 to ``t`` of one episode; where it was run to its end, ``last``, the errors after ``t`` too."""
 
     eid: str
     t: int
@@ -118,35 +120,51 @@ class Reexecution:
         self._execution = execution
         self._decoder = decoder
 
-    async def run(self, host: EnvHost, eid: str, t: int) -> None:
+    async def run(self, host: EnvHost, eid: str, t: int, *, whole_session: bool = False) -> None:
         """Bring a fresh instance to delivery ``t`` of episode ``eid``.
 
         Args:
             host: The instance; nothing was called on it yet.
             eid: Current episode of the session.
             t: Its last committed delivery.
+            whole_session: Begin with the session's earlier episodes.
 
         Raises:
             NotRepeatable: An answer differs from the journaled one, or the journal lacks a request.
             StepTimeout: A request that had ended within the deadline does not now.
             ErrataError: The machine failed; it can be tried again.
         """
-        lineage = await self._lineage(eid, t)
+        lineage = await self._lineage(eid, t, whole_session)
         progress = _Progress(eid, sum(stretch.t + (not stretch.forked) for stretch in lineage))
         for stretch in lineage:
             await self._stretch(host, stretch, progress)
         progress.done()
 
-    async def _lineage(self, eid: str, t: int) -> list[_Stretch]:
+    async def earlier_episodes(self, eid: str, t: int) -> int:
+        """Return how many episodes `run` of the whole session runs again that it does not without."""
+        try:
+            return len(await self._lineage(eid, t, whole_session=True)) - len(await self._lineage(eid, t, False))
+        except NotRepeatable:
+            return 0
+
+    async def _lineage(self, eid: str, t: int, whole_session: bool) -> list[_Stretch]:
         stretches: list[_Stretch] = []
         while True:
-            episode = await self._runtime.store.episode(eid)
-            if episode is None:
+            first = await self._runtime.store.episode(eid)
+            if first is None:
                 raise NotRepeatable(f"episode {eid}, whose requests lead there, was deleted")
-            stretches.append(_Stretch(eid, t, forked=episode.origin_eid is not None, last=not stretches))
-            if episode.origin_eid is None or episode.origin_t is None:
+            stretches.append(_Stretch(eid, t, forked=first.origin_eid is not None, last=not stretches))
+            if whole_session and first.origin_eid is None:
+                of_session = await self._runtime.store.session_episodes(first.sid)
+                for earlier in reversed(of_session[: of_session.index(eid)]):
+                    row = await self._runtime.store.episode(earlier)
+                    turns = await self._runtime.store.turns(earlier)
+                    if row is not None and turns:
+                        stretches.append(_Stretch(earlier, turns[-1].t, row.origin_eid is not None, last=True))
+                        first = row
+            if first.origin_eid is None or first.origin_t is None:
                 return stretches[::-1]
-            eid, t = episode.origin_eid, episode.origin_t
+            eid, t = first.origin_eid, first.origin_t
 
     async def _stretch(self, host: EnvHost, stretch: _Stretch, progress: _Progress) -> None:
         for t in range(stretch.t + 1):

@@ -1,0 +1,50 @@
+"""What ``errata serve`` says when its port is open: what becomes of sessions, and how to talk to the server."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from errata_protocol.capabilities import Capabilities
+from errata_protocol.environment import Recovery
+
+from ..targets.load import Servable
+
+
+def announced(found: Sequence[Servable], capabilities: Mapping[str, Capabilities], url: str) -> list[str]:
+    """Return lines for whoever started the server.
+
+    Args:
+        found: The environments.
+        capabilities: What each tells its clients, by name.
+        url: Where the server answers.
+    """
+    lines = [f"errata: {one.name}: {_recovery(one, capabilities[one.name])}" for one in found]
+    if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
+        lines.append(f"errata: web interface at {url}/web")
+    address = url if len(found) == 1 else f"{url}/{found[0].name}"
+    return [
+        *lines,
+        "errata: to talk to it:",
+        "    from errata_client import ErrataClient",
+        f"    with ErrataClient({address!r}).sync() as env:",
+        "        print(env.reset().observation)",
+    ]
+
+
+def _recovery(servable: Servable, told: Capabilities) -> str:
+    fork = "and can be forked" if "fork" in told.extensions else "and this mode has no fork"
+    match told.recovery:
+        case Recovery.SNAPSHOT:
+            return f"recovery snapshot: its sessions survive a restart by their snapshots {fork}"
+        case Recovery.REEXECUTE:
+            return (
+                f"recovery reexecute: its sessions survive a restart by running their requests again {fork}; one that "
+                "answers otherwise then is lost, and says where it differs"
+            )
+    unknown = "" if isinstance(servable.factory, type) else ", as far as a function that makes it tells"
+    return (
+        f"recovery none{unknown}: its sessions cannot be forked and do not survive a restart; what it can have says: "
+        f"errata probe {shlex.quote(servable.target)}"
+    )
