@@ -23,14 +23,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+from websockets.asyncio.client import connect
+
 from errata_client import Backoff, Connection, ErrataClient, Ticket
+from errata_server.journal.disk import MAX_OPEN
 from errata_server.process import ServerProcess
 
 from .proxy import FaultyProxy
 from .storm import PATIENCE_S, Client, shell_reply, shell_step, tagged_reply, tagged_step
 
 TOLERANCE = 0.05
-DETACH_TTL_S = 10.0
+WARM_UP_MINUTES = 2.0
+"""Until then caches, pools and allocators reach their size."""
+
+DETACH_TTL_S = 5.0
 """So short that sessions fall asleep and wake all the time."""
 
 
@@ -64,7 +71,8 @@ class Sample:
     Attributes:
         minute: Since all sessions are open.
         rss_mib: Resident memory.
-        descriptors: Open ones.
+        descriptors: Open ones, without the journal's segments.
+        segments: Descriptors of these; `errata_server.journal.disk.MAX_OPEN` at most.
         threads: Of the process.
         requests: Answered until then.
         disk_mib: Of the data directory, which keeps what is delivered and therefore grows.
@@ -73,6 +81,7 @@ class Sample:
     minute: float
     rss_mib: float
     descriptors: int
+    segments: int
     threads: int
     requests: int
     disk_mib: int
@@ -83,12 +92,14 @@ HELD: dict[str, Callable[[Iterable[float]], float]] = {"rss_mib": statistics.med
 
 
 def held(samples: list[Sample]) -> dict[str, tuple[float, float]]:
-    """Return (at the beginning, at the end) of what must not grow, each of a fifth of the samples.
+    """Return (after the warm-up, at the end) of what must not grow, each of a fifth of the samples.
 
-    The first fifth is warm-up: caches, pools and allocators reach their size.
+    A run of less than ten minutes warms up for its first fifth.
     """
     fifth = max(1, len(samples) // 5)
-    first, last = samples[fifth : 2 * fifth], samples[-fifth:]
+    warm_up = min(WARM_UP_MINUTES, samples[-1].minute / 5)
+    begin = next(at for at, sample in enumerate(samples) if sample.minute >= warm_up)
+    first, last = samples[begin : begin + fifth], samples[-fifth:]
     return {
         name: (of(getattr(s, name) for s in first), of(getattr(s, name) for s in last)) for name, of in HELD.items()
     }
@@ -119,6 +130,7 @@ class Soak:
             ServerProcess, self.plan.target, self._data_dir, "--max-sessions", "20000", env=env, start_s=120.0
         )
         self._proxy.upstream = int(self._server.url.rsplit(":", 1)[1])
+        self._http = httpx.AsyncClient(base_url=self._server.url, timeout=PATIENCE_S)
         url = await self._proxy.start()
         backoff = Backoff(first_s=0.05, most_s=1.0, give_up_s=PATIENCE_S)
         self._connections = [Connection(url, backoff=backoff) for _ in range(self.plan.sockets)]
@@ -138,6 +150,7 @@ class Soak:
         finally:
             for connection in self._connections:
                 await connection.aclose()
+            await self._http.aclose()
             await self._proxy.close()
             if self._server.process.poll() is None:
                 self._server.stop(120.0)
@@ -163,6 +176,7 @@ class Soak:
         """Begin a request now and then, at most as many a second as planned, and none where the last is under way."""
         kinds: list[tuple[Callable[[int], Awaitable[None]], float]] = [
             (self._step, 80), (self._leave, 5), (self._replace, 4), (self._fork, 3), (self._reset, 3), (self._read, 5),
+            (self._fork_over_http, 3), (self._plain, 3), (self._mcp, 3),
         ]  # fmt: skip
         calls, weights = [kind for kind, _ in kinds], [weight for _, weight in kinds]
         running: set[asyncio.Task[None]] = set()
@@ -248,6 +262,42 @@ class Soak:
         await self._close(place)
         await self._come_back(place, ticket, steps)
 
+    async def _fork_over_http(self, place: int) -> None:
+        """Make a child that nobody takes up."""
+        client = self._places[place]
+        assert client is not None and client.t is not None
+        wanted = {"t": client.t, "request_id": f"{place}-{self.done.total()}"}
+        answer = await self._http.post(f"/episodes/{client.eid}/fork", json=wanted)
+        answer.raise_for_status()
+
+    async def _plain(self, place: int) -> None:
+        """Use a session on a plain socket, half of them with capabilities asked for, and close it or cut it off."""
+        socket = await connect(self._server.url.replace("http", "ws", 1) + "/ws")
+        try:
+            if self._chance.random() < 0.5:  # from then on it outlives its socket
+                await socket.send('{"type":"capabilities","data":{}}')
+                await socket.recv()
+            for message in ({"type": "reset", "data": {}}, {"type": "step", "data": self._action(1)}):
+                await socket.send(json.dumps(message))
+                answer = json.loads(await socket.recv())
+                if answer["type"] != "observation":
+                    self.wrong.append(f"a plain socket was answered with {answer}"[:300])
+            if self._chance.random() < 0.5:
+                await socket.close()
+        finally:
+            socket.transport.abort()
+
+    async def _mcp(self, place: int) -> None:
+        """Create an MCP session over HTTP, and close it or leave it."""
+        created = await self._rpc("openenv/session/create")
+        if self._chance.random() < 0.5:
+            await self._rpc("openenv/session/close", session_id=created["session_id"])
+
+    async def _rpc(self, method: str, **params: Any) -> dict[str, Any]:
+        answer = await self._http.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        result: dict[str, Any] = answer.raise_for_status().json()["result"]
+        return result
+
     async def _leave(self, place: int) -> None:
         """Detach, as a trainer that ends does; the session falls asleep before another takes it up."""
         client, self._places[place] = self._places[place], None
@@ -273,19 +323,24 @@ class Soak:
     # -- what it holds ------------------------------------------------------------------------------------------------
 
     async def _sample(self) -> None:
-        print(f"{'minute':>7} {'RSS MiB':>8} {'fds':>5} {'threads':>8} {'requests':>9} {'disk MiB':>9}", flush=True)
+        print(
+            f"{'minute':>7} {'RSS MiB':>8} {'fds':>5} {'segments':>8} {'threads':>8} {'requests':>9} {'disk MiB':>9}",
+            flush=True,
+        )
         while True:
             sample = await asyncio.to_thread(self._look)
             self.samples.append(sample)
             print(
-                f"{sample.minute:7.1f} {sample.rss_mib:8.1f} {sample.descriptors:5} {sample.threads:8} "
-                f"{sample.requests:9} {sample.disk_mib:9}",
+                f"{sample.minute:7.1f} {sample.rss_mib:8.1f} {sample.descriptors:5} {sample.segments:8} "
+                f"{sample.threads:8} {sample.requests:9} {sample.disk_mib:9}",
                 flush=True,
             )
             await asyncio.sleep(self._every_s)
 
     def _look(self) -> Sample:
         proc = Path(f"/proc/{self._server.process.pid}")
+        open_files = [path.readlink().name for path in (proc / "fd").iterdir() if path.is_symlink()]
+        segments = sum(name.endswith(".log") for name in open_files)
         status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
         # Layers of sandboxes are too many files to count twice a minute.
         parts = [part for part in self._data_dir.iterdir() if part.name != "sandboxes"]
@@ -296,7 +351,8 @@ class Soak:
         return Sample(
             round((time.monotonic() - self._began) / 60.0, 2),
             round(int(status["VmRSS"].split()[0]) / 1024, 1),
-            sum(1 for _ in (proc / "fd").iterdir()),
+            len(open_files) - segments,
+            segments,
             int(status["Threads"]),
             self.done.total(),
             size >> 20,
@@ -321,6 +377,8 @@ def main() -> int:
     grown = {name: last / first - 1.0 for name, (first, last) in ends.items()}
     for name, (first, last) in ends.items():
         print(f"{name}: {first:g} -> {last:g} ({grown[name]:+.1%})")
+    if (segments := max(sample.segments for sample in soak.samples)) > MAX_OPEN:
+        soak.wrong.append(f"{segments} descriptors of segments, {MAX_OPEN} at most are to stay open")
     print(dict(soak.done), f"{len(soak.wrong)} wrong", *soak.wrong[:20], sep="\n")
     if path is not None:
         found = {"plan": asdict(plan), "samples": [asdict(s) for s in soak.samples], "done": soak.done, "grown": grown}

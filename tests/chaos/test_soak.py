@@ -6,7 +6,7 @@ from .soak import TOLERANCE, Sample, held
 
 
 def grown(threads: list[int]) -> float:
-    samples = [Sample(n / 2, 270.0, 35, count, n * 4000, n) for n, count in enumerate(threads)]
+    samples = [Sample(n / 2, 270.0, 35, 2, count, n * 4000, n) for n, count in enumerate(threads)]
     first, last = held(samples)["threads"]
     return last / first - 1.0
 

@@ -41,6 +41,9 @@ REPLY_RUN = 32
 CHECKPOINT_PAGES = 1000
 """Pages in the write-ahead log from which on they are copied into the file proper."""
 
+WRITER_KIB, READER_KIB = 8_192, 1_024
+"""Page cache of a connection, in KiB. A large one fills over hours, like a leak; the kernel caches the file anyway."""
+
 MAX_VALUES = 32_766
 """Values that SQLite binds in one statement."""
 
@@ -136,6 +139,7 @@ def connect(path: Path, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OP
     db = apsw.Connection(str(path), flags=flags)
     db.set_busy_timeout(5000)
     db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    db.pragma("cache_size", -READER_KIB)
     return db
 
 
@@ -169,7 +173,7 @@ class Index:
             self._db.pragma("journal_mode", "wal")
             # A power loss may take the last batches away with the point up to which they reached, and no more.
             self._db.pragma("synchronous", 1)
-            self._db.pragma("cache_size", -32_000)
+            self._db.pragma("cache_size", -WRITER_KIB)
             self._db.set_wal_hook(self._on_wal)
             if self._db.pragma("user_version") not in (0, VERSION):
                 raise apsw.SchemaChangeError(f"version {self._db.pragma('user_version')}")
