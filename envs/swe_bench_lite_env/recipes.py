@@ -26,6 +26,9 @@ SOURCE_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 RUNNERS = ("pytest", "django", "sympy")
 """Test runners that a recipe may name. The parser of the log goes by the repository first."""
 
+BASE_PYTHON = "base"
+"""What a recipe names as its Python where that of the base tree, with its pytest and nothing installed, will do."""
+
 _SOURCE_KEYS = {
     "sdist": {"kind", "name", "version", "sha256"},
     "git": {"kind", "repo", "commit"},
@@ -85,7 +88,7 @@ class Recipe:
     Args:
         instance_id: The instance.
         source: See `Source`.
-        python: Version of the interpreter, ``3.9`` or ``3.9.18``.
+        python: Version of the interpreter, ``3.9`` or ``3.9.18``; or `BASE_PYTHON`.
         pins: Requirements that are installed before and after ``install``.
         install: Commands run in the tree before the base commit is made.
         env: Variables of the build, of the agent's shell and of the tests.
@@ -202,8 +205,10 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
     if unknown:
         raise RecipeInvalid(f"{where}: unknown key {unknown[0]!r}: a recipe has {', '.join(sorted(_KEYS))}")
     python = values.get("python")
-    if not isinstance(python, str) or not re.fullmatch(r"3\.\d+(\.\d+)?", python):
+    if not isinstance(python, str) or not re.fullmatch(rf"3\.\d+(\.\d+)?|{BASE_PYTHON}", python):
         raise RecipeInvalid(f'{where}: write "python": "3.9", the version of the interpreter, not {python!r}')
+    if python == BASE_PYTHON and (values.get("pins") or values.get("install")):
+        raise RecipeInvalid(f'{where}: "python": "{BASE_PYTHON}" takes no pins and no install: write a version, "3.9"')
     command = values.get("test_command")
     if not isinstance(command, str) or not command.strip():
         raise RecipeInvalid(

@@ -1,0 +1,1 @@
+"""Prepares instances before they are served: where their code comes from, how it is built, kept and validated."""

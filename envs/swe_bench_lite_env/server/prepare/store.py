@@ -1,0 +1,438 @@
+"""Prepared instances on disk, and the catalogue that turns them into starts of sandboxes.
+
+    store/
+        instances/<instance id>/<build key>.json    what was built, from what, and what its validation found
+        objects/<sha256>/data.tar.gz                archives of work trees, shared by equal content
+
+Everything is named by what it was made of, and appears whole or not at all. The base trees lie with all others
+(`errata_server.sandbox.base_trees`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SandboxUnavailable
+from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
+from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
+
+from ...dataset import Instance
+from ...recipes import Recipe
+from .sources import build_key
+
+VALIDATOR = 1
+"""Raise it whenever a validation could find something else: those of other versions do not count."""
+
+DIRECTORY_VARIABLE = "ERRATA_SWE_STORE"
+"""Directory of prepared instances; default: ``errata/swe`` in the user's cache directory."""
+
+WORKDIR = "/testbed"
+EPOCH_S = 1767225600
+"""2026-01-01T00:00:00Z: the time of all files of a start, so that two starts are equal byte for byte."""
+
+SHELL_ENV: Mapping[str, str] = MappingProxyType(
+    {
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": DEFAULT_PATH,
+    }
+)
+"""Exported in every first shell, under the variables of the recipe."""
+
+START_LIMITS = Limits(
+    memory_bytes=2 * 1024**3, file_size_bytes=4 * 1024**3, disk_bytes=8 * 1024**3, inodes=1_000_000, pids=256
+)
+"""Of the sandbox that unpacks a work tree; sessions on it have their own."""
+
+_MOUNT = "/setup"
+_ARCHIVE = "data.tar.gz"
+
+
+class NotPrepared(InvalidRequest, LookupError):
+    """The store has no start of an instance; the message names the command that makes one."""
+
+
+class NotValidated(InvalidRequest):
+    """An instance was prepared, and its validation was not run or did not pass; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What one validation of one instance found.
+
+    Args:
+        digest: Of the instance, its recipe and its build: it holds for exactly these.
+        problems: Why the instance must not be served; empty where it passed.
+        flaky: Tests of PASS_TO_PASS that did not always pass after the gold patch: they are left out, by name.
+        runs: How often each side was run.
+        before: Tests of FAIL_TO_PASS and PASS_TO_PASS that passed with the empty patch, and how many there are.
+        after: The same with the gold patch.
+        seconds: Of one run of the tests, the median.
+        rules: Version of the rules that judged.
+        validator: `VALIDATOR`.
+    """
+
+    digest: str
+    problems: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
+    runs: int = 0
+    before: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    after: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    seconds: float = 0.0
+    rules: str = ""
+    validator: int = VALIDATOR
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was found that forbids to serve the instance."""
+        return not self.problems and self.validator == VALIDATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What was built for an instance.
+
+    Args:
+        instance_id: The instance.
+        key: Names all that the build was made of.
+        base: Name or id of its base tree.
+        python: Interpreter of the tests, inside.
+        env: Variables of the first shell and of the tests.
+        tree: sha256 of the archive of the work tree, hexadecimal.
+        system: The same of what the installation put elsewhere, owned by root; empty: nothing.
+        source: Where the code came from, in words.
+        interpreter: Full version of the interpreter.
+        size_bytes: Of the archives.
+        seconds: What the build took.
+        created: Seconds since 1970.
+        validation: Of the last validation; None before the first.
+        notes: What whoever prepared it should know.
+    """
+
+    instance_id: str
+    key: str
+    base: str
+    python: str
+    env: Mapping[str, str]
+    tree: str
+    system: str = ""
+    source: str = ""
+    interpreter: str = ""
+    size_bytes: int = 0
+    seconds: float = 0.0
+    created: int = 0
+    validation: Validation | None = None
+    notes: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON's types."""
+        values = {name: getattr(self, name) for name in Build.__slots__}
+        values["env"] = dict(self.env)
+        values["validation"] = None if self.validation is None else asdict(self.validation)
+        return json.loads(json.dumps(values))  # type: ignore[no-any-return]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Build:
+        """Return what `record` gave.
+
+        Raises:
+            TypeError: It is of another version.
+        """
+        values = dict(record)
+        found = values.get("validation")
+        if found is not None:
+            found = Validation(**found | {name: tuple(found[name]) for name in ("problems", "flaky")})
+        values |= {"validation": found, "notes": tuple(values.get("notes", ()))}
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An instance that sessions can start on.
+
+    Args:
+        instance: The instance, without the tests that its recipe or its validation leaves out.
+        recipe: Its recipe.
+        base: Name of its base tree, for `Backend.open`.
+        snapshot: The start: the repository at the base commit in ``workdir``. `Backend.restore` is O(1).
+        python: Interpreter of the tests, inside.
+        env: Variables of the first shell. A command with ``clean=True`` has to be given them.
+        digest: Of the instance, its recipe and its build.
+        validated: Its validation passed.
+        workdir: Root of the repository.
+    """
+
+    instance: Instance
+    recipe: Recipe
+    base: str
+    snapshot: SandboxSnapshot
+    python: str
+    env: Mapping[str, str]
+    digest: str
+    validated: bool
+    workdir: str = WORKDIR
+
+    @property
+    def test_command(self) -> str:
+        """Shell text that runs the tests, in ``workdir`` and with ``env``."""
+        return self.recipe.test_command
+
+
+class Store:
+    """Builds and archives in one directory. Safe for several processes.
+
+    Args:
+        directory: The store; None for the configured one. Made when something is kept.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = (directory or default_directory()).absolute()
+
+    def find(self, instance: Instance, key: str) -> Build | None:
+        """Return what was built for an instance under a key; None where that is not there whole."""
+        path = self._record(instance.instance_id, key)
+        try:
+            build = Build.of(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        if not all(self.archive(sha).is_file() for sha in (build.tree, build.system) if sha):
+            return None
+        return build
+
+    def keep(self, build: Build) -> None:
+        """Write what was built, with its validation."""
+        path = self._record(build.instance_id, build.key)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _write(path, json.dumps(build.record(), indent=1).encode() + b"\n")
+
+    def used(self, build: Build) -> None:
+        """Note that a build is in use: what was not for the longest time is dropped first."""
+        try:
+            os.utime(self._record(build.instance_id, build.key))
+        except OSError:  # another user's store is read only
+            return
+
+    def builds(self) -> Iterator[Build]:
+        """Yield every build, the one that was not used for the longest time first."""
+        paths = [path for path in self.directory.glob("instances/*/*.json") if not path.name.startswith(".")]
+        for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path)):
+            try:
+                yield Build.of(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError, TypeError, KeyError):
+                continue
+
+    def archive(self, sha256: str) -> Path:
+        """Return where an archive lies; its directory holds nothing else, so that a sandbox may mount it."""
+        return self.directory / "objects" / sha256 / _ARCHIVE
+
+    def add(self, file: Path) -> tuple[str, int]:
+        """Move an archive into the store; return its sha256 and size in bytes."""
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        place = self.archive(digest)
+        size = file.stat().st_size
+        if place.is_file():
+            file.unlink()
+            return digest, size
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        file.chmod(0o644)
+        file.replace(place)
+        return digest, size
+
+    def _record(self, instance_id: str, key: str) -> Path:
+        return self.directory / "instances" / instance_id / f"{key[:32]}.json"
+
+
+class Catalogue:
+    """Starts of prepared instances on one backend, made on first use and shared by all sessions.
+
+    Args:
+        store: Where builds lie; None for the configured store.
+        backend: Makes the sandboxes.
+    """
+
+    def __init__(self, store: Store | None, backend: Backend) -> None:
+        self.store = store or Store()
+        self._backend = backend
+        self._starts: dict[str, SandboxSnapshot] = {}
+        self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
+
+    async def find(self, instance: Instance, recipe: Recipe, *, validated: bool = True) -> Prepared:
+        """Return an instance that sessions can start on. O(1) after the first time, which unpacks its work tree.
+
+        Args:
+            instance: The instance.
+            recipe: Its recipe.
+            validated: Refuse one whose validation did not pass.
+
+        Raises:
+            NotPrepared: It was not prepared from this row and this recipe.
+            NotValidated: Its validation was not run, or did not pass.
+            SandboxFailed: The sandbox broke.
+        """
+        build = self.store.find(instance, build_key(instance, recipe))
+        if build is None:
+            raise _not_prepared(instance)
+        digest = prepared_digest(instance, recipe, build)
+        found = build.validation if build.validation is not None and build.validation.digest == digest else None
+        passed = found is not None and found.passed
+        if validated and not passed:
+            why = "; ".join(found.problems[:3]) if found else "its validation was not run"
+            raise NotValidated(
+                f"{instance.instance_id} may not be served: {why}: run `errata swe validate --dataset FILE --recipes "
+                f"FILE --instance {instance.instance_id}`",
+                instance_id=instance.instance_id,
+            )
+        self.store.used(build)
+        flaky = found.flaky if found else ()
+        return Prepared(
+            instance=instance.excluding({*recipe.exclude_pass_to_pass, *flaky}),
+            recipe=recipe,
+            base=build.base,
+            snapshot=await self._start(instance, build),
+            python=build.python,
+            env=MappingProxyType(dict(build.env)),
+            digest=digest,
+            validated=passed,
+        )
+
+    async def open(
+        self, instance: Instance, recipe: Recipe, *, validated: bool = True, limits: Limits | None = None
+    ) -> tuple[Prepared, Sandbox]:
+        """Return `find`, and a new sandbox at that start.
+
+        A start that no journal row names may have been collected since it was made; then it is made again.
+
+        Raises:
+            NotPrepared: As `find`.
+            NotValidated: As `find`.
+            SandboxFailed: The sandbox broke.
+        """
+        prepared = await self.find(instance, recipe, validated=validated)
+        try:
+            return prepared, await self._backend.restore(prepared.snapshot, limits=limits)
+        except SandboxFailed:
+            self._starts = {key: start for key, start in self._starts.items() if start != prepared.snapshot}
+            prepared = await self.find(instance, recipe, validated=validated)
+            return prepared, await self._backend.restore(prepared.snapshot, limits=limits)
+
+    async def _start(self, instance: Instance, build: Build) -> SandboxSnapshot:
+        if build.key in self._starts:
+            return self._starts[build.key]
+        # One start for all sessions that wait for it; a task of its own, because the first of them may be cancelled.
+        owner = (build.key, asyncio.get_running_loop())
+        if owner not in self._making:
+            making = asyncio.ensure_future(start_of(self._backend, self.store, build))
+            making.add_done_callback(self._keep(owner))
+            self._making[owner] = making
+        try:
+            return await asyncio.shield(self._making[owner])
+        except SandboxUnavailable as error:
+            raise _not_prepared(instance, f" ({error.message})") from error
+
+    def _keep(self, owner: tuple[str, asyncio.AbstractEventLoop]) -> Callable[[asyncio.Task[SandboxSnapshot]], None]:
+        def done(making: asyncio.Task[SandboxSnapshot]) -> None:
+            self._making.pop(owner, None)
+            if not making.cancelled() and making.exception() is None:
+                self._starts[owner[0]] = making.result()
+
+        return done
+
+
+def default_directory() -> Path:
+    """Return the configured directory of prepared instances."""
+    configured = os.environ.get(DIRECTORY_VARIABLE)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(configured) if configured else Path(cache) / "errata" / "swe"
+
+
+def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
+    """Return the digest that a validation holds for: of the row, the recipe and the build."""
+    parts = (VALIDATOR, instance.digest, recipe.digest, build.key, build.tree, build.system)
+    return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnapshot:
+    """Return a new sandbox layer that holds the start of a build.
+
+    Raises:
+        EnvironmentFailed: The archive does not unpack.
+        SandboxFailed: The sandbox broke.
+    """
+    entries = await asyncio.to_thread(_system_entries, store.archive(build.system)) if build.system else ()
+    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=entries, mtime_s=EPOCH_S)
+    await backend.start()
+    sandbox = await backend.open(base=build.base, limits=START_LIMITS, spec=spec)
+    try:
+        result = await sandbox.run(
+            f"tar -xzpf {_MOUNT}/{_ARCHIVE} -C {WORKDIR}",
+            clean=True,
+            mounts={_MOUNT: store.archive(build.tree).parent},
+            timeout_s=600.0,
+        )
+        demand(result, f"{build.instance_id}: unpacking its work tree")
+        return await sandbox.snapshot()
+    finally:
+        await sandbox.destroy()
+
+
+def _not_prepared(instance: Instance, why: str = "") -> NotPrepared:
+    return NotPrepared(
+        f"{instance.instance_id} is not prepared from this row and recipe{why}: run `errata swe prepare --dataset FILE "
+        f"--recipes FILE --instance {instance.instance_id}`",
+        instance_id=instance.instance_id,
+    )
+
+
+def demand(result: CommandResult, what: str) -> None:
+    """Raise where a command of ours failed.
+
+    Raises:
+        EnvironmentFailed: It did.
+    """
+    if result.exit_code != 0:
+        status = "was killed at its time limit" if result.timed_out else f"ended with {result.exit_code}"
+        limit = f" (limit: {result.limit_hit})" if result.limit_hit else ""
+        raise EnvironmentFailed(f"{what} {status}{limit}: {(result.stderr or result.stdout).strip()[-1500:]}")
+
+
+def _system_entries(archive: Path) -> tuple[Entry, ...]:
+    """Return what an archive of files outside the work tree holds; all of it belongs to root."""
+    entries: list[Entry] = []
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            path = "/" + member.name.lstrip("./")
+            if member.isdir():
+                entries.append(Directory(path, member.mode & 0o755))
+            elif member.issym():
+                entries.append(Symlink(path, member.linkname))
+            elif member.isreg():
+                content = opened.extractfile(member)
+                assert content is not None
+                entries.append(File(path, content.read(), member.mode & 0o755))
+    return tuple(entries)
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
