@@ -1,22 +1,29 @@
-"""Where the code of an instance comes from: what names it, and its tree as an archive."""
+"""Where the code of an instance comes from: what names it, and how a sandbox gets it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import stat
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest
 
 from ...dataset import Instance
 from ...recipes import Recipe, Source
+from .index import PackageIndex
 
 FORMAT = 1
 """Raise it whenever the same recipe would be built into something else."""
+
+MOUNT = "/source"
+"""Where a sandbox has the directory of a `Fetched`."""
 
 _LEFT_OUT = (".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 
@@ -113,3 +120,103 @@ def pack_directory(directory: Path, archive: Path, mtime_s: int) -> list[str]:
                 with path.open("rb") as file:
                     opened.addfile(info, file)
     return names
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A source that a sandbox can unpack.
+
+    Args:
+        directory: What it mounts at `MOUNT`.
+        command: Shell text that leaves the code in the current directory.
+        words: Where it came from, for people.
+        is_repository: The code has its history until the repository of one commit is made.
+    """
+
+    directory: Path
+    command: str
+    words: str
+    is_repository: bool = False
+
+
+def fetch(
+    instance: Instance, recipe: Recipe, *, index: PackageIndex, mirror: Path | None, work: Path, mtime_s: int
+) -> Fetched:
+    """Return the source of an instance.
+
+    Args:
+        instance: The instance.
+        recipe: Its recipe.
+        index: Where source archives come from.
+        mirror: Directory of git repositories.
+        work: Directory for temporary files.
+        mtime_s: Modification time of all that is packed.
+
+    Raises:
+        SourceMissing: It is not where the recipe says.
+        IndexFailed: The package index does not have it.
+    """
+    source = recipe.source
+    place = work / "source"
+    place.mkdir(mode=0o755, exist_ok=True)
+    if source.kind == "sdist":
+        archive = index.source_archive(source.name, source.version, source.sha256)
+        shutil.copyfile(archive, place / archive.name)
+        (place / archive.name).chmod(0o644)
+        name = shlex.quote(f"{MOUNT}/{archive.name}")
+        return Fetched(place, f"/usr/bin/python3 -I -S /setup/unpack.py {name} .", f"sdist {archive.name}")
+    if source.kind == "git":
+        return _from_mirror(instance, recipe, mirror)
+    pack_directory(recipe.source_path, place / "data.tar", mtime_s)
+    (place / "data.tar").chmod(0o644)
+    return Fetched(place, f"tar -xpf {MOUNT}/data.tar", f"{source.kind} {recipe.source_path.name}")
+
+
+def _from_mirror(instance: Instance, recipe: Recipe, mirror: Path | None) -> Fetched:
+    repo = recipe.source.repo or instance.repo
+    commit = recipe.source.commit or instance.base_commit
+    if not commit:
+        raise SourceMissing(f"{recipe.instance_id}: neither its row nor its recipe names the base commit")
+    if mirror is None:
+        raise SourceMissing(
+            f"{recipe.instance_id} comes from a git mirror: name the directory with --mirror DIR; it holds bare "
+            f"repositories as {' or '.join(mirror_names(repo))}"
+        )
+    directory = repository_in(mirror, repo)
+    quoted = shlex.quote(commit)
+    # The objects stay where they are. Tags that the commit descends from, because versions are made of them.
+    command = f"""set -euo pipefail
+git init --quiet --initial-branch=main --template= .
+mkdir -p .git/objects/info
+echo {MOUNT}/objects > .git/objects/info/alternates
+git cat-file -e {quoted}^{{commit}} || exit 41
+if [ -f {MOUNT}/shallow ]; then cp {MOUNT}/shallow .git/shallow; fi
+git --git-dir={MOUNT} for-each-ref --merged {quoted} --format='create %(refname) %(objectname)' refs/tags \
+    | git update-ref --stdin
+git -c advice.detachedHead=false -c core.autocrlf=false checkout --quiet --detach {quoted}"""
+    return Fetched(directory, command, f"git {repo} {commit}", is_repository=True)
+
+
+def mirror_names(repo: str) -> tuple[str, ...]:
+    """Return the names that a mirror may have for a repository ``owner/name``; each may end in ``.git``."""
+    owner, _, name = repo.partition("/")
+    return f"{owner}/{name}", f"{owner}__{name}", f"{owner}+{name}/repo"
+
+
+def repository_in(mirror: Path, repo: str) -> Path:
+    """Return the git directory of a repository in a mirror.
+
+    Raises:
+        SourceMissing: It is not there; the message names the places.
+    """
+    if not mirror.is_dir():
+        raise SourceMissing(f"the mirror {mirror} is not a directory: it has to hold bare git repositories")
+    for name in mirror_names(repo):
+        for place in (mirror / name, mirror / f"{name}.git"):
+            for directory in (place, place / ".git"):
+                if (directory / "HEAD").is_file() and (directory / "objects").is_dir():
+                    return directory.absolute()
+    raise SourceMissing(
+        f"the mirror {mirror} has no repository {repo}: `git clone --bare` it to {mirror / mirror_names(repo)[0]} (or "
+        f"{', '.join(mirror_names(repo)[1:])})"
+    )

@@ -11,12 +11,14 @@ Everything is named by what it was made of, and appears whole or not at all. The
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -251,6 +253,44 @@ class Store:
         file.chmod(0o644)
         file.replace(place)
         return digest, size
+
+    @property
+    def packages(self) -> Path:
+        """Directory of files that were fetched from the package index."""
+        return self.directory / "packages"
+
+    def make(self) -> None:
+        """Make the directory of the store."""
+        for path in (self.directory, self.directory / "locks", self.directory / "bases"):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+    def base_of(self, digest: str) -> str | None:
+        """Return the id of the base tree that was made of something; None where none was, or it was dropped."""
+        try:
+            record = json.loads((self.directory / "bases" / f"{digest}.json").read_text("utf-8"))
+            return str(record["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep_base(self, digest: str, identity: str, name: str) -> None:
+        """Note which base tree was made of something."""
+        self.make()
+        _write(self.directory / "bases" / f"{digest}.json", json.dumps({"id": identity, "name": name}).encode() + b"\n")
+
+    @asynccontextmanager
+    async def locked(self, name: str, progress: Callable[[str], None] = lambda line: None) -> AsyncIterator[None]:
+        """Hold a lock of the store: one process at a time makes something; a dead one holds none."""
+        path = self.directory / "locks" / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress("another process builds the same: waiting for it")
+                await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _record(self, instance_id: str, key: str) -> Path:
         return self.directory / "instances" / instance_id / f"{key[:32]}.json"

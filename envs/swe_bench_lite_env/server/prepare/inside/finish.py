@@ -1,9 +1,9 @@
 """Runs inside a sandbox, after the installation: leaves a repository with one commit and nothing besides.
 
-    finish.py CONFIG
+    finish.py CONFIG SOURCES
 
-CONFIG names a JSON file: ``root`` of the repository, ``sources`` (files of the source, relative), ``time`` in seconds
-since 1970 for every file and for the commit, ``message`` of the commit.
+CONFIG names a JSON file: ``root`` of the repository, ``time`` in seconds since 1970 for every file and for the commit,
+``message`` of the commit. SOURCES lists the files of the source, relative, as list_files.py writes them.
 """
 
 import json
@@ -24,8 +24,9 @@ BUILDS = {"build", "dist", "wheelhouse"}
 def main():
     with open(sys.argv[1], encoding="utf-8", errors="surrogateescape") as file:
         config = json.load(file)
+    with open(sys.argv[2], encoding="utf-8", errors="surrogateescape") as file:
+        sources = set(json.load(file))
     root = config["root"]
-    sources = set(config["sources"])
     for name in (".git", ".hg", ".svn", ".bzr"):
         remove(os.path.join(root, name))
     clean(root, sources)

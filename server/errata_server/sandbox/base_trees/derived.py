@@ -1,0 +1,291 @@
+"""Makes a base tree from another one and archives of further files, which it shares with it but for these.
+
+What both have is one file on disk (hard links), so a further tree costs what is new in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from errata_protocol.errors import SandboxUnavailable
+
+from ..files import as_owner
+from ..files.walk import remove_tree
+from .agent_modes import as_agent
+from .tree import BaseTree, base_directories, check_name, check_owner, locked, publish, read_record
+
+_FORMAT = 1
+_RECORD, _ROOT = "base.json", "root"
+_COPIED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
+"""Why a file is copied where it cannot be linked: another file system, too many names, a kernel that protects it."""
+
+
+def derived_id(base: BaseTree, name: str, archives: Sequence[Path]) -> str:
+    """Return the id of the tree that `derive_base` makes of these."""
+    total = hashlib.sha256(f"{_FORMAT}\0{base.id}\0".encode())
+    for archive in archives:
+        with archive.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{name}-{total.hexdigest()[:16]}"
+
+
+def derive_base(
+    base: BaseTree,
+    name: str,
+    archives: Sequence[Path],
+    *,
+    directory: Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BaseTree:
+    """Return a base tree that has the files of another one and of tar archives, made unless it is there.
+
+    Directories, files, symlinks and hard links of the archives replace what the base tree has; everything belongs to
+    root, without set-uid bits. An archive cannot write through a symlink of the tree.
+
+    Args:
+        base: The tree to start from.
+        name: Name of the new one; an id is added to it.
+        archives: Tar archives, unpacked in this order.
+        directory: Directory of bases; None: the first of `base_directories`.
+        about: Further entries of its ``base.json``.
+        progress: Called with a line when it has to wait.
+
+    Raises:
+        SandboxUnavailable: An archive cannot be unpacked, or the disk is full.
+    """
+    check_name(name)
+    directory = (directory or base_directories()[0]).absolute()
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        check_owner(base)
+    with locked(directory / f".{name}.lock", progress):
+        identity = derived_id(base, name, archives)
+        if read_record(directory / identity) is not None:
+            return BaseTree(name, directory / identity / _ROOT, identity, base.writable)
+        with publish(name, directory) as work:
+            root = work / _ROOT
+            try:
+                directories = _link_tree(base.root, root)
+                added = sum(_unpack(archive, root, directories) for archive in archives)
+                _close(directories)
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxUnavailable(f"base tree {name} could not be made in {directory}: {error}") from error
+            origin = read_record(base.root.parent) or {}
+            record = {
+                "format": 1,
+                "id": identity,
+                "digest": f"sha256:{identity.rpartition('-')[2]}",
+                "recipe": "derived",
+                "suite": origin.get("suite", "unknown"),
+                "architecture": origin.get("architecture", os.uname().machine),
+                "from": base.id,
+                "created": int(time.time()),
+                "added_bytes": added,
+                "owner": os.geteuid(),
+                "writable": list(base.writable),
+                **(about or {}),
+            }
+            (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return BaseTree(name, directory / identity / _ROOT, identity, base.writable)
+
+
+def remove_base(identity: str, directory: Path | None = None) -> bool:
+    """Delete a derived tree, unless `using` has it; return whether it is gone."""
+    directory = (directory or base_directories()[0]).absolute()
+    check_name(identity)
+    with _claim(directory / f".{identity}.use", exclusive=True) as free:
+        if not free:
+            return False
+        for link in directory.iterdir():
+            if link.is_symlink() and os.fspath(link.readlink()) == identity:
+                link.unlink()
+        doomed = directory / f".{identity}.removed"
+        if (directory / identity).is_dir():
+            (directory / identity).rename(doomed)
+        if doomed.is_dir():
+            as_owner.call(remove_tree, doomed)
+        (directory / f".{identity}.use").unlink(missing_ok=True)
+        return True
+
+
+@contextmanager
+def using(identity: str, directory: Path | None = None) -> Iterator[None]:
+    """Keep a tree from being removed, in this process."""
+    directory = (directory or base_directories()[0]).absolute()
+    with _claim(directory / f".{identity}.use", exclusive=False):
+        yield
+
+
+@contextmanager
+def _claim(path: Path, *, exclusive: bool) -> Iterator[bool]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES) and not exclusive:
+            yield True  # nobody of this user can remove it either
+            return
+        raise
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+    except BlockingIOError:
+        os.close(descriptor)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """How a directory is left when all is in it."""
+
+    mode: int
+    uid: int
+    gid: int
+    times: tuple[int, int]
+
+
+def _link_tree(source: Path, target: Path) -> dict[Path, _Directory]:
+    """Make a directory tree whose files are further names of the source's; return its directories, still open."""
+    names: dict[tuple[int, int], Path] = {}
+    directories: dict[Path, _Directory] = {}
+    todo = [(source, target)]
+    while todo:
+        here, there = todo.pop()
+        there.mkdir(mode=0o700)
+        status = here.lstat()
+        times = status.st_atime_ns, status.st_mtime_ns
+        directories[there] = _Directory(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, times)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                place = there / entry.name
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    todo.append((Path(entry.path), place))
+                elif stat.S_ISLNK(status.st_mode):
+                    place.symlink_to(Path(entry.path).readlink())
+                    _same_owner(place, status)
+                    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+                elif stat.S_ISREG(status.st_mode):
+                    _link(Path(entry.path), place, status, names)
+    return directories
+
+
+def _close(directories: Mapping[Path, _Directory]) -> None:
+    """Give directories their owners, modes and times, those below others first."""
+    for place, wanted in sorted(directories.items(), key=lambda item: len(item[0].parts), reverse=True):
+        if os.geteuid() == 0:
+            os.chown(place, wanted.uid, wanted.gid)
+        place.chmod(wanted.mode)
+        os.utime(place, ns=wanted.times)
+
+
+def _link(source: Path, place: Path, status: os.stat_result, names: dict[tuple[int, int], Path]) -> None:
+    try:
+        place.hardlink_to(source)
+        return
+    except OSError as error:
+        if error.errno not in _COPIED:
+            raise
+    key = (status.st_dev, status.st_ino)
+    if key in names:
+        place.hardlink_to(names[key])
+        return
+    shutil.copyfile(source, place, follow_symlinks=False)
+    _same_owner(place, status)
+    place.chmod(stat.S_IMODE(status.st_mode))
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    if status.st_nlink > 1:
+        names[key] = place
+
+
+def _same_owner(place: Path, status: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.chown(place, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> int:
+    """Write the entries of an archive below ``root``; return the bytes of its files."""
+    added = 0
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            path = _inside(member.name)
+            if path == PurePosixPath():
+                continue
+            place = _place(root, path, directories)
+            if member.isdir():
+                if place.is_symlink() or (place.exists() and not place.is_dir()):
+                    raise OSError(errno.ENOTDIR, "the tree has something else there", str(path))
+                _make(place, directories, int(member.mtime))
+                continue
+            if os.path.lexists(place):
+                place.unlink()  # it is another name of a file of the tree below: never written through
+            if member.issym():
+                place.symlink_to(member.linkname)
+                os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
+            elif member.islnk():
+                place.hardlink_to(_place(root, _inside(member.linkname), directories))
+            elif member.isreg():
+                content = opened.extractfile(member)
+                assert content is not None
+                with content, place.open("xb") as file:
+                    shutil.copyfileobj(content, file, 1024**2)
+                place.chmod(_mode(0o755 if member.mode & 0o100 else 0o644))
+                os.utime(place, (member.mtime, member.mtime))
+                added += member.size
+    return added
+
+
+def _make(place: Path, directories: dict[Path, _Directory], mtime_s: int) -> None:
+    if place not in directories:
+        place.mkdir(mode=0o700)
+        moment = mtime_s * 10**9
+        directories[place] = _Directory(_mode(0o755), os.geteuid(), os.getegid(), (moment, moment))
+
+
+def _mode(mode: int) -> int:
+    return mode if os.geteuid() == 0 else as_agent(mode, 0, 0)
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath("/", name).relative_to("/")
+    if ".." in path.parts:
+        raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
+    return path
+
+
+def _place(root: Path, path: PurePosixPath, directories: dict[Path, _Directory]) -> Path:
+    """Return where ``path`` goes, with its parents there; never through a link of the tree into the host.
+
+    Links of the tree's own top level (``/lib`` is ``usr/lib``) are followed within it.
+    """
+    parts = list(path.parts)
+    top = root / parts[0]
+    if len(parts) > 1 and top.is_symlink():
+        target = PurePosixPath(os.fspath(top.readlink()))
+        parts[:1] = (target.relative_to("/") if target.is_absolute() else target).parts
+        if ".." in parts:
+            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+    place = root
+    for part in parts[:-1]:
+        place = place / part
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+        _make(place, directories, 0)
+    return place / parts[-1]
