@@ -296,7 +296,8 @@ class _Job:
         finally:
             await sandbox.destroy()
         if shared is None:
-            slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self._instance.repo}-{self._instance.version}").strip("-.")
+            # Without the version: where those of two versions are equal, they are one tree.
+            slug = re.sub(r"[^A-Za-z0-9.]+", "-", self._instance.repo).strip("-.")
             name = f"swe-{slug[:60]}-py{interpreter.minor}"
             shared = await asyncio.to_thread(derive_base, python_base, name, [archive], progress=self._builder.progress)
             self._store.keep_base(digest, shared.id, name)

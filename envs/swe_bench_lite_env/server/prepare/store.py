@@ -306,17 +306,18 @@ class Catalogue:
 
     def __init__(self, store: Store | None, backend: Backend) -> None:
         self.store = store or Store()
-        self._backend = backend
+        self.backend = backend
         self._starts: dict[str, SandboxSnapshot] = {}
         self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
 
-    async def find(self, instance: Instance, recipe: Recipe, *, validated: bool = True) -> Prepared:
+    async def find(self, instance: Instance, recipe: Recipe, *, validated: bool = True, flaky: bool = True) -> Prepared:
         """Return an instance that sessions can start on. O(1) after the first time, which unpacks its work tree.
 
         Args:
             instance: The instance.
             recipe: Its recipe.
             validated: Refuse one whose validation did not pass.
+            flaky: Leave out the tests that its validation found flaky.
 
         Raises:
             NotPrepared: It was not prepared from this row and this recipe.
@@ -337,9 +338,9 @@ class Catalogue:
                 instance_id=instance.instance_id,
             )
         self.store.used(build)
-        flaky = found.flaky if found else ()
+        left_out = {*recipe.exclude_pass_to_pass, *(found.flaky if found and flaky else ())}
         return Prepared(
-            instance=instance.excluding({*recipe.exclude_pass_to_pass, *flaky}),
+            instance=instance.excluding(left_out),
             recipe=recipe,
             base=build.base,
             snapshot=await self._start(instance, build),
@@ -363,11 +364,11 @@ class Catalogue:
         """
         prepared = await self.find(instance, recipe, validated=validated)
         try:
-            return prepared, await self._backend.restore(prepared.snapshot, limits=limits)
+            return prepared, await self.backend.restore(prepared.snapshot, limits=limits)
         except SandboxFailed:
             self._starts = {key: start for key, start in self._starts.items() if start != prepared.snapshot}
             prepared = await self.find(instance, recipe, validated=validated)
-            return prepared, await self._backend.restore(prepared.snapshot, limits=limits)
+            return prepared, await self.backend.restore(prepared.snapshot, limits=limits)
 
     async def _start(self, instance: Instance, build: Build) -> SandboxSnapshot:
         if build.key in self._starts:
@@ -375,7 +376,7 @@ class Catalogue:
         # One start for all sessions that wait for it; a task of its own, because the first of them may be cancelled.
         owner = (build.key, asyncio.get_running_loop())
         if owner not in self._making:
-            making = asyncio.ensure_future(start_of(self._backend, self.store, build))
+            making = asyncio.ensure_future(start_of(self.backend, self.store, build))
             making.add_done_callback(self._keep(owner))
             self._making[owner] = making
         try:

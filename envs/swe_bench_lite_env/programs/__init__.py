@@ -1,0 +1,1 @@
+"""The subcommands of ``errata swe``: `cli` chooses one, each has a module."""

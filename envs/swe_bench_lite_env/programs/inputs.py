@@ -1,0 +1,115 @@
+"""Options that the subcommands of ``errata swe`` share, and what they read and open for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from errata_protocol.errors import InvalidRequest
+from errata_server.sandbox import registry
+from errata_server.sandbox.base import Backend
+from errata_server.settings import Settings
+
+from ..dataset import TEST_SPLIT, Dataset, EvaluationSplitWarning, Instance, UnknownSplit, load_dataset
+from ..recipes import Recipe, Recipes, load_recipes
+from ..server.prepare.store import Store
+
+
+def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True) -> None:
+    """Add the options that say which instances are meant, and where they are kept."""
+    rows = "Rows in the benchmark's schema: .jsonl, .json, .parquet, or a data set of the Hugging Face hub by name."
+    parser.add_argument("--dataset", required=True, metavar="FILE", help=rows)
+    if recipes:
+        parser.add_argument(
+            "--recipes", required=True, type=Path, metavar="FILE", help="Recipes of the instances, JSON."
+        )
+    parser.add_argument("--split", metavar="NAME", help="The split of the data set; all without it.")
+    which = "These instances; all that have a recipe without it. Repeatable."
+    parser.add_argument("--instance", action="append", nargs="+", default=[], metavar="ID", help=which)
+    parser.add_argument("--store", type=Path, metavar="DIR", help="Where prepared instances lie (ERRATA_SWE_STORE).")
+    parser.add_argument("--base", action="append", default=[], metavar="NAME=PATH", help="A base tree; repeatable.")
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def read_dataset(options: argparse.Namespace) -> Dataset:
+    """Return the rows: those of the split ``test`` too, since nothing is trained here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvaluationSplitWarning)
+        if options.split:
+            return load_dataset(options.dataset, options.split)
+        try:
+            rows = list(load_dataset(options.dataset))
+        except UnknownSplit:
+            rows = []
+        try:
+            tests = list(load_dataset(options.dataset, TEST_SPLIT))
+        except UnknownSplit:
+            tests = []
+    known = {row.instance_id for row in rows}
+    return Dataset([*rows, *(row for row in tests if row.instance_id not in known)], str(options.dataset))
+
+
+def chosen(options: argparse.Namespace) -> tuple[list[tuple[Instance, Recipe]], list[str]]:
+    """Return the instances that are meant with their recipes, and the ids of those that have none.
+
+    Raises:
+        RecipeMissing: An instance that was named has no recipe.
+        InvalidRequest: No instance has one.
+    """
+    dataset, recipes = read_dataset(options), load_recipes(options.recipes)
+    named = [name for group in options.instance for part in group for name in part.split(",") if name]
+    if named:
+        rows = [dataset.find(name) for name in dict.fromkeys(named)]
+        return [(row, recipes.find(row.instance_id, row.repo)) for row in rows], []
+    pairs = [(row, recipes[row.instance_id]) for row in dataset if row.instance_id in recipes]
+    if not pairs:
+        first = next(iter(dataset), None)
+        if first is None:
+            raise InvalidRequest(f"{options.dataset} has no rows")
+        recipes.find(first.instance_id, first.repo)
+    return pairs, [row.instance_id for row in dataset if row.instance_id not in recipes]
+
+
+def recipes_of(options: argparse.Namespace) -> Recipes:
+    """Return the recipes that were named."""
+    return load_recipes(options.recipes)
+
+
+def bases_of(entries: Sequence[str]) -> dict[str, Path]:
+    """Return base trees by name: those of the settings, and those of ``--base``.
+
+    Raises:
+        InvalidRequest: An entry is not NAME=PATH.
+    """
+    bases = dict(Settings().base)
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path):
+            raise InvalidRequest(f"--base takes NAME=PATH, not {entry!r}")
+        bases[name] = Path(path)
+    return bases
+
+
+@asynccontextmanager
+async def opened(store: Store, bases: dict[str, Path]) -> AsyncIterator[Backend]:
+    """Give a started backend whose files lie beside the store and are removed at the end."""
+    store.make()
+    with tempfile.TemporaryDirectory(
+        dir=store.directory, prefix=".sandboxes-", ignore_cleanup_errors=True
+    ) as directory:
+        backend = registry.create(Settings().sandbox, registry.place_of(Path(directory), bases))
+        try:
+            await backend.start()
+            yield backend
+        finally:
+            await backend.close()
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)

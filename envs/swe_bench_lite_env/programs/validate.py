@@ -1,0 +1,5 @@
+"""``errata swe validate``: `prepare` has it."""
+
+from .prepare import validate_main as main
+
+__all__ = ["main"]
