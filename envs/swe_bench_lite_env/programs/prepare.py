@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from errata_protocol.errors import ErrataError, SandboxUnavailable
 from ..dataset import Instance
 from ..recipes import Recipe
 from ..server.prepare.build import Builder
+from ..server.prepare.sources import build_key
+from ..server.prepare.space import disk_limit, trim, usage
 from ..server.prepare.store import Build, Catalogue, Store, Validation, prepared_digest
 from ..server.prepare.validate import RUNS, validate
 from .inputs import add_inputs, bases_of, chosen, opened, say
@@ -55,6 +58,8 @@ async def _run(options: argparse.Namespace, *, build: bool) -> int:
     pairs, without = chosen(options)
     bases, store = bases_of(options.base), Store(options.store)
     results = []
+    limit = disk_limit(options.disk_limit)
+    keep: set[str] = set()
     async with opened(store, bases) as backend:
         builder = Builder(store, backend, bases=bases, mirror=options.mirror, progress=say)
         for instance, recipe in pairs:
@@ -66,6 +71,10 @@ async def _run(options: argparse.Namespace, *, build: bool) -> int:
             except ErrataError as error:
                 result = {"instance_id": instance.instance_id, "prepared": False, "validated": False}
                 result |= {"problems": [error.message]}
+            else:
+                keep.add(build_key(instance, recipe))
+                for line in await asyncio.to_thread(trim, store, limit, keep):
+                    say(line)
             result["took_s"] = round(time.monotonic() - started, 1)
             results.append(result)
             if not options.json:
@@ -73,8 +82,21 @@ async def _run(options: argparse.Namespace, *, build: bool) -> int:
     if without and not options.json:
         print(f"{len(without)} more instances have no recipe: `errata swe recipe` drafts one")
     good = [result for result in results if result["prepared"] and (result["validated"] or options.no_validate)]
+    used = usage(store)
+    if used.total > limit:
+        say(f"{store.directory} takes {used.total / 1024**3:.1f} GiB: all of it is of this call or in use")
     if options.json:
-        print(json.dumps({"store": str(store.directory), "instances": results, "without_recipe": without}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "store": str(store.directory),
+                    "instances": results,
+                    "without_recipe": without,
+                    "disk_bytes": asdict(used),
+                },
+                indent=1,
+            )
+        )
     else:
         print(f"{len(good)} of {len(results)} instances can be served")
     return 0 if len(good) == len(results) else 1

@@ -18,7 +18,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SandboxUnavailable
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
+from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
 
 from ...dataset import Instance
@@ -277,6 +278,19 @@ class Store:
         self.make()
         _write(self.directory / "bases" / f"{digest}.json", json.dumps({"id": identity, "name": name}).encode() + b"\n")
 
+    def forget_base(self, identity: str) -> None:
+        """Remove every note of a base tree that is gone."""
+        for path in (self.directory / "bases").glob("*.json"):
+            if self.base_of(path.stem) == identity:
+                path.unlink(missing_ok=True)
+
+    def forget(self, build: Build) -> None:
+        """Remove the note of a build."""
+        path = self._record(build.instance_id, build.key)
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # other builds of the instance are there
+            path.parent.rmdir()
+
     @asynccontextmanager
     async def locked(self, name: str, progress: Callable[[str], None] = lambda line: None) -> AsyncIterator[None]:
         """Hold a lock of the store: one process at a time makes something; a dead one holds none."""
@@ -308,6 +322,7 @@ class Catalogue:
         self.store = store or Store()
         self.backend = backend
         self._starts: dict[str, SandboxSnapshot] = {}
+        self._used: dict[str, ExitStack] = {}
         self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
 
     async def find(self, instance: Instance, recipe: Recipe, *, validated: bool = True, flaky: bool = True) -> Prepared:
@@ -373,6 +388,10 @@ class Catalogue:
     async def _start(self, instance: Instance, build: Build) -> SandboxSnapshot:
         if build.key in self._starts:
             return self._starts[build.key]
+        if build.base not in self._used:
+            # As long as this process lives: sessions mount their base tree anew for every command.
+            self._used[build.base] = ExitStack()
+            self._used[build.base].enter_context(using(build.base))
         # One start for all sessions that wait for it; a task of its own, because the first of them may be cancelled.
         owner = (build.key, asyncio.get_running_loop())
         if owner not in self._making:

@@ -30,6 +30,7 @@ TEST_LIMITS = Limits(
     keep_bytes=64 * 1024**2,
 )
 _SHOWN = 5
+_LOG_TAIL = 1500
 
 Progress = Callable[[str], None]
 
@@ -41,10 +42,12 @@ class Run:
     Args:
         resolution: What the rules say of it.
         seconds: Of the test command.
+        log: The log that was judged.
     """
 
     resolution: Resolution
     seconds: float
+    log: str = ""
 
 
 Grader = Callable[[Backend, Prepared, str], Awaitable[Run]]
@@ -85,7 +88,7 @@ async def run_tests(backend: Backend, prepared: Prepared, patch: str) -> Run:
         await sandbox.destroy()
     log = compose_log(result.stdout, result.exit_code)
     resolution = judge(instance, log, result.exit_code, RULES, runner=prepared.recipe.runner)
-    return Run(resolution, result.duration_s)
+    return Run(resolution, result.duration_s, log)
 
 
 async def validate(
@@ -155,13 +158,15 @@ def judged(empty: Sequence[Run], gold: Sequence[Run]) -> tuple[list[str], tuple[
     problems = []
     if any(run.resolution.resolved for run in empty):
         problems.append("the empty patch resolves it: its tests do not show the issue")
-    invalid = [run.resolution.invalid for run in gold if run.resolution.invalid]
+    invalid = [run for run in gold if run.resolution.invalid]
     if invalid:
-        problems.append(f"with the gold patch the run of its tests is invalid: {invalid[0]}")
+        problems.append(f"with the gold patch the run of its tests is invalid: {invalid[0].resolution.invalid}")
+        problems.append(f"the end of its log: {invalid[0].log.strip()[-_LOG_TAIL:]}")
         return problems, ()
     broken = _always(gold, "fail_to_pass")
     if broken:
         problems.append(f"the gold patch does not repair {_some(broken)} of FAIL_TO_PASS")
+        problems.append(f"the end of its log: {gold[0].log.strip()[-_LOG_TAIL:]}")
     wavering = [test for test in _ever(gold, "fail_to_pass") if test not in broken]
     if wavering:
         problems.append(f"with the gold patch {_some(wavering)} of FAIL_TO_PASS passes in some runs only")

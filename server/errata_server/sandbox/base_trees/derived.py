@@ -124,8 +124,11 @@ def remove_base(identity: str, directory: Path | None = None) -> bool:
 
 @contextmanager
 def using(identity: str, directory: Path | None = None) -> Iterator[None]:
-    """Keep a tree from being removed, in this process."""
+    """Keep a tree from being removed, in this process; a tree that is elsewhere is nobody's to remove."""
     directory = (directory or base_directories()[0]).absolute()
+    if not (directory / identity).is_dir():
+        yield
+        return
     with _claim(directory / f".{identity}.use", exclusive=False):
         yield
 
