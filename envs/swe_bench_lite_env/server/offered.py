@@ -1,0 +1,192 @@
+"""The instances that a server offers: those that ship with the package, and those of the operator's data set."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from errata_protocol.errors import InvalidRequest
+
+from ..dataset import TEST_SPLIT, Dataset, EvaluationSplitWarning, Instance, UnknownInstance, UnknownSplit, load_dataset
+from ..recipes import Recipe, Recipes, load_recipes
+from .settings import SweSettings
+
+log = logging.getLogger("errata.swe")
+
+BUNDLED = "bundled"
+"""The split of the instances that ship with the package."""
+
+EVALUATION_WARNING = (
+    f"the split {TEST_SPLIT} is for evaluation: a model that is trained on its episodes cannot be evaluated with it"
+)
+
+_TASKS = Path(__file__).resolve().parent.parent / "tasks"
+
+
+class SplitNotOffered(InvalidRequest, IndexError):
+    """No split of that name. An IndexError too, because OpenEnv's routes answer those with 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Instances by split, and their recipes.
+
+    Args:
+        splits: All splits that a reset without a split's name may draw from, `BUNDLED` among them.
+        default: The split that a reset without a name means; empty where one has to be named.
+        recipes: Of each split's instances: the bundled ones, and the operator's.
+        source: The operator's data set; empty without one.
+        test: The split ``test`` of ``source`` is loaded on demand: it was not named by the operator.
+    """
+
+    splits: Mapping[str, Dataset]
+    default: str
+    recipes: Mapping[str, Recipes] = field(repr=False)
+    source: str = ""
+    test: bool = False
+
+    def split(self, name: str | None) -> tuple[str, Dataset]:
+        """Return a split by name; the default one without.
+
+        Raises:
+            SplitNotOffered: There is none.
+        """
+        if name is None and not self.default:
+            raise SplitNotOffered(
+                f"{self.source} has the split {TEST_SPLIT} only, which is for evaluation: reset(split={TEST_SPLIT!r}) "
+                "takes it, or set ERRATA_SWE_SPLIT",
+                known=list(self.splits),
+            )
+        name = self.default if name is None else name
+        if name in self.splits:
+            if name == TEST_SPLIT:
+                log.warning("%s: %s", self.source, EVALUATION_WARNING)
+            return name, self.splits[name]
+        if name == TEST_SPLIT and self.test:
+            found = _test_split(self.source)
+            # A file that says of no row which split it is of is any split that is asked for.
+            if not any(instance.instance_id in known for known in self.splits.values() for instance in found):
+                log.warning("%s: %s", self.source, EVALUATION_WARNING)
+                return name, found
+        raise SplitNotOffered(f"no split {name!r}: there are {', '.join(self.splits)}", known=list(self.splits))
+
+    def find(self, instance_id: str, split: str | None = None) -> tuple[str, Instance]:
+        """Return an instance by id and its split; ``test`` is looked at only if it is named.
+
+        Raises:
+            UnknownInstance: There is none.
+            SplitNotOffered: There is no such split.
+        """
+        searched = [self.split(split)] if split is not None else list(self.splits.items())
+        for name, dataset in searched:
+            if instance_id in dataset.ids:
+                if split is None and name == TEST_SPLIT:
+                    log.warning("%s: %s", self.source, EVALUATION_WARNING)
+                return name, dataset.find(instance_id)
+        if split is None and self.test and instance_id in _test_ids(self.source):
+            raise UnknownInstance(
+                f"{instance_id} is of the split {TEST_SPLIT}, which is for evaluation: "
+                f"reset(split={TEST_SPLIT!r}, instance_id={instance_id!r}) takes it",
+                instance_id=instance_id,
+            )
+        there = "; ".join(f"{name} has {len(dataset)}, {_some(dataset.ids)}" for name, dataset in searched)
+        raise UnknownInstance(f"no instance {instance_id!r}: {there}", instance_id=instance_id)
+
+    def choose(
+        self, instance_id: str | None, split: str | None, index: int | None, seed: int | None
+    ) -> tuple[str, Instance]:
+        """Return the instance that a reset names, and its split.
+
+        Args:
+            instance_id: By id.
+            split: The split that it, or ``index`` or ``seed``, is of.
+            index: Position in the split.
+            seed: Draws one of the split where neither id nor index is given.
+
+        Raises:
+            InvalidRequest: There is no such instance, or it is named in two ways.
+        """
+        if instance_id:
+            if index is not None:
+                raise InvalidRequest("reset: name an instance by instance_id or by index, not by both")
+            return self.find(instance_id, split)
+        name, dataset = self.split(split)
+        if index is None:
+            return name, random.Random(seed).choice(dataset)
+        if not 0 <= index < len(dataset):
+            raise InvalidRequest(f"split {name} has instances 0..{len(dataset) - 1}, not {index}")
+        return name, dataset[index]
+
+    def recipe(self, split: str, instance: Instance) -> Recipe:
+        """Return the recipe of an instance.
+
+        Raises:
+            RecipeMissing: It has none.
+        """
+        return self.recipes[BUNDLED if split == BUNDLED else ""].find(instance.instance_id, instance.repo)
+
+
+@lru_cache(maxsize=1)
+def bundled() -> tuple[Dataset, Recipes]:
+    """Return the instances that ship with the package, and their recipes."""
+    return load_dataset(_TASKS / "instances.jsonl", BUNDLED), load_recipes(_TASKS / "recipes.json")
+
+
+def offered(settings: SweSettings) -> Offered:
+    """Return what a server with these settings offers; files are read when they changed.
+
+    Raises:
+        InvalidRequest: A file cannot be used, or two instances have one id.
+    """
+    if settings.dataset is None or settings.recipes is None:
+        return _offered(None, None, None, ())
+    files = (Path(settings.dataset).expanduser(), settings.recipes.expanduser())
+    changes = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
+    return _offered(settings.dataset, settings.recipes, settings.split, changes)
+
+
+@lru_cache(maxsize=4)
+def _offered(source: str | None, recipes: Path | None, split: str | None, changes: tuple[int, ...]) -> Offered:
+    del changes  # part of the key
+    own, own_recipes = bundled()
+    if source is None or recipes is None:
+        return Offered({BUNDLED: own}, BUNDLED, {BUNDLED: own_recipes})
+    test = split is None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EvaluationSplitWarning)  # `Offered.split` says it at each use
+            splits = load_dataset(source, split).splits
+    except UnknownSplit as error:
+        if split is not None or error.details.get("known") != [TEST_SPLIT]:
+            raise
+        splits = {}
+    if BUNDLED in splits:
+        raise InvalidRequest(f"{source}: the split {BUNDLED!r} is that of the instances in this package: rename it")
+    both = [name for dataset in splits.values() for name in dataset.ids if name in own]
+    if both:
+        raise InvalidRequest(f"{source}: {both[0]} is an instance of this package too: rename it")
+    default = split or next((name for name in ("train", *splits) if name in splits), "")
+    return Offered({**splits, BUNDLED: own}, default, {BUNDLED: own_recipes, "": load_recipes(recipes)}, source, test)
+
+
+@lru_cache(maxsize=2)
+def _test_split(source: str) -> Dataset:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvaluationSplitWarning)
+        return load_dataset(source, TEST_SPLIT)
+
+
+def _test_ids(source: str) -> frozenset[str]:
+    try:
+        return frozenset(_test_split(source).ids)
+    except UnknownSplit:
+        return frozenset()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

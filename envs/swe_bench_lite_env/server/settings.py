@@ -1,0 +1,73 @@
+"""What the operator of a server chooses for this environment, from ``ERRATA_SWE_*`` environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from errata_protocol.errors import EnvironmentFailed
+
+
+class SweSettings(BaseSettings):
+    """Settings of the environment. They are read at every reset, so that a test may change them.
+
+    Attributes:
+        dataset: Instances to offer besides the bundled ones: a file or directory, or a name on the Hugging Face hub.
+        recipes: File of their recipes; needed with ``dataset``.
+        split: The split of ``dataset`` to offer; all but ``test`` without it. ``test`` has to be named.
+        rules: Whose rules grade: 5 for swebench 5.0.2, 4 for 4.1.0.
+        reward: ``resolved``: 1.0 or 0.0. ``fraction``: the share of FAIL_TO_PASS that passes where all of PASS_TO_PASS
+            does, else 0.0.
+        discount: Credits every step of a graded episode with ``reward * discount ** (steps to the end)``, as late
+            rewards of the environment; None credits none.
+        max_turns: Calls of one episode, ``submit`` included; None for no bound.
+        max_seconds: Wall time of all its calls together, seconds. The time between calls does not count.
+        max_output_bytes: What its observations may hold of outputs and files, bytes of UTF-8, all together.
+        command_timeout_s: Time limit of ``run`` where the agent names none, seconds.
+        max_command_timeout_s: The longest that an agent may name.
+        grading_timeout_s: Time limit of one run of the tests, seconds.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ERRATA_SWE_", extra="ignore", frozen=True)
+
+    dataset: str | None = None
+    recipes: Path | None = None
+    split: str | None = None
+    rules: Literal[4, 5] = 5
+    reward: Literal["resolved", "fraction"] = "resolved"
+    discount: float | None = Field(default=None, ge=0, le=1)
+    max_turns: int | None = Field(default=200, gt=0)
+    max_seconds: float | None = Field(default=3600.0, gt=0)
+    max_output_bytes: int | None = Field(default=8 * 1024**2, gt=0)
+    command_timeout_s: float = Field(default=60.0, gt=0)
+    max_command_timeout_s: float = Field(default=600.0, gt=0)
+    grading_timeout_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _a_data_set_needs_recipes(self) -> SweSettings:
+        if self.dataset and not self.recipes:
+            raise ValueError("ERRATA_SWE_DATASET needs ERRATA_SWE_RECIPES, the file of its recipes")
+        if (self.recipes or self.split) and not self.dataset:
+            raise ValueError(
+                "ERRATA_SWE_RECIPES and ERRATA_SWE_SPLIT need ERRATA_SWE_DATASET, the data set they are of"
+            )
+        return self
+
+
+def read_settings() -> SweSettings:
+    """Return the settings as the process' environment has them.
+
+    Raises:
+        EnvironmentFailed: A variable has a value that cannot be.
+    """
+    try:
+        return SweSettings()
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            name = "".join(f"ERRATA_SWE_{str(part).upper()}: " for part in problem["loc"])
+            problems.append(f"{name}{problem['msg']}")
+        raise EnvironmentFailed(f"settings of swe_bench_lite: {'; '.join(problems)}") from error
