@@ -14,11 +14,12 @@ from fastapi.testclient import TestClient
 from openenv.cli._validation import validate_running_environment
 from openenv.core.env_server.http_server import create_app as stock_create_app
 
+import terminal_env
 from errata_protocol.errors import InvalidRequest
 from errata_server.app import create_app
+from errata_server.environments import session_backend as own
 from errata_server.settings import Settings
 from terminal_env import SPEC, TerminalAction, TerminalEnv, TerminalObservation, TerminalState, agent_text
-from terminal_env.server import backend as own
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import load_tasks
 from tests.client.loopback import served
@@ -140,7 +141,7 @@ def test_stock_openenvs_task_api_lists_the_tasks(stock: TestClient) -> None:
 
 
 def test_openenv_validates_the_package(tmp_path: Path) -> None:
-    package = Path(own.__file__).resolve().parent.parent
+    package = Path(str(terminal_env.__file__)).parent.resolve()
     report = tmp_path / "report.json"
     done = subprocess.run(
         [

@@ -18,10 +18,10 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.session_backend import session_backend
 from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
 
 from ..models import TOOL_NAMES, TerminalAction, TerminalObservation, TerminalState
-from .backend import session_backend
 from .check.results import demand_checked, harmless
 from .episode import Episode, read_snapshot
 from .layers import task_layers
