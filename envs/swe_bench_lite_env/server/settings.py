@@ -12,7 +12,7 @@ from errata_protocol.errors import EnvironmentFailed
 
 
 class SweSettings(BaseSettings):
-    """Settings of the environment. They are read at every reset, so that a test may change them.
+    """Settings of the environment, read at every reset. ``none`` stands for None.
 
     Attributes:
         dataset: Instances to offer besides the bundled ones: a file or directory, or a name on the Hugging Face hub.
@@ -31,7 +31,7 @@ class SweSettings(BaseSettings):
         grading_timeout_s: Time limit of one run of the tests, seconds.
     """
 
-    model_config = SettingsConfigDict(env_prefix="ERRATA_SWE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ERRATA_SWE_", extra="ignore", frozen=True, env_parse_none_str="none")
 
     dataset: str | None = None
     recipes: Path | None = None

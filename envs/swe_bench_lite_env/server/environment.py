@@ -1,0 +1,545 @@
+"""The environment: a repository with a bug in a sandbox, tools to repair it, and the benchmark's grading at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import posixpath
+import shlex
+import time
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import EnvironmentMetadata
+
+from errata_protocol import detect
+from errata_protocol.environment import Snapshot
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset
+from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.session_backend import session_backend
+from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused, Sandbox
+
+from ..dataset import TEST_SPLIT, Instance
+from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
+from . import patches
+from .episode import Episode, read_snapshot
+from .grading import Graded, grade
+from .offered import BUNDLED, EVALUATION_WARNING, offered
+from .prepare.store import WORKDIR, Prepared
+from .rubric import DiscountedSweRubric, rubric
+from .settings import SweSettings, read_settings
+from .starts import starts_on
+from .task_api import TaskApi
+from .texts import ToolRefused, bounded, lines_of, replaced
+
+T = TypeVar("T")
+
+log = logging.getLogger("errata.swe")
+
+READ_BYTES = 64 * 1024
+"""How much of a file one ``read_file`` returns: head and tail."""
+FILE_BYTES = 16 * 1024**2
+"""Largest file that ``read_file`` and ``edit`` take."""
+SESSION_LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000)
+"""Of a session's commands. Test suites of the benchmark's repositories need more than a shell does."""
+FILE_TOOL_TIMEOUT_S = 120.0
+"""Time limit of what ``search`` and ``apply_patch`` run."""
+
+_README = Path(__file__).resolve().parent.parent / "README.md"
+_SEARCH = (
+    "cd {cwd} || exit 3; grep -rlZIE --exclude-dir={{.git,.pytest_cache,__pycache__}} -e {pattern} -- {path} "
+    '| LC_ALL=C sort -z | xargs -0 -r grep -nHIE -e {pattern} --; set -- "${{PIPESTATUS[@]}}"; exit "$1"'
+)
+"""Two greps, so that files come in one order whatever the directory's is; the first one's status says how it went."""
+
+
+class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, SweState]):
+    """One session; see the package's README for its tools, budgets and rewards.
+
+    Commands that fail are marked observations. A sandbox that fails raises `SandboxFailed` or `SandboxUnavailable`:
+    never an observation, never a reward.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        settings = read_settings()
+        self._rubric = rubric(settings.reward, settings.discount)
+        super().__init__(rubric=self._rubric)
+        self._backend: Backend | None = None
+        self._sandbox: Sandbox | None = None
+        self._episode: Episode | None = None
+        self._instance: Instance | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.graded: Graded | None = None
+        """What the last ``submit`` found; for logs and tests, it never reaches a client."""
+
+    # reset
+
+    async def reset_async(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        instance_id: str | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        **kwargs: Any,
+    ) -> SweObservation:
+        """Start an episode on one instance.
+
+        Args:
+            seed: Draws an instance of the split where neither ``instance_id`` nor ``index`` is given; without one the
+                session's seed does.
+            episode_id: Name of the episode in ``state``.
+            instance_id: An instance by id.
+            split: The split that it is of; without a name the operator's, ``bundled`` on a server without a data set.
+                ``test`` is served only if it is named.
+            index: Position in the split.
+            **kwargs: Refused: a misspelt ``instance_id`` would draw another instance.
+
+        Raises:
+            InvalidRequest: There is no such instance, argument or recipe, or it was not prepared or validated.
+            EnvironmentFailed: A setting of the server cannot be, or a bundled instance cannot be built.
+            SandboxUnavailable: This machine cannot run sandboxes.
+        """
+        if kwargs:
+            known = "seed, episode_id, instance_id, split, index"
+            raise InvalidRequest(f"reset takes {known}, not {', '.join(sorted(kwargs))}")
+        for name, value in (("seed", seed), ("index", index)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise InvalidRequest(f"reset: {name} is a whole number, not {value!r}")
+        settings = read_settings()
+        backend, drawn = session_backend()
+        seed = drawn if seed is None else seed
+        offers = await asyncio.to_thread(offered, settings)
+        split, instance = await asyncio.to_thread(offers.choose, instance_id, split, index, seed)
+        recipe = offers.recipe(split, instance)
+        await backend.start()
+        prepared, sandbox = await starts_on(backend).open(instance, recipe, SESSION_LIMITS, bundled=split == BUNDLED)
+        await self._release()
+        self._rubric.reset()
+        self._backend, self._sandbox, self._instance, self.graded = backend, sandbox, instance, None
+        episode = self._episode = Episode(
+            episode_id=str(uuid.uuid4()) if episode_id is None else episode_id,
+            instance_id=instance.instance_id,
+            split=split,
+            prepared=prepared.digest,
+            seed=seed,
+            max_turns=settings.max_turns,
+            max_seconds=settings.max_seconds,
+            max_output_bytes=settings.max_output_bytes,
+            cwd=sandbox.cwd,
+        )
+        observation = SweObservation(
+            tool="reset",
+            reward=0.0,
+            problem_statement=instance.problem_statement,
+            repo=instance.repo,
+            metadata={"warning": EVALUATION_WARNING} if split == TEST_SPLIT else {},
+            **_standing(episode),
+        )
+        return self._apply_transform(observation)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> SweObservation:
+        """Run `reset_async` to its end; for code outside of an event loop."""
+        return _finish(self.reset_async(seed=seed, episode_id=episode_id, **kwargs))
+
+    # step
+
+    async def step_async(self, action: SweAction, timeout_s: float | None = None, **kwargs: Any) -> SweObservation:
+        """Call one tool.
+
+        Args:
+            action: What to do.
+            timeout_s: Upper bound for a command's time limit, in seconds.
+            **kwargs: Not used.
+
+        Raises:
+            NoReset: There was no reset.
+            InvalidRequest: The episode is over.
+            SandboxFailed: The sandbox broke; the step did not happen.
+            EnvironmentFailed: The instance cannot be graded here.
+        """
+        del kwargs
+        episode, _ = self._live()
+        if episode.done:
+            raise InvalidRequest("the episode is over: reset to start another")
+        started = time.monotonic()
+        values, detection = await self._call(action, timeout_s)
+        seconds = time.monotonic() - started
+        sent = sum(len((values.get(name) or "").encode()) for name in ("stdout", "stderr", "content"))
+        episode.charge(0.0 if action.tool == "submit" else seconds, sent)
+        observation = SweObservation(
+            **{
+                "tool": action.tool,
+                "duration_s": round(seconds, 4),
+                **_standing(episode),
+                **values,
+            }
+        )
+        observation.reward = self._rubric(action, observation)
+        return self._apply_transform(observation.with_detection(detection))
+
+    def step(self, action: SweAction, timeout_s: float | None = None, **kwargs: Any) -> SweObservation:
+        """Run `step_async` to its end; for code outside of an event loop."""
+        return _finish(self.step_async(action, timeout_s, **kwargs))
+
+    async def _call(self, action: SweAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
+        if action.tool not in TOOL_NAMES:
+            message = f"no tool {action.tool[:80]!r}: there are {', '.join(TOOL_NAMES)}"
+            return {"stderr": message}, detect.tool_not_found(action.tool, TOOL_NAMES)
+        wrong = _wrong_argument(action)
+        if wrong is not None:
+            field, message = wrong
+            site = ErrorSite(action_field=field, source="action", message=message)
+            return {"stderr": message}, Detection.of(ErrorKind.INVALID_ARGUMENTS, site)
+        try:
+            if action.tool == "run":
+                return await self._run(action, bound_s)
+            if action.tool == "read_file":
+                return await self._read(action)
+            if action.tool == "write_file":
+                await self._live()[1].write_file(action.path, (action.content or "").encode("utf-8", "surrogatepass"))
+                return {}, NOTHING_WRONG
+            if action.tool == "edit":
+                return await self._edit(action)
+            if action.tool == "apply_patch":
+                return await self._apply_patch(action)
+            if action.tool == "search":
+                return await self._search(action)
+            return await self._submit()
+        except PathRefused as refusal:
+            return {"stderr": str(refusal)}, detect.path_refused(action.path, refusal.reason, refusal.message)
+
+    async def _run(self, action: SweAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
+        episode, sandbox = self._live()
+        settings = read_settings()
+        wanted = settings.command_timeout_s if action.timeout_s is None else action.timeout_s
+        limits = [settings.max_command_timeout_s, wanted]
+        if bound_s is not None and bound_s > 0:
+            limits.append(bound_s)
+        if episode.seconds_left is not None:
+            limits.append(max(1.0, math.ceil(episode.seconds_left)))
+        limit_s = min(limits)
+        result = await sandbox.run(action.command, timeout_s=limit_s)
+        before, episode.cwd = episode.cwd, sandbox.cwd
+        detection = detect.detect(
+            action.command,
+            result.exit_code,
+            result.stdout,
+            result.stderr,
+            timed_out=result.timed_out,
+            limit_hit=result.limit_hit,
+            cwd=before or None,
+            workdir=sandbox.workdir,
+        )
+        if detection.error_kind is None and result.truncated:
+            detection = detect.output_truncated()
+        values = {
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "exit_code": result.exit_code,
+            "timed_out": result.timed_out,
+            "time_limit_s": limit_s,
+            "truncated": result.truncated,
+            "limit_hit": result.limit_hit,
+            "killed_background": list(result.killed_background),
+            "shell_saved": result.shell_saved,
+        }
+        return values, detection
+
+    async def _read(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+        try:
+            content = lines_of(await self._whole(action.path), action.first_line, action.last_line)
+        except ToolRefused as refusal:
+            return self._refused(action, refusal, ErrorKind.INVALID_ARGUMENTS)
+        text, truncated = bounded(content, READ_BYTES)
+        return {"content": text, "truncated": truncated}, detect.output_truncated() if truncated else NOTHING_WRONG
+
+    async def _edit(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+        _, sandbox = self._live()
+        try:
+            content = replaced(await self._whole(action.path), action.old_text or "", action.new_text or "")
+        except ToolRefused as refusal:
+            kind = ErrorKind.INVALID_ARGUMENTS if refusal.field == "path" else ErrorKind.PATCH_FAILED
+            return self._refused(action, refusal, kind)
+        await sandbox.write_file(action.path, content)
+        return {}, NOTHING_WRONG
+
+    async def _whole(self, path: str) -> bytes:
+        _, sandbox = self._live()
+        content = await sandbox.read_file(path, max_bytes=FILE_BYTES + 1)
+        if len(content) > FILE_BYTES:
+            size = FILE_BYTES // 1024**2
+            raise ToolRefused(f"{path} is larger than {size} MiB: read parts of it with run, e.g. sed -n 1,50p", "path")
+        return content
+
+    async def _apply_patch(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+        patch = action.patch or ""
+        text = patch if patch.endswith("\n") else patch + "\n"
+        result = await self._quietly(
+            patches.COMMAND.format(root=WORKDIR), stdin=text.encode("utf-8", "surrogatepass"), what="git apply"
+        )
+        if isinstance(result, tuple):
+            return result
+        if result.exit_code == 0:
+            return {}, NOTHING_WRONG
+        message, detection = patches.refusal(patch, result.stderr)
+        return {"stderr": message}, detection
+
+    async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+        episode, _ = self._live()
+        path = shlex.quote(action.path) if action.path else "."
+        command = _SEARCH.format(cwd=shlex.quote(episode.cwd), pattern=shlex.quote(action.pattern), path=path)
+        result = await self._quietly(command, what="grep")
+        if isinstance(result, tuple):
+            return result
+        found = result.stdout if action.path else result.stdout.removeprefix("./").replace("\n./", "\n")
+        said = result.stderr.replace("grep: ", "")
+        values = {"stdout": found, "stderr": said, "truncated": result.truncated}
+        if result.exit_code in (0, 1) or found:
+            return values, detect.output_truncated() if result.truncated else NOTHING_WRONG
+        if result.exit_code == 3:
+            values["stderr"] = f"the current directory {episode.cwd} is gone: give a path, or change it with run"
+            message = ErrorSite(file=episode.cwd, source="message", message=values["stderr"])
+            return values, Detection.of(ErrorKind.PATH_NOT_FOUND, message)
+        if action.path and said.startswith(f"{action.path}: "):
+            reason = next((name for text, name in _REASONS if text in said), "EINVAL")
+            return values, detect.path_refused(action.path, reason, said.strip())
+        site = ErrorSite(
+            action_field="pattern", action_span=(0, len(action.pattern)), source="action", message=said.strip()[:300]
+        )
+        return values, Detection.of(ErrorKind.INVALID_ARGUMENTS, site)
+
+    async def _quietly(
+        self, command: str, *, what: str, stdin: bytes | None = None
+    ) -> CommandResult | tuple[dict[str, Any], Detection]:
+        """Run a tool's own command beside the shell; one that was stopped is an observation as of ``run``."""
+        _, sandbox = self._live()
+        result = await sandbox.run(command, stdin=stdin, clean=True, timeout_s=FILE_TOOL_TIMEOUT_S)
+        if not result.timed_out and result.limit_hit is None:
+            return result
+        values = {
+            "stderr": f"{what} was stopped: nothing can be said of its result",
+            "timed_out": result.timed_out,
+            "limit_hit": result.limit_hit,
+        }
+        kind = ErrorKind.TIMEOUT if result.timed_out else ErrorKind.RESOURCE_LIMIT
+        return values, Detection.of(kind, ErrorSite(source="message", message=values["stderr"]))
+
+    def _refused(self, action: SweAction, refusal: ToolRefused, kind: ErrorKind) -> tuple[dict[str, Any], Detection]:
+        episode, _ = self._live()
+        value = getattr(action, refusal.field)
+        absolute = posixpath.normpath(posixpath.join(episode.cwd or WORKDIR, action.path))
+        site = ErrorSite(
+            action_field=refusal.field,
+            action_span=(0, len(value)) if isinstance(value, str) else None,
+            file=absolute.removeprefix(f"{WORKDIR}/"),
+            line=refusal.line,
+            source="action",
+            message=refusal.message[:300],
+        )
+        return {"stderr": refusal.message}, Detection.of(kind, site)
+
+    async def _submit(self) -> tuple[dict[str, Any], Detection]:
+        episode, sandbox = self._live()
+        settings = read_settings()
+        assert self._backend is not None and self._instance is not None
+        prepared = await self._prepared(settings, self._backend, self._instance, episode)
+        final = await sandbox.snapshot()
+        self.graded = graded = await grade(
+            self._backend, final, prepared, rules=settings.rules, timeout_s=settings.grading_timeout_s
+        )
+        self._rubric.graded(graded.resolution, graded.tampering)
+        log.info(
+            "%s: %s%s", episode.instance_id, graded.resolution.status, ", tampered with" if graded.tampering else ""
+        )
+        episode.submitted = episode.done = True
+        if not graded.tampering:
+            return {"done": True}, NOTHING_WRONG
+        return {"done": True}, Detection.of(ErrorKind.POLICY_VIOLATION, hint_template_key=TAMPERING_HINT)
+
+    async def _prepared(
+        self, settings: SweSettings, backend: Backend, instance: Instance, episode: Episode
+    ) -> Prepared:
+        offers = await asyncio.to_thread(offered, settings)
+        recipe = offers.recipe(episode.split, instance)
+        prepared = await starts_on(backend).find(instance, recipe, bundled=episode.split == BUNDLED)
+        if prepared.digest != episode.prepared:
+            raise EnvironmentFailed(
+                f"{episode.instance_id} was prepared anew since this episode began: reset to begin another"
+            )
+        return prepared
+
+    # state
+
+    @property
+    def state(self) -> SweState:
+        """Where the episode stands."""
+        episode = self._episode
+        if episode is None or self._instance is None:
+            return SweState()
+        return SweState(
+            episode_id=episode.episode_id,
+            step_count=episode.step_count,
+            instance_id=episode.instance_id,
+            repo=self._instance.repo,
+            seed=episode.seed,
+            cwd=episode.cwd,
+            submitted=episode.submitted,
+            done=episode.done,
+            turns_left=episode.turns_left,
+            output_bytes_left=episode.output_bytes_left,
+        )
+
+    async def snapshot(self) -> Snapshot:
+        """Return the session after its last call, as one journal row keeps it (PROTOCOL E1).
+
+        Raises:
+            NoReset: There is nothing to keep before the first reset.
+        """
+        episode, sandbox = self._live()
+        return episode.saved(await sandbox.snapshot())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Continue from ``snapshot`` instead of a reset.
+
+        Raises:
+            EnvironmentFailed: The snapshot cannot be read, or names an instance that this server does not offer.
+            SandboxFailed: A layer that it names is gone.
+        """
+        episode, saved = read_snapshot(snapshot)
+        offers = await asyncio.to_thread(offered, read_settings())
+        try:
+            _, instance = await asyncio.to_thread(offers.find, episode.instance_id, episode.split)
+        except InvalidRequest as error:
+            raise EnvironmentFailed(f"cannot restore a session on {episode.instance_id}: {error.message}") from error
+        backend, _ = session_backend()
+        sandbox = await backend.restore(saved, limits=SESSION_LIMITS)
+        await self._release()
+        self._backend, self._sandbox, self._instance, self._episode = backend, sandbox, instance, episode
+        self._continues(episode.step_count)
+
+    async def forked(self, episode_id: str) -> None:
+        """Become a child episode that was forked here: its own name, and no steps yet (PROTOCOL D11)."""
+        episode, _ = self._live()
+        if episode.max_turns is not None:
+            episode.max_turns -= episode.step_count  # the budget that is left is the parent's
+        episode.episode_id, episode.step_count = episode_id, 0
+        self._continues(0)
+
+    def _continues(self, steps: int) -> None:
+        self._rubric.reset()
+        if isinstance(self._rubric, DiscountedSweRubric):
+            self._rubric.continues(steps)
+
+    async def aclose(self) -> None:
+        """End the session and drop what no snapshot names."""
+        await self._release()
+        self._episode = None
+
+    def close(self) -> None:
+        """Do what `aclose` does; inside an event loop it is only begun here, and the loop finishes it."""
+        sandbox, self._sandbox, self._episode = self._sandbox, None, None
+        if sandbox is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(sandbox.destroy())
+            return
+        closing = loop.create_task(sandbox.destroy())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Describe the environment."""
+        return EnvironmentMetadata(
+            name="swe_bench_lite",
+            description="Repositories with a real bug, graded by the rules of SWE-bench; failing turns carry markers.",
+            version="1.0.0",
+            author="The Errata authors",
+            readme_content=_README.read_text("utf-8"),
+        )
+
+    def _live(self) -> tuple[Episode, Sandbox]:
+        if self._episode is None or self._sandbox is None:
+            raise NoReset("no episode is running: reset first")
+        return self._episode, self._sandbox
+
+    async def _release(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await sandbox.destroy()
+
+
+TAMPERING_HINT = "policy.tampering"
+"""Hint key of a ``submit`` whose tests were tampered with."""
+
+_REASONS = (("No such file", "ENOENT"), ("Permission denied", "EACCES"), ("Not a directory", "ENOTDIR"))
+
+
+def _standing(episode: Episode) -> dict[str, Any]:
+    """Return what every observation says of the episode after its call."""
+    return {
+        "instance_id": episode.instance_id,
+        "cwd": episode.cwd,
+        "done": episode.done,
+        "turns_left": episode.turns_left,
+        "seconds_left": episode.seconds_left,
+        "output_bytes_left": episode.output_bytes_left,
+        "budget_spent": episode.budget_spent,
+    }
+
+
+def _finish(call: Coroutine[Any, Any, T]) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call)
+    call.close()
+    raise RuntimeError("inside an event loop await reset_async and step_async")
+
+
+def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
+    """Return the field at fault and what is wrong with it, or None."""
+    tool, limit = action.tool, action.timeout_s
+    if tool == "run":
+        if not action.command.strip():
+            return "command", "run needs a command"
+        if "\0" in action.command:
+            return "command", "command: a NUL character cannot be part of a command"
+        if limit is not None and (math.isnan(limit) or limit <= 0):
+            return "timeout_s", f"timeout_s must be above 0, not {limit:g}"
+    elif tool in ("write_file", "read_file", "edit") and not action.path:
+        return "path", f"{tool} needs a path"
+    elif "\0" in action.path:
+        return "path", "path: a NUL character cannot be part of a path"
+    if tool == "write_file" and action.content is None:
+        return "content", "write_file needs content; empty content empties the file"
+    if tool == "read_file":
+        first, last = action.first_line, action.last_line
+        for name, line in (("first_line", first), ("last_line", last)):
+            if line is not None and line < 1:
+                return name, f"{name} counts from 1, not {line}"
+        if first is not None and last is not None and last < first:
+            return "last_line", f"last_line {last} is before first_line {first}"
+    if tool == "edit":
+        if not action.old_text:
+            return "old_text", "edit needs old_text; write_file creates a file"
+        if action.new_text is None:
+            return "new_text", "edit needs new_text; empty text deletes old_text"
+        if action.new_text == action.old_text:
+            return "new_text", "new_text is old_text: nothing would change"
+    if tool == "apply_patch" and not (action.patch or "").strip():
+        return "patch", "apply_patch needs a patch"
+    if tool == "search":
+        if not action.pattern:
+            return "pattern", "search needs a pattern"
+        if "\0" in action.pattern or "\n" in action.pattern:
+            return "pattern", "pattern: lines are matched one by one, so that it cannot hold a line break"
+    return None

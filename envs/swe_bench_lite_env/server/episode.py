@@ -1,0 +1,106 @@
+"""The part of an environment's state that a snapshot keeps beside the sandbox's layer: the episode and its budgets."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, fields
+
+from errata_protocol.environment import Snapshot, SnapshotRef
+from errata_protocol.errors import EnvironmentFailed
+from errata_server.sandbox.base import SandboxSnapshot
+
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class Episode:
+    """One episode of a session.
+
+    Args:
+        episode_id: As given at reset, or made up then.
+        instance_id: The instance.
+        split: Its split.
+        prepared: Digest of the start that the episode began on (`Prepared.digest`).
+        seed: Seed of the reset.
+        max_turns: Calls that the episode may have; None for no bound.
+        max_seconds: Wall time of all its calls together, seconds; None for no bound.
+        max_output_bytes: UTF-8 bytes of outputs and files in its observations; None for no bound.
+        step_count: Calls since reset.
+        seconds: Wall time of these, ``submit`` left out.
+        output_bytes: Bytes in their observations.
+        submitted: ``submit`` was called.
+        done: The episode is over.
+        budget_spent: Which budget ended it; None where none did.
+        cwd: The shell's current directory after the last call.
+    """
+
+    episode_id: str
+    instance_id: str
+    split: str
+    prepared: str
+    seed: int | None = None
+    max_turns: int | None = None
+    max_seconds: float | None = None
+    max_output_bytes: int | None = None
+    step_count: int = 0
+    seconds: float = 0.0
+    output_bytes: int = 0
+    submitted: bool = False
+    done: bool = False
+    budget_spent: str | None = None
+    cwd: str = ""
+
+    @property
+    def turns_left(self) -> int | None:
+        """Calls that the budget still allows."""
+        return None if self.max_turns is None else max(0, self.max_turns - self.step_count)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds that the budget still allows, rounded to milliseconds."""
+        return None if self.max_seconds is None else max(0.0, round(self.max_seconds - self.seconds, 3))
+
+    @property
+    def output_bytes_left(self) -> int | None:
+        """Bytes that the budget still allows."""
+        return None if self.max_output_bytes is None else max(0, self.max_output_bytes - self.output_bytes)
+
+    def charge(self, seconds: float, output_bytes: int) -> None:
+        """Take one call off the budgets; the episode is over where that uses one up and ``submit`` did not end it."""
+        self.step_count += 1
+        self.seconds += seconds
+        self.output_bytes += output_bytes
+        if self.done:
+            return
+        for name in ("turns", "seconds", "output_bytes"):
+            left = getattr(self, f"{name}_left")
+            if left is not None and left <= 0:
+                self.done, self.budget_spent = True, name
+                return
+
+    def saved(self, sandbox: SandboxSnapshot) -> Snapshot:
+        """Return the snapshot of this episode with its files at ``sandbox``."""
+        record = {
+            "v": _VERSION,
+            **asdict(self),
+            "ref": [sandbox.ref.kind, sandbox.ref.id, sandbox.ref.digest],
+            "shell": base64.b64encode(sandbox.shell).decode("ascii"),
+        }
+        return Snapshot(json.dumps(record, separators=(",", ":")).encode(), (sandbox.ref,))
+
+
+def read_snapshot(snapshot: Snapshot) -> tuple[Episode, SandboxSnapshot]:
+    """Return what `Episode.saved` put together.
+
+    Raises:
+        EnvironmentFailed: The state was not made by this environment.
+    """
+    try:
+        record = json.loads(snapshot.state)
+        if record["v"] != _VERSION:
+            raise ValueError(f"version {record['v']}, this server reads version {_VERSION}")
+        episode = Episode(**{item.name: record[item.name] for item in fields(Episode)})
+        return episode, SandboxSnapshot(SnapshotRef(*record["ref"]), base64.b64decode(record["shell"], validate=True))
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvironmentFailed(f"cannot restore a session of swe_bench_lite: unreadable snapshot: {error}") from error

@@ -1,0 +1,146 @@
+"""Says which hunk of a patch ``git apply`` refused, and where. Pure: patch and output in, message and marker out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from errata_protocol.markers import Detection, ErrorKind, ErrorSite
+
+COMMAND = "cd {root} && exec git apply --whitespace=nowarn -"
+"""Applies the patch on standard input: all of it, or nothing."""
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_FAILED = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d+)$")
+_REFUSED = re.compile(
+    r"^error: (?P<file>[^:]+): (?P<why>No such file or directory|already exists in working directory|"
+    r"wrong type|patch does not apply|has type \d+, expected \d+|does not exist in index|"
+    r"is beyond a symbolic link|cannot read the current contents.*)"
+)
+_CORRUPT = re.compile(r"(?:corrupt patch|patch fragment without header|corrupt binary patch) at (?:line |[^:]*:)(\d+)")
+_HEADER = re.compile(r"lacks filename information .*\(line (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """One hunk of a unified diff.
+
+    Args:
+        file: The file that it changes, relative to the root of the repository.
+        number: Its position among the hunks of that file, from 1.
+        line: Where it begins in the old file, from 1.
+        start: Position of its header in the text of the patch, in code points.
+        end: Position behind its last line.
+        first_line: Line of its header in the patch, from 1.
+        last_line: Its last line in the patch.
+        problem: What is wrong with its line counts; empty where they are right.
+    """
+
+    file: str
+    number: int
+    line: int
+    start: int
+    end: int
+    first_line: int
+    last_line: int
+    problem: str = ""
+
+
+def hunks(patch: str) -> list[Hunk]:
+    """Return the hunks of a unified diff in their order, those with wrong counts too."""
+    found: list[Hunk] = []
+    file, number = "", 0
+    lines = patch.split("\n")
+    offsets = [0]
+    for line in lines:
+        offsets.append(offsets[-1] + len(line) + 1)
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        header = _HUNK.match(line)
+        if header is None:
+            if line.startswith(("--- ", "+++ ")):
+                name = _name(line[4:])
+                if name:
+                    file = name
+                number = 0
+            at += 1
+            continue
+        old, new = (int(header[2] or 1)), (int(header[4] or 1))
+        number += 1
+        end = at + 1
+        seen_old = seen_new = 0
+        while end < len(lines) and (
+            lines[end][:1] in (" ", "+", "-", "\\") or (not lines[end] and end < len(lines) - 1)
+        ):
+            if seen_old >= old and seen_new >= new and lines[end].startswith(("--- ", "diff ")):
+                break
+            sign = lines[end][:1]
+            seen_old += sign in (" ", "-", "")
+            seen_new += sign in (" ", "+", "")
+            end += 1
+        wrong = (seen_old, seen_new) != (old, new)
+        problem = f"its header says {old} old and {new} new lines, it has {seen_old} and {seen_new}" if wrong else ""
+        found.append(Hunk(file, number, int(header[1]), offsets[at], offsets[end] - 1, at + 1, end, problem))
+        at = end
+    return found
+
+
+def refusal(patch: str, stderr: str) -> tuple[str, Detection]:
+    """Return what the agent reads of a patch that did not apply, and its marker.
+
+    Args:
+        patch: As the agent wrote it.
+        stderr: What git said.
+    """
+    parts = hunks(patch)
+    sites: list[ErrorSite] = []
+    said: list[str] = []
+    failed: set[str] = set()
+    for line in stderr.splitlines():
+        if match := _FAILED.match(line):
+            file, number = match["file"], int(match["line"])
+            failed.add(file)
+            hunk = next((hunk for hunk in parts if (hunk.file, hunk.line) == (file, number)), None)
+            text = f"hunk {hunk.number} of {file}, at line {number}, does not match the file" if hunk else line
+            sites.append(_site(text, hunk, file, number))
+        elif match := _REFUSED.match(line):
+            if match["file"] in failed:
+                continue
+            hunk = next((hunk for hunk in parts if hunk.file == match["file"]), None)
+            text = f"{match['file']}: {match['why']}"
+            sites.append(_site(text, hunk, match["file"], None))
+        elif match := _CORRUPT.search(line) or _HEADER.search(line):
+            number = int(match[1])
+            # git names the line after the one at which it gave up.
+            hunk = next((hunk for hunk in parts if hunk.first_line <= number <= hunk.last_line + 1), None)
+            why = hunk.problem if hunk and hunk.problem else line.removeprefix("error: ")
+            text = f"hunk {hunk.number} of {hunk.file}, line {number} of the patch: {why}" if hunk else line
+            sites.append(_site(text, hunk, hunk.file if hunk else None, None))
+        else:
+            continue
+        said.append(text)
+    if not said:
+        text = "no diff was found in the patch: write it as `git diff` prints it" if not parts else stderr.strip()[:500]
+        said.append(text or "git apply refused the patch")
+        sites.append(_site(said[0], None, None, None, whole=len(patch)))
+    return "\n".join([*said, "nothing was changed"]), Detection.of(ErrorKind.PATCH_FAILED, *sites[:20])
+
+
+def _site(message: str, hunk: Hunk | None, file: str | None, line: int | None, whole: int = 0) -> ErrorSite:
+    span = (hunk.start, hunk.end) if hunk else (0, whole) if whole else None
+    return ErrorSite(
+        action_field="patch" if span else None,
+        action_span=span,
+        file=file,
+        line=line or None,
+        source="message",
+        message=message[:300],
+    )
+
+
+def _name(text: str) -> str:
+    text = text.split("\t", 1)[0].rstrip("\r")
+    if text == "/dev/null":
+        return ""
+    return text[2:] if text.startswith(("a/", "b/")) else text

@@ -1,0 +1,102 @@
+"""Where sessions start: prepared instances; those that ship with the package are prepared on first use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from weakref import WeakKeyDictionary
+
+from errata_server.sandbox.base import Backend, Limits, Sandbox
+
+from ..dataset import Instance
+from ..recipes import Recipe
+from .prepare.build import build
+from .prepare.store import Catalogue, NotPrepared, NotValidated, Prepared, Store
+
+log = logging.getLogger("errata.swe")
+
+
+class Starts:
+    """Starts on one backend.
+
+    Args:
+        backend: Makes the sandboxes.
+        store: Where prepared instances lie.
+    """
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self._backend = backend
+        self._catalogue = Catalogue(store, backend)
+        self._building: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[object]] = {}
+
+    async def open(
+        self, instance: Instance, recipe: Recipe, limits: Limits, *, bundled: bool
+    ) -> tuple[Prepared, Sandbox]:
+        """Return an instance, and a new sandbox at its start.
+
+        Args:
+            instance: The instance.
+            recipe: Its recipe.
+            limits: Of the sandbox.
+            bundled: It ships with the package: prepared here where it is not yet, and validated by the package's tests.
+
+        Raises:
+            NotPrepared: It was not prepared.
+            NotValidated: It was not validated.
+            EnvironmentFailed: A bundled instance cannot be built.
+            SandboxFailed: The sandbox broke.
+        """
+        if bundled:
+            await self._build(instance, recipe)
+        try:
+            return await self._catalogue.open(instance, recipe, validated=not bundled, limits=limits)
+        except NotValidated as error:
+            raise _without_names(error, instance) from error
+
+    async def find(self, instance: Instance, recipe: Recipe, *, bundled: bool) -> Prepared:
+        """Return an instance that sessions started on; raises as `open`."""
+        if bundled:
+            await self._build(instance, recipe)
+        try:
+            return await self._catalogue.find(instance, recipe, validated=not bundled)
+        except NotValidated as error:
+            raise _without_names(error, instance) from error
+
+    async def _build(self, instance: Instance, recipe: Recipe) -> None:
+        """Prepare an instance where it is not yet: one build for all sessions that wait for it."""
+        try:
+            await self._catalogue.find(instance, recipe, validated=False)
+            return
+        except NotPrepared:
+            pass
+        # A task of its own, because the first session may be cancelled while others wait; each loop has its own.
+        owner = (instance.instance_id, asyncio.get_running_loop())
+        if owner not in self._building:
+            making = asyncio.ensure_future(
+                build(instance, recipe, store=self._catalogue.store, backend=self._backend, progress=log.info)
+            )
+            making.add_done_callback(lambda _: self._building.pop(owner, None))
+            self._building[owner] = making
+        await asyncio.shield(self._building[owner])
+
+
+_starts: WeakKeyDictionary[Backend, Starts] = WeakKeyDictionary()
+
+
+def starts_on(backend: Backend) -> Starts:
+    """Return the starts that a backend holds, shared by all sessions on it."""
+    store = Store()
+    found = _starts.get(backend)
+    if found is None or found._catalogue.store.directory != store.directory:
+        found = _starts[backend] = Starts(backend, store)
+    return found
+
+
+def _without_names(error: NotValidated, instance: Instance) -> NotValidated:
+    """Return the error without what the validation found, which names tests; the log has it."""
+    log.warning("%s", error.message)
+    return NotValidated(
+        f"{instance.instance_id} may not be served: its validation was not run, or did not pass. The server's log has "
+        f"more; run `errata swe validate --dataset FILE --recipes FILE --instance {instance.instance_id}`",
+        instance_id=instance.instance_id,
+    )
