@@ -26,6 +26,9 @@ class Batch:
         requests: (client, ``data``) by place.
         kind: reset or step.
         settled: Called once for each place with its result.
+
+    Attributes:
+        call_timeout_s: How long the server says that the longest of them can take; 0 where it says nothing.
     """
 
     def __init__(
@@ -37,10 +40,12 @@ class Batch:
         self._changed: asyncio.Future[None] | None = None
         self._kind = kind
         self._settled = settled
+        self.call_timeout_s = 0.0
         for place, (client, data) in enumerate(requests):
             self._pending[place] = None
             try:
                 fields = client._step_payload(data) if kind == "step" else dict(data)
+                self.call_timeout_s = max(self.call_timeout_s, client._call_timeout_s(kind, fields))
                 done = partial(self._take, place, client._parse_result)
                 self._pending[place] = client._begin(kind, fields, done) or _Asked(client, kind, fields, done)
             except Exception as error:  # of this environment only

@@ -111,10 +111,15 @@ class TwoDoors(PlainSession[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):
             if self._mux.is_there:
                 await self._connect_mux()
         if self._mux.is_there:
-            return await self._mux.ask(message, self._message_timeout, self._connect_timeout)
+            return await self._mux.ask(message, self._patience_s(message), self._connect_timeout)
         async with self.turn():
             frame = await self._ask(message)
         return {"type": frame.type, "data": frame.data}
+
+    def _call_timeout_s(self, kind: str, data: Any) -> float:
+        """Return how long the server says that a request can take; 0 where it says nothing of it."""
+        told = (self._mux.capabilities if self._mux.is_there else None) or self._capabilities
+        return 0.0 if told is None or kind != "step" else told.patience_s(data, 0.0)
 
     def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
         """Send a request of a multiplexed session without waiting for it; None where there is none that is live."""

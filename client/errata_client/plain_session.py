@@ -50,6 +50,15 @@ class PlainSession(SocketClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]
     def _offers(self, extension: str) -> bool:
         return self._capabilities is not None and self._capabilities.offers(extension)
 
+    def _call_timeout_s(self, kind: str, data: Any) -> float:
+        """Return how long the server says that a request can take; 0 where it says nothing of it."""
+        told = self._capabilities
+        return 0.0 if told is None or kind != "step" else told.patience_s(data, 0.0)
+
+    def _patience_s(self, message: dict[str, Any]) -> float:
+        default: float = self._message_timeout
+        return max(default, self._call_timeout_s(message["type"], message.get("data")))
+
     def _http(self) -> HttpDoor:
         if self._ws_url is None:
             raise ConnectionError("the server of this client was stopped with its provider")
@@ -111,7 +120,7 @@ class PlainSession(SocketClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]
             raise SessionLost(self._in_doubt) if self._capabilities is None else InvalidRequest(self._in_doubt)
         text = self.encode(message)
         try:
-            frame = self.expect(await self.exchange(text), reply_type(message))
+            frame = self.expect(await self.exchange(text, self._patience_s(message)), reply_type(message))
         except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError) as error:
             if kind is not None:
                 self._reply_lost(kind)

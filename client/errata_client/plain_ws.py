@@ -175,20 +175,21 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the {message['type']} request has no JSON form: {error}") from error
 
-    async def exchange(self, text: str) -> Frame:
+    async def exchange(self, text: str, timeout_s: float | None = None) -> Frame:
         """Send a message on the open socket and return the frame that answers it.
 
         A wait that ends early (deadline or cancellation) drops the socket, as upstream does: the reply may still come
         and would be taken for the next request's.
 
         Raises:
-            TimeoutError: No reply within ``message_timeout_s``, sending included.
+            TimeoutError: No reply within ``timeout_s``, sending included; None is ``message_timeout_s``.
             ConnectionClosed: The socket was lost; whether the server acted on the message is unknown.
             FrameInvalid: What came is not a frame.
         """
         ws = self._ws
+        timeout_s = self._message_timeout if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(self._message_timeout):
+            async with asyncio.timeout(timeout_s):
                 try:
                     await ws.send(text)
                 except ConnectionClosed:
@@ -197,9 +198,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             return parse_frame(raw)
         except TimeoutError as error:
             self.drop_socket()
-            raise TimeoutError(
-                f"no reply within message_timeout_s={self._message_timeout:g}: the socket was dropped"
-            ) from error
+            name = "message_timeout_s=" if timeout_s == self._message_timeout else "the server's call_timeouts_s: "
+            raise TimeoutError(f"no reply within {name}{timeout_s:g}: the socket was dropped") from error
         except (asyncio.CancelledError, FrameInvalid):
             self.drop_socket()
             raise

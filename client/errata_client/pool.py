@@ -211,6 +211,7 @@ class EnvPool:
         places, given = self._given(actions, indices)
         waits_s = self._timeout(timeout_s)
         batch = self._batch("step", places, given)
+        waits_s = waits_s if timeout_s is not None else max(waits_s, batch.call_timeout_s)
         until = asyncio.get_running_loop().time() + waits_s
         try:
             while (place := await batch.next(until)) is not None:
@@ -222,7 +223,8 @@ class EnvPool:
         self, kind: Kind, places: Sequence[int], given: Sequence[Any], return_exceptions: bool, timeout_s: float | None
     ) -> list[Result]:
         waits_s = self._timeout(timeout_s)
-        results = await self._batch(kind, places, given).all(waits_s)
+        batch = self._batch(kind, places, given)
+        results = await batch.all(waits_s if timeout_s is not None else max(waits_s, batch.call_timeout_s))
         if not return_exceptions and any(isinstance(result, BaseException) for result in results):
             raise BatchFailed(results)
         return results

@@ -9,6 +9,9 @@ from errata_protocol.environment import EnvironmentSpec
 from .agent_text import AGENT_TEXT_VERSION, agent_text
 from .models import SweAction, SweObservation
 
+SUBMIT_TIMEOUT_S = 4 * 3600.0
+"""How long a client waits for a verdict. Most of it is the queue for a grading slot; a server that dies is noticed."""
+
 
 def _tool(name: str, description: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     return {
@@ -88,4 +91,5 @@ SPEC = EnvironmentSpec(
     state_cls="swe_bench_lite_env.models:SweState",
     sandbox=True,
     closing_tool="submit",
+    call_timeouts_s={"submit": SUBMIT_TIMEOUT_S},
 )

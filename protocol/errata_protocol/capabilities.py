@@ -6,11 +6,12 @@ and keeps the session, and the client falls back to its own history.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from .environment import Recovery
+from .environment import Recovery, tool_of
 
 PROTOCOL_NAME = "openenv.mux.v1"
 PROBE: dict[str, Any] = {"type": "capabilities"}
@@ -61,6 +62,8 @@ class Capabilities(BaseModel):
         agent_text_version: Version of the environment's ``agent_text``.
         limits: Bounds.
         session: Position of the asking session.
+        call_timeouts_s: How long a step may take by the tool of its action, in seconds, where that is longer than other
+            steps; left out where no tool has one.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -72,6 +75,25 @@ class Capabilities(BaseModel):
     agent_text_version: str | None = None
     limits: ServerLimits = Field(default_factory=ServerLimits)
     session: SessionPosition | None = None
+    call_timeouts_s: dict[str, float] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if not values.get("call_timeouts_s"):
+            values.pop("call_timeouts_s", None)
+        return values
+
+    def patience_s(self, action: Any, timeout_s: float) -> float:
+        """Return how long to wait for the reply to a step: ``timeout_s``, or longer where its tool may take longer.
+
+        Args:
+            action: The ``data`` of the step.
+            timeout_s: What the client waits otherwise.
+        """
+        if not self.call_timeouts_s or not isinstance(action, Mapping):
+            return timeout_s
+        return max(timeout_s, self.call_timeouts_s.get(tool_of(action.get("tool"), action.get("tool_name")), 0.0))
 
     def offers(self, extension: str, version: int = 1) -> bool:
         """Return whether the peer offers ``extension`` in at least ``version``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -107,6 +107,9 @@ class EnvironmentSpec:
         closing_tool: One of ``tools`` that ends an episode and has it graded, without arguments: a trainer calls
             it for an agent that stopped before its episode was over. None where the episode's rewards are complete
             without.
+        call_timeouts_s: How long a call of a tool may take, in seconds, where that can be longer than the server's step
+            deadline, as ``{"submit": 14400.0}`` where submissions queue. It is the server's deadline of that call,
+            and clients wait as long, whatever their ``message_timeout_s``.
     """
 
     name: str
@@ -120,3 +123,9 @@ class EnvironmentSpec:
     sandbox: bool = False
     deterministic: bool = False
     closing_tool: str | None = None
+    call_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def tool_of(*names: Any) -> str:
+    """Return the tool that an action calls: the first text among its ``tool`` and ``tool_name``, else empty."""
+    return next((name for name in names if isinstance(name, str)), "")

@@ -32,6 +32,7 @@ from .offered import BUNDLED, EVALUATION_WARNING, offered
 from .prepare.store import WORKDIR, Prepared
 from .rubric import DiscountedSweRubric, rubric
 from .settings import SweSettings, read_settings
+from .slots import grading_slot
 from .starts import starts_on
 from .task_api import TaskApi
 from .texts import ToolRefused, bounded, lines_of, replaced
@@ -351,9 +352,10 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         assert self._backend is not None and self._instance is not None
         prepared = await self._prepared(settings, self._backend, self._instance, episode)
         final = await sandbox.snapshot()
-        self.graded = graded = await grade(
-            self._backend, final, prepared, rules=settings.rules, timeout_s=settings.grading_timeout_s
-        )
+        async with grading_slot(settings.grading_slots):
+            self.graded = graded = await grade(
+                self._backend, final, prepared, rules=settings.rules, timeout_s=settings.grading_timeout_s
+            )
         self._rubric.graded(graded.resolution, graded.tampering)
         log.info(
             "%s: %s%s", episode.instance_id, graded.resolution.status, ", tampered with" if graded.tampering else ""

@@ -29,6 +29,7 @@ class SweSettings(BaseSettings):
         command_timeout_s: Time limit of ``run`` where the agent names none, seconds.
         max_command_timeout_s: The longest that an agent may name.
         grading_timeout_s: Time limit of one run of the tests, seconds.
+        grading_slots: Submissions that are graded at a time; others wait, first come first served. 0: one a CPU.
     """
 
     model_config = SettingsConfigDict(env_prefix="ERRATA_SWE_", extra="ignore", frozen=True, env_parse_none_str="none")
@@ -45,6 +46,7 @@ class SweSettings(BaseSettings):
     command_timeout_s: float = Field(default=60.0, gt=0)
     max_command_timeout_s: float = Field(default=600.0, gt=0)
     grading_timeout_s: float = Field(default=600.0, gt=0)
+    grading_slots: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _a_data_set_needs_recipes(self) -> SweSettings:

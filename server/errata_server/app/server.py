@@ -87,6 +87,7 @@ class HTTPEnvServer(_UpstreamServer):
             deterministic=deterministic or (spec is not None and spec.deterministic),
             volatile=self._volatile(volatile),
             detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
+            call_timeouts_s=spec.call_timeouts_s if spec is not None else {},
         )
         decoder = Decoder(self.action_cls)
         self.runtime = runtime or Runtime.chosen()
@@ -145,6 +146,7 @@ class HTTPEnvServer(_UpstreamServer):
             recovery=recovery,
             agent_text_version=self._spec.agent_text_version if self._spec is not None else None,
             limits=self.runtime.settings.limits,
+            call_timeouts_s=dict(self._spec.call_timeouts_s) if self._spec is not None else {},
         )
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .step_clock import StepClock, stopped_s
+
 
 class CallAbandoned(Exception):
     """A call did not end in time.
@@ -85,17 +87,28 @@ class Call:
         self.error: Exception | None = None
         self.worker: Worker | None = None
 
-    async def wait(self, timeout_s: float) -> Any:
+    async def wait(self, timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None) -> Any:
         """Return the result.
 
         Args:
-            timeout_s: Counted from now, waiting for a thread included.
+            timeout_s: Counted from now, waiting for a thread included, the time in which the clock is stopped not.
+            clock: As in `deadlines.ends_within`.
 
         Raises:
             CallAbandoned: The time passed.
             ThreadGone: The thread was written off before the call began.
         """
-        timer = self.loop.call_later(timeout_s, self._expire)
+        started, stopped_before_s = self.loop.time(), stopped_s(clock())
+
+        def expire() -> None:
+            nonlocal timer
+            found, elapsed_s = clock(), self.loop.time() - started
+            if found is not None and (left_s := found.left_s(timeout_s, elapsed_s, stopped_before_s)) > 0.0:
+                timer = self.loop.call_later(left_s, expire)
+            else:
+                self._expire()
+
+        timer = self.loop.call_later(timeout_s, expire)
         try:
             return await self.future
         finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
+
+from .step_clock import StepClock, stopped_s
 
 COARSE_S = 5.0
 """Deadlines this far away and further are kept to within `TICK_S`; nearer ones have a timer of their own."""
@@ -15,7 +18,7 @@ class Expiring(Protocol):
     """What has a deadline; hashed by its identity."""
 
     def expire(self) -> None:
-        """Take that the time is over."""
+        """Called when the deadline has passed."""
 
 
 class Deadlines:
@@ -67,20 +70,40 @@ class Deadlines:
         for lane, who in due:
             if lane.pop(who, None) is not None:
                 who.expire()
-        if self._lanes:
+        if self._lanes and self._timer is None:  # an `expire` may have added one
             self._timer = self.loop.call_later(TICK_S, self._look)
 
 
-async def ends_within(timeout_s: float, task: asyncio.Task[Any]) -> bool:
-    """Wait for one task, as `asyncio.wait` does for a set of them at nearly twice the cost."""
+async def ends_within(
+    timeout_s: float, task: asyncio.Task[Any], clock: Callable[[], StepClock | None] = lambda: None
+) -> bool:
+    """Wait for one task, as `asyncio.wait` does for a set of them at nearly twice the cost.
+
+    Args:
+        timeout_s: How long, without the time in which the clock was stopped.
+        task: What is waited for.
+        clock: Returns the clock of the session whose call the task is, None where it was never stopped.
+
+    Returns:
+        Whether it ended in time.
+    """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()
+    started, stopped_before_s = loop.time(), stopped_s(clock())
 
     def answer(in_time: bool) -> None:
         if not ended.done():
             ended.set_result(in_time)
 
-    timer = loop.call_later(timeout_s, answer, False)
+    def expire() -> None:
+        nonlocal timer
+        found = clock()
+        if found is not None and (left_s := found.left_s(timeout_s, loop.time() - started, stopped_before_s)) > 0.0:
+            timer = loop.call_later(left_s, expire)
+        else:
+            answer(False)
+
+    timer = loop.call_later(timeout_s, expire)
     task.add_done_callback(lambda _: answer(True))
     try:
         return await ended

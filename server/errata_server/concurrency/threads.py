@@ -28,6 +28,7 @@ from errata_protocol.errors import CapacityReached
 
 from ..clock import Clock
 from .calls import Call, CallAbandoned, ThreadGone, Worker
+from .step_clock import StepClock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,12 +98,15 @@ class Place(ABC):
     """No call can run here any more: what hangs was given up, and the environment is half-run or out of reach."""
 
     @abstractmethod
-    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+    async def run(
+        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
+    ) -> T:
         """Run ``function`` and return what it returns, or raise what it raises.
 
         Args:
             function: Called once, or never.
             timeout_s: Deadline from now, waiting for the thread included.
+            clock: As in `deadlines.ends_within`.
 
         Raises:
             CallAbandoned: The deadline passed. If the call had begun, this place is gone.
@@ -322,10 +326,12 @@ class _PinnedPlace(Place):
     def gone(self) -> bool:  # type: ignore[override]
         return self._worker.gone
 
-    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+    async def run(
+        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
+    ) -> T:
         call = Call(function, asyncio.get_running_loop())
         self.start(call)
-        result = await call.wait(timeout_s)
+        result = await call.wait(timeout_s, clock)
         self._last = None  # an idle place holds no result alive
         return result  # type: ignore[no-any-return]
 
@@ -352,11 +358,13 @@ class _FreePlace(Place):
         self.gone = False
         self._last: Call | None = None
 
-    async def run(self, function: Callable[[], T], timeout_s: float) -> T:
+    async def run(
+        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
+    ) -> T:
         call = Call(function, asyncio.get_running_loop())
         self.start(call)
         try:
-            result = await call.wait(timeout_s)
+            result = await call.wait(timeout_s, clock)
         except CallAbandoned as abandoned:
             self.gone = abandoned.ran
             raise

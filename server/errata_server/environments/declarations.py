@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from openenv.core.env_server.types import Observation
+
+from errata_protocol.environment import tool_of
 
 from .detection import FieldMap
 from .volatile_fields import written_by_class
@@ -18,12 +22,20 @@ class Declared:
         deterministic: Its sessions can be continued by running their requests again (PROTOCOL E2).
         volatile: Fields that may differ between two runs, beside the observation class's ``VOLATILE_FIELDS``; as
             `volatile_fields.resolved` returns them.
+        call_timeouts_s: Deadlines of an action's tools in seconds where they are longer than the server's
+            (`EnvironmentSpec.call_timeouts_s`).
         detect: Where a foreign environment's observations hold a command's output (PROTOCOL B2); None marks nothing.
     """
 
     deterministic: bool = False
     volatile: tuple[str, ...] = ()
     detect: FieldMap | None = None
+    call_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+
+    def timeout_s(self, action: Any, timeout_s: float) -> float:
+        """Return the deadline of a step, which is ``timeout_s`` where nothing longer is declared of its tool."""
+        tool = tool_of(getattr(action, "tool", None), getattr(action, "tool_name", None))
+        return max(timeout_s, self.call_timeouts_s.get(tool, 0.0))
 
     def volatile_fields(self, observation: Observation | None = None) -> tuple[str, ...]:
         """Return the volatile fields of an observation; of an MCP result where there is none."""

@@ -23,6 +23,7 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 
 from ..concurrency.calls import CallAbandoned, ThreadGone
 from ..concurrency.deadlines import ends_within
+from ..concurrency.step_clock import StepClock
 from ..concurrency.threads import Place, Threads
 from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
@@ -175,6 +176,10 @@ class EnvHost:
         """Where its synchronous calls run."""
         assert self._place is not None
         return self._place
+
+    def clock(self) -> StepClock | None:
+        """Return the clock that its calls have stopped, None where none ever did."""
+        return self._context.clock
 
     def scope(self) -> contextvars.Context:
         """Return a context in which `current_session` is this one's, for one call."""
@@ -381,7 +386,7 @@ class EnvHost:
     async def _in_thread(self, name: str, function: Callable[[], Any], timeout_s: float) -> Any:
         place = self._place or self._threads.free()
         try:
-            return await place.run(scoped(self._context, function), timeout_s)
+            return await place.run(scoped(self._context, function), timeout_s, self.clock)
         except ThreadGone as error:
             raise ThreadLost(
                 f"{name} did not run: a call of another session hangs on the thread that this one shared"
@@ -394,7 +399,7 @@ class EnvHost:
         """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
         task = asyncio.get_running_loop().create_task(self._contained(call))
         try:
-            if await ends_within(timeout_s, task):
+            if await ends_within(timeout_s, task, self.clock):
                 return task.result()
             await self.give_up(task)
         except asyncio.CancelledError:

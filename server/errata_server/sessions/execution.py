@@ -53,7 +53,7 @@ class Execution:
             EnvironmentOutputInvalid: What it returned cannot be kept.
             StepTimeout: The deadline passed.
         """
-        timeout_s = self._runtime.settings.step_timeout_s
+        timeout_s = self.timeout_s(request)
         judged = host.credit.judged()
         if request.timeout_s is not None:
             timeout_s = min(timeout_s, request.timeout_s)
@@ -76,6 +76,13 @@ class Execution:
         snapshot = await host.snapshot()
         row = self.row(admitted, request, observation, snapshot)
         return Executed(row, self._declared.volatile_fields(observation), rewards)
+
+    def timeout_s(self, request: Request) -> float:
+        """Return the server's deadline of a request."""
+        timeout_s = self._runtime.settings.step_timeout_s
+        if request.action is None or not self._declared.call_timeouts_s:
+            return timeout_s
+        return self._declared.timeout_s(request.action, timeout_s)
 
     def row(self, admitted: Admitted, request: Request, observation: Any, snapshot: Snapshot | None) -> DeliveryRow:
         """Return the row of what a reset or step returned.

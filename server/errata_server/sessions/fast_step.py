@@ -19,6 +19,7 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError,
 
 from ..concurrency.calls import Call, CallAbandoned, ThreadGone
 from ..concurrency.deadlines import Deadlines
+from ..concurrency.step_clock import stopped_s
 from ..environments.host import EnvHost
 from ..journal.base import DeliveryRow
 from ..runtime.rows import Admitted, wire_digest
@@ -94,7 +95,7 @@ class Express:
             or not session.turn.take()
         ):
             return False
-        timeout_s = self.runtime.settings.step_timeout_s
+        timeout_s = self.execution.timeout_s(request)
         if request.timeout_s is not None and request.timeout_s < timeout_s:
             timeout_s = request.timeout_s
         created = session.last_used = self.runtime.clock.time()
@@ -143,6 +144,7 @@ class _Flight:
         "_settled",
         "_socket",
         "_started",
+        "_stopped_before_s",
         "_task",
         "_timeout_s",
     )
@@ -168,6 +170,7 @@ class _Flight:
         self._settled = settled
         self._loop = loop
         self._started = loop.time()
+        self._stopped_before_s = stopped_s(host.clock())
         self._task: asyncio.Task[None] | None = None
         self._call: Call | None = None
         self._row: DeliveryRow | None = None
@@ -233,9 +236,16 @@ class _Flight:
         self._deadlines.remove(self, self._deadline)
 
     def expire(self) -> None:
-        """Give the call up: its time is over."""
+        """Give the call up, unless its clock was stopped for a while."""
         if self._landed:
             return
+        clock = self._host.clock()
+        if clock is not None:
+            now = self._loop.time()
+            left_s = clock.left_s(self._timeout_s, now - self._started, self._stopped_before_s)
+            if left_s > 0.0:
+                self._deadline = self._deadlines.add(left_s, self, now)
+                return
         abandoned = CallAbandoned(ran=True) if self._call is None else self._call.give_up()
         if abandoned is None:
             return  # it has just ended, and its result is on the way

@@ -77,7 +77,12 @@ class Waker:
 
     def context(self, session: Session) -> SessionContext:
         """Return what `current_session` returns to the session's instance."""
-        return SessionContext(sandboxes=self._sandboxes, seed=session.row.seed, log=_SessionLog(session.sid))
+        return SessionContext(
+            sandboxes=self._sandboxes,
+            seed=session.row.seed,
+            log=_SessionLog(session.sid),
+            monotonic=self._runtime.clock.monotonic,
+        )
 
     def _sandboxes(self) -> Backend:
         return self._runtime.sandboxes
