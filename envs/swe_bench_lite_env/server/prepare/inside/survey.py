@@ -21,6 +21,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import zipfile
 
 SHADOWED = ("", "src", "lib", "python")
 """Directories of a work tree from which packages are imported."""
@@ -154,8 +156,10 @@ def one_copy(environment, tree, own):
         place = os.path.join(site, top)
         if top.endswith((".dist-info", ".egg-info", ".pth", ".egg-link")) or os.path.islink(place):
             continue
-        inside = sorted(os.listdir(place)) if top.endswith(".egg") and os.path.isdir(place) else [top]
-        holder = place if top.endswith(".egg") else site
+        holder, inside = site, [top]
+        if top.endswith(".egg"):
+            holder = opened_egg(place)
+            inside = sorted(os.listdir(holder))
         homes = [home for home in SHADOWED for name in inside if is_code(os.path.join(tree, home, name), name)]
         if not homes:
             continue
@@ -165,7 +169,7 @@ def one_copy(environment, tree, own):
             bring_extensions(os.path.join(holder, name), os.path.join(home, name))
         if top.endswith(".egg"):
             information = top[: -len(".egg")] + ".egg-info"
-            shutil.copytree(os.path.join(place, "EGG-INFO"), os.path.join(site, information))
+            shutil.copytree(os.path.join(holder, "EGG-INFO"), os.path.join(site, information))
             own += [prefix + information + "/" + name for name in os.listdir(os.path.join(site, information))]
         doomed.update(name for name in own if name == prefix + top or name.startswith(prefix + top + "/"))
     if not roots:
@@ -176,6 +180,16 @@ def one_copy(environment, tree, own):
         file.write("".join(root + "\n" for root in dict.fromkeys(roots)))
     left = {name for name in own if name not in doomed and not name.endswith("/easy-install.pth")}
     return sorted(left | {prefix + LINK})
+
+
+def opened_egg(place):
+    """Return an egg as a directory; one that is a zip archive is unpacked elsewhere."""
+    if os.path.isdir(place):
+        return place
+    directory = tempfile.mkdtemp()
+    with zipfile.ZipFile(place) as archive:
+        archive.extractall(directory)
+    return directory
 
 
 def is_code(path, name):
