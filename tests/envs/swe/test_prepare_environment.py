@@ -231,6 +231,9 @@ async def test_an_environment_that_cannot_be_shared_is_made_anew(builder: Builde
     assert "abacus" not in await shell(builder, *first, "ls /opt/env/lib/python*/site-packages")
 
 
+PATH_FILE = """python -c "import site; open(site.getsitepackages()[0] + '/ledger.pth', 'w').write('/testbed')" """
+"""What is left where an environment has no setuptools."""
+
 VERSION_OF_GIT = """\
 import os, subprocess
 from setuptools import setup
@@ -268,7 +271,7 @@ async def test_every_python_of_the_benchmark_builds_and_runs(version: str, build
         source={"kind": "git"},
         python=minor,
         pins=["abacus==1.0"],
-        install=[EDITABLE if old else "echo /testbed > $VIRTUAL_ENV/lib/python3.*/site-packages/ledger.pth"],
+        install=[EDITABLE if old else PATH_FILE],
     )
     if minor == "3.6":  # its pip is replaced with the last for it, which the index of this test does not have
         builder.index.sources = replace(

@@ -57,6 +57,7 @@ class Link:
         sha256: Its digest, hexadecimal; empty where the index does not say it.
         requires_python: What its metadata ask of the interpreter.
         yanked: Why it was withdrawn; None: it was not.
+        uploaded: When, ISO 8601; empty where the index does not say it.
     """
 
     filename: str
@@ -64,6 +65,7 @@ class Link:
     sha256: str = ""
     requires_python: str = ""
     yanked: str | None = None
+    uploaded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +402,8 @@ def _json_links(content: bytes, url: str) -> list[Link]:
                 reason = yanked if isinstance(yanked, str) else "" if yanked else None
                 digest = (file.get("hashes") or {}).get("sha256", "")
                 asks = file.get("requires-python") or ""
-                links.append(Link(file["filename"], urljoin(url, file["url"]), digest, asks, reason))
+                when = file.get("upload-time") or ""
+                links.append(Link(file["filename"], urljoin(url, file["url"]), digest, asks, reason, when))
         return links
     except (ValueError, KeyError, TypeError) as error:
         raise IndexFailed(f"the package index {_shown(url)} answers JSON that is not PEP 691's: {error}") from error

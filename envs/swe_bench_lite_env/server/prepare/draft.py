@@ -1,0 +1,379 @@
+"""Drafts the recipe of an instance: from the benchmark's own specification, or from the repository's set-up files.
+
+A draft is a start for whoever writes the recipe. What it guesses is said in its notes; `validate` shows if it is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from errata_protocol.errors import InvalidRequest
+
+from ...dataset import Instance
+from ...recipes import Recipe, Source
+from ...rules.directives import default_command, directives
+from . import interpreters
+from .index import PackageIndex
+from .sources import SourceMissing, repository_in
+
+Specs = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+_FIRST_USED = (
+    ("2023-10", "3.11"),
+    ("2022-10", "3.10"),
+    ("2021-10", "3.9"),
+    ("2020-10", "3.8"),
+    ("2019-07", "3.7"),
+    ("", "3.6"),
+)
+"""A Python that projects ran on at a time: the newest that was a year old."""
+_TEST_REQUIREMENTS = (
+    "tests/requirements/py3.txt",
+    "requirements/tests.txt",
+    "requirements/dev.txt",
+    "requirements-test.txt",
+    "requirements_test.txt",
+    "test-requirements.txt",
+    "requirements-dev.txt",
+    "requirements.txt",
+)
+_NOT_HERE = re.compile(r"\bapt(-get)?\b|\bwget\b|\bcurl\b|\bconda\b|locale|^[A-Z_]+=|QHULL|export L")
+_ALLOWED = re.compile(
+    r"(?:requires-python|python_requires)\s*=\s*[\"']?([^\"'\n)]+?)[\"']?\s*(?:$|[,)\n])", re.MULTILINE
+)
+_LISTS = ("install_requires", "requires", "requirements", "install_requirements")
+_ASK = """
+import json
+from swebench.harness import constants as c
+print(json.dumps({"specs": c.MAP_REPO_VERSION_TO_SPECS, "files": getattr(c, "MAP_REPO_TO_REQS_PATHS", {})}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A recipe that was guessed.
+
+    Args:
+        recipe: The recipe.
+        notes: What it was made of, and what to look at.
+    """
+
+    recipe: Recipe
+    notes: tuple[str, ...]
+
+
+def specifications(python: Path) -> Specs:
+    """Return the specifications of the benchmark by repository and version, from another Python's swebench 4.1.
+
+    Raises:
+        InvalidRequest: That Python does not have them: version 5 has none.
+    """
+    try:
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=300, check=True)
+        found: Specs = json.loads(done.stdout.splitlines()[-1])["specs"]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise InvalidRequest(
+            f"{python} does not give the benchmark's specifications ({said.strip().splitlines()[-1]}): install "
+            "swebench==4.1.0 there"
+        ) from error
+    return found
+
+
+def draft(instance: Instance, *, mirror: Path | None, index: PackageIndex, specs: Specs | None = None) -> Draft:
+    """Return a recipe for an instance.
+
+    Args:
+        instance: The instance.
+        mirror: Directory of git repositories; without the repository in it, the source is an archive of the index.
+        index: Says which releases there were when the issue was fixed.
+        specs: Specifications of the benchmark.
+
+    Raises:
+        IndexFailed: The package index does not answer.
+        SourceMissing: The instance is neither in the mirror nor on the index.
+    """
+    notes: list[str] = []
+    files = _Repository.of(instance, mirror)
+    source = _source(instance, files, index, notes)
+    spec = (specs or {}).get(instance.repo, {}).get(instance.version)
+    if spec is not None:
+        notes.append(f"from the benchmark's specification of {instance.repo} {instance.version}")
+        return Draft(_from_spec(instance, spec, source, files, index, notes), tuple(notes))
+    notes.append("guessed from the set-up files and the date: read it before you use it")
+    date = instance.created_at[:10]
+    python = _python(files, date, notes)
+    names = _requirements(files, notes)
+    runner = {"django/django": "django", "sympy/sympy": "sympy"}.get(instance.repo, "pytest")
+    wanted = [*(["pytest"] if runner == "pytest" else []), "setuptools", "wheel", *names]
+    project = instance.repo.partition("/")[2].lower()
+    pins = [pin for name in dict.fromkeys(wanted) if (pin := _pin(name, date, python, index, notes, project))]
+    recipe = Recipe(
+        instance_id=instance.instance_id,
+        source=source,
+        python=python,
+        pins=tuple(pins),
+        install=("python -m pip install -e .",) if files is None or files.is_project else (),
+        test_command=default_command(instance),
+        runner=runner,
+    )
+    return Draft(recipe, tuple(notes))
+
+
+class _Repository:
+    """Files of a repository at the base commit."""
+
+    def __init__(self, directory: Path, commit: str) -> None:
+        self._directory, self._commit = directory, commit
+
+    @classmethod
+    def of(cls, instance: Instance, mirror: Path | None) -> _Repository | None:
+        if mirror is None or not instance.base_commit:
+            return None
+        try:
+            made = cls(repository_in(mirror, instance.repo), instance.base_commit)
+        except SourceMissing:
+            return None
+        return made if made._git("cat-file", "-e", f"{instance.base_commit}^{{commit}}") is not None else None
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text, None where it is not there."""
+        return self._git("show", f"{self._commit}:{path}")
+
+    @property
+    def is_project(self) -> bool:
+        """It can be installed."""
+        return any(self.read(name) is not None for name in ("setup.py", "pyproject.toml", "setup.cfg"))
+
+    def _git(self, *arguments: str) -> str | None:
+        command = ["git", "--git-dir", str(self._directory), "-c", "safe.directory=*", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        except OSError as error:
+            raise InvalidRequest(f"git is needed to read the mirror: {error}") from error
+        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _source(instance: Instance, files: _Repository | None, index: PackageIndex, notes: list[str]) -> Source:
+    if files is not None:
+        return Source("git", repo=instance.repo)
+    name = instance.repo.partition("/")[2]
+    date = instance.created_at[:10]
+    found = []
+    for link in index.links(name):
+        try:
+            project, version = parse_sdist_filename(link.filename)
+        except ValueError:
+            continue
+        if project == canonicalize_name(name) and not version.is_prerelease and link.yanked is None:
+            found.append((version, link))
+    if not found:
+        raise SourceMissing(
+            f"{instance.instance_id}: {instance.repo} is in no mirror (--mirror DIR) and its name is not on the index"
+        )
+    before = [pair for pair in found if date and "" < pair[1].uploaded[:10] <= date]
+    version, link = max(before or found, key=lambda pair: pair[0])
+    notes.append(
+        f"the archive of {version} is the last before the fix, and not the base commit: the patches may not apply to it"
+    )
+    return Source("sdist", name=name, version=str(version), sha256=link.sha256)
+
+
+def _from_spec(
+    instance: Instance,
+    spec: Mapping[str, Any],
+    source: Source,
+    files: _Repository | None,
+    index: PackageIndex,
+    notes: list[str],
+) -> Recipe:
+    python = str(spec.get("python", "3.9"))
+    if _order(python) < (3, 6):
+        notes.append(f"the specification has Python {python}: 3.6 is the oldest that can be prepared")
+        python = "3.6"
+    listed = str(spec.get("packages", ""))
+    pins: list[str] = []
+    if listed.endswith((".txt", ".yml", ".yaml")):
+        pins += _named(files, listed, notes)
+    else:
+        pins += [word for word in re.findall(r"'([^']*)'|\"([^\"]*)\"|(\S+)", listed) for word in word if word]
+    exact = [str(pin) for pin in spec.get("pip_packages", ())]
+    known = {_name(pin) for pin in exact if "=" in pin}
+    date = instance.created_at[:10]
+    project = instance.repo.partition("/")[2].lower()
+    for pin in dict.fromkeys(pins):
+        name = _name(pin)
+        chosen = _pin(pin, date, python, index, notes, project) if name and name not in known else None
+        if chosen is not None:
+            exact.append(chosen)
+            known.add(name)
+    before = [str(line) for line in spec.get("pre_install", ())]
+    left_out = [line for line in before if _NOT_HERE.search(line) or "$QHULL" in line]
+    if left_out:
+        notes.append(f"left out, because a build has no network and no root: {'; '.join(left_out)}")
+    install = [line for line in before if line not in left_out]
+    if spec.get("install"):
+        install.append(str(spec["install"]))
+    command = spec.get("test_cmd") or ""
+    command = command if isinstance(command, str) else command[-1]
+    return Recipe(
+        instance_id=instance.instance_id,
+        source=source,
+        python=python,
+        pins=tuple(dict.fromkeys(exact)),
+        install=tuple(install),
+        test_command=" ".join([command, *directives(instance.test_patch, instance.repo)]),
+        runner={"django/django": "django", "sympy/sympy": "sympy"}.get(instance.repo, "pytest"),
+    )
+
+
+def _python(files: _Repository | None, date: str, notes: list[str]) -> str:
+    """Return the Python of the time that the project allows and this machine has, if there is one."""
+    wanted = next(version for since, version in _FIRST_USED if date >= since)
+    allowed = SpecifierSet()
+    for name in ("pyproject.toml", "setup.cfg", "setup.py"):
+        text = (files.read(name) if files else None) or ""
+        found = re.search(
+            r"(?:requires-python|python_requires)\s*=\s*[\"']?([^\"'\n)]+?)[\"']?\s*(?:$|[,)\n])", text, re.M
+        )
+        if found:
+            try:
+                allowed = SpecifierSet(found[1].strip())
+                break
+            except InvalidSpecifier:
+                continue
+    there = [minor for minor in interpreters.available() if Version(f"{minor}.99") in allowed]
+    if not there:
+        notes.append(f"no Python of this machine is allowed by the project ({allowed}): install one")
+        return wanted
+    # The nearest one; of two that are as near, the newer.
+    return min(there, key=lambda minor: (abs(_order(minor)[1] - _order(wanted)[1]), -_order(minor)[1]))
+
+
+def _requirements(files: _Repository | None, notes: list[str]) -> list[str]:
+    if files is None:
+        notes.append("its dependencies are not pinned, because its set-up files are in no mirror")
+        return []
+    found: list[str] = []
+    text = files.read("pyproject.toml")
+    if text:
+        try:
+            found += tomllib.loads(text).get("project", {}).get("dependencies", [])
+        except tomllib.TOMLDecodeError:
+            notes.append("pyproject.toml cannot be read")
+    text = files.read("setup.cfg")
+    if text:
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read_string(text)
+            found += parser.get("options", "install_requires", fallback="").split("\n")
+        except configparser.Error:
+            notes.append("setup.cfg cannot be read")
+    text = files.read("setup.py")
+    if text:
+        found += _of_setup(text)
+    for path in _TEST_REQUIREMENTS:
+        text = files.read(path)
+        if text is not None:
+            notes.append(f"packages for the tests are those of {path}")
+            found += text.split("\n")
+            break
+    return [line.strip() for line in found if line.strip() and not line.strip().startswith(("#", "-"))]
+
+
+def _of_setup(text: str) -> list[str]:
+    """Return ``install_requires`` of a setup.py where it is written out."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    lists: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        value: ast.expr | None = None
+        name = ""
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        elif isinstance(node, ast.keyword) and node.arg:
+            name, value = node.arg, node.value
+        if (
+            name.lower() in ("install_requires", "requires", "requirements", "install_requirements")
+            and value is not None
+        ):
+            try:
+                read = ast.literal_eval(value)
+            except ValueError:
+                continue
+            lists[name] = [item for item in read if isinstance(item, str)] if isinstance(read, list | tuple) else []
+    return next((found for found in lists.values() if found), [])
+
+
+def _named(files: _Repository | None, listed: str, notes: list[str]) -> list[str]:
+    paths = [path for path in _TEST_REQUIREMENTS if path.endswith(listed)] if listed.endswith(".txt") else []
+    if files is not None and paths:
+        for path in dict.fromkeys([*_TEST_REQUIREMENTS, *paths]):
+            text = files.read(path)
+            if text is not None:
+                notes.append(f"{listed} of the specification is {path}")
+                lines = [line.strip() for line in text.split("\n")]
+                return [line for line in lines if line and not line.startswith(("#", "-"))]
+    notes.append(f"the specification installs {listed} of the repository, which was not read: add its packages to pins")
+    return []
+
+
+def _pin(requirement: str, date: str, python: str, index: PackageIndex, notes: list[str], project: str) -> str | None:
+    """Return the newest release that a requirement allows and that was on the index at a time; None: none is needed."""
+    try:
+        wanted = Requirement(requirement.split(" #")[0].strip().rstrip("\\").strip())
+    except InvalidRequirement:
+        notes.append(f"{requirement!r} is no requirement that pip reads: left out")
+        return None
+    if wanted.name.lower() == project:
+        return None
+    if wanted.marker is not None and not wanted.marker.evaluate({"python_version": python, "extra": ""}):
+        return None
+    releases: list[Version] = []
+    links = index.links(wanted.name)
+    # Of several indexes one may not say when a file came or what it needs: then what the others say counts.
+    dated = [link for link in links if link.uploaded]
+    for link in dated or links:
+        try:
+            is_wheel = link.filename.endswith(".whl")
+            name, version = parse_wheel_filename(link.filename)[:2] if is_wheel else parse_sdist_filename(link.filename)
+            if name != canonicalize_name(wanted.name):
+                continue  # selenium-2.0-dev-9429.tar.gz is no release 9429 of selenium
+            fits = not link.requires_python or Version(f"{python}.99") in SpecifierSet(link.requires_python)
+        except (ValueError, InvalidVersion, InvalidSpecifier):
+            continue
+        at_the_time = not (date and link.uploaded) or link.uploaded[:10] <= date
+        if fits and at_the_time and link.yanked is None and not version.is_prerelease and version in wanted.specifier:
+            releases.append(version)
+    extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
+    if releases:
+        return f"{wanted.name}{extras}=={max(releases)}"
+    notes.append(
+        f"{requirement}: the index has no release of before {date or 'now'} for Python {python}; it is not pinned"
+    )
+    return f"{wanted.name}{extras}{wanted.specifier}"
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+
+
+def _order(version: str) -> Sequence[int]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
