@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from errata_server.sandbox.base_trees.tree import find_base
 from swe_bench_lite_env.programs.cli import main
+from tests.sandbox.as_user import REPOSITORY, UID, as_user
 
 from .preparing import dump, files, git, instance, mirror, python_or_skip, recipe, shared_data, write
 
@@ -96,6 +100,41 @@ def test_a_mirror_and_the_package_index_are_enough(
     assert result["after"] == {"fail_to_pass": [1, 1], "pass_to_pass": [1, 1]}
     (again,) = run(capsys, "validate", *inputs, "--runs", "1")["instances"]
     assert again["validated"] and again["runs"] == 1
+
+
+@pytest.fixture
+def user_home() -> Iterator[Path]:
+    """A home for an ordinary user, outside of pytest's directory, where only root may go."""
+    place = Path(tempfile.mkdtemp(prefix="errata-swe-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.mark.swe
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's run of the other tests is rootless already")
+def test_an_ordinary_user_prepares_real_instances(user_home: Path) -> None:
+    data = shared_data()
+    python_or_skip("3.11")
+    for name in ("swebench_lite_subset.jsonl", "swe_recipes.json"):
+        shutil.copyfile(data / name, user_home / name)
+    place = REPOSITORY / f".cache/rootless/bases-{UID}"
+    place.mkdir(parents=True, exist_ok=True)
+    os.chown(place, UID, UID)
+    source = find_base()
+    if not (place / source.id / "base.json").exists():
+        arguments = ["-m", "errata_server.cli", "base", "import", str(source.root.parent)]
+        assert as_user(arguments, user_home, base_dir=place).returncode == 0
+    program = "import sys; from swe_bench_lite_env.programs.cli import main; sys.exit(main(sys.argv[1:]))"
+    inputs = ["--dataset", str(user_home / "swebench_lite_subset.jsonl")]
+    inputs += ["--recipes", str(user_home / "swe_recipes.json"), "--store", str(user_home / "tmp/store")]
+    arguments = ["-c", program, "prepare", *inputs, "--json", "--instance", *IN_MAKE_TEST]
+    done = as_user(arguments, user_home, base_dir=place, timeout_s=500.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for result in json.loads(done.stdout)["instances"]:
+        _, repaired, kept = COUNTS[result["instance_id"]]
+        assert result["after"] == {"fail_to_pass": [repaired, repaired], "pass_to_pass": [kept, kept]}
 
 
 def test_the_command_is_interrupted_and_goes_on(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ class _Job:
                     await self._new_environment(sandbox)
                 else:
                     self._mounts["/shared"] = shared.root / ENVIRONMENT.lstrip("/")
-                    await self._step(sandbox, f"cp -a /shared/. {ENVIRONMENT}/", "copying the environment")
+                    await self._step(sandbox, f"cp -a /shared/. {ENVIRONMENT}/ && chmod -R u+w {ENVIRONMENT}", "copying the environment")
                 listing = f"{_HOME}/before.json"
                 await self._step(
                     sandbox, f"{_PROGRAM}/survey.py list {ENVIRONMENT} {listing}", "listing the environment"

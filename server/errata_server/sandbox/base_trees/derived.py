@@ -175,18 +175,23 @@ def _link_tree(source: Path, target: Path) -> dict[Path, _Directory]:
         status = here.lstat()
         times = status.st_atime_ns, status.st_mtime_ns
         directories[there] = _Directory(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, times)
-        with os.scandir(here) as entries:
-            for entry in entries:
-                place = there / entry.name
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    todo.append((Path(entry.path), place))
-                elif stat.S_ISLNK(status.st_mode):
-                    place.symlink_to(Path(entry.path).readlink())
-                    _same_owner(place, status)
-                    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
-                elif stat.S_ISREG(status.st_mode):
-                    _link(Path(entry.path), place, status, names)
+        try:
+            entries = list(os.scandir(here))
+        except PermissionError:
+            if here == source:
+                raise
+            continue  # rootless, a directory that is closed to the agent is closed to us, and empty
+        for entry in entries:
+            place = there / entry.name
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                todo.append((Path(entry.path), place))
+            elif stat.S_ISLNK(status.st_mode):
+                place.symlink_to(Path(entry.path).readlink())
+                _same_owner(place, status)
+                os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+            elif stat.S_ISREG(status.st_mode):
+                _link(Path(entry.path), place, status, names)
     return directories
 
 
