@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ import pytest
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import Backend
+from errata_server.sandbox.base_trees.derived import derive_base, remove_base
+from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.recipes import Recipe
 from swe_bench_lite_env.server.prepare import interpreters
 from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.index import PackageIndex, Sources
+from swe_bench_lite_env.server.prepare.sources import SourceMissing
 from swe_bench_lite_env.server.prepare.store import Catalogue, Store
 from swe_bench_lite_env.server.prepare.validate import validate
 
@@ -283,3 +287,36 @@ async def test_every_python_of_the_benchmark_builds_and_runs(version: str, build
     assert found.passed, found.problems
     command = "python -c 'import ssl, sqlite3, ctypes, abacus, ledger, sys; print(sys.prefix, ledger.__file__)'"
     assert await shell(builder, row, made, command) == "/opt/env /testbed/ledger/__init__.py\n"
+
+
+@pytest.mark.swe
+async def test_a_root_file_system_gives_its_environment_and_its_code(
+    builder: Builder, bases: Path, tmp_path: Path
+) -> None:
+    """As one of the benchmark's images: root's repository in /testbed with its history, and byte code beside it."""
+    content = {**files(), "ledger/__pycache__/old.pyc": "x", "ledger.egg-info/PKG-INFO": "built", ".git/newer": "fix"}
+    packed = tmp_path / "image.tar"
+    with tarfile.open(packed, "w") as opened:
+        opened.add(write(tmp_path / "code", content), "testbed")
+        write(tmp_path / "packages", {"abacus_of_image.py": "VERSION = 9\n"})
+        opened.add(tmp_path / "packages", "usr/lib/python3/dist-packages")
+    image = derive_base(find_base(), "image", [packed], directory=bases)
+    try:
+        row = instance()
+        made = recipe(tmp_path, source={"kind": "tree", "path": str(image.root)}, python=OWN)
+        build = await builder.build(row, made)
+        assert build.python == "/usr/bin/python3"
+        found = await validate(Catalogue(builder.store, builder.backend), row, made, runs=1)
+        assert found.passed, found.problems
+        probe = (
+            "python3 -c 'import abacus_of_image as a; print(a.VERSION)'; git status --short;"
+            " git ls-files | grep -c egg; ls ledger.egg-info; find / -xdev -name newer 2>/dev/null;"
+            " touch ledger/x && echo mine; git log --oneline | wc -l"
+        )
+        assert (await shell(builder, row, made, probe)).split() == ["9", "0", "PKG-INFO", "mine", "1"]
+        assert not [path for path in bases.iterdir() if "whole" in path.name and path.is_dir()]
+        empty = recipe(tmp_path, source={"kind": "tree", "path": str(find_base().root)}, python=OWN)
+        with pytest.raises(SourceMissing, match="has no /testbed"):
+            await builder.build(row, empty)
+    finally:
+        remove_base(image.id, bases)

@@ -11,6 +11,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -23,8 +24,9 @@ from types import MappingProxyType
 
 from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox
-from errata_server.sandbox.base_trees.derived import derive_base
-from errata_server.sandbox.base_trees.tree import BaseTree, find_base
+from errata_server.sandbox.base_trees.derived import derive_base, remove_base
+from errata_server.sandbox.base_trees.importer import import_base
+from errata_server.sandbox.base_trees.tree import BaseTree, base_directories, find_base
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, SandboxSpec
 
 from ...dataset import Instance
@@ -32,7 +34,7 @@ from ...recipes import BASE_PYTHON, Recipe
 from . import interpreters
 from .index import SOCKET, PackageIndex, lent
 from .interpreters import Interpreter
-from .sources import FORMAT, MOUNT, Fetched, SourceMissing, build_key, fetch
+from .sources import FORMAT, MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
 from .store import EPOCH_S, SHELL_ENV, WORKDIR, Build, Store, demand
 
 Progress = Callable[[str], None]
@@ -51,6 +53,14 @@ BUILD_LIMITS = Limits(
 )
 INSTALL_TIMEOUT_S = 3600.0
 """Of one command of a recipe."""
+
+_PYTHONS = (
+    "/opt/miniconda3/envs/testbed/bin/python",
+    f"{ENVIRONMENT}/bin/python",
+    "/usr/local/bin/python3",
+    "/usr/bin/python3",
+)
+"""Where the Python of the tests may be in a root file system; the first is that of the benchmark's images."""
 
 _STEP_TIMEOUT_S = 1800.0
 _INSIDE = Path(__file__).with_name("inside")
@@ -164,6 +174,10 @@ async def base_id(backend: Backend, name: str = "default") -> str:
         await sandbox.destroy()
 
 
+def _is_there(root: Path, place: str) -> bool:
+    return os.path.lexists(root / place.lstrip("/"))  # its target may be absolute, and is then inside
+
+
 class _Job:
     """One build of one instance."""
 
@@ -176,6 +190,8 @@ class _Job:
 
     async def run(self) -> Build:
         await asyncio.to_thread(self._copy_programs)
+        if self._recipe.source.kind == "tree":
+            return await self._from_root_file_system()
         self._say(f"fetching the source ({self._recipe.source.kind})")
         source = await asyncio.to_thread(
             fetch,
@@ -204,6 +220,40 @@ class _Job:
         return self._build(
             base=base, python="/usr/bin/python3", env=env, tree=tree, size_bytes=size, source=source.words
         )
+
+    async def _from_root_file_system(self) -> Build:
+        """Build on a root file system that has all of it: the environment stays, the repository is made anew."""
+        recipe, work = self._recipe, self._work
+        path = recipe.source_path
+        self._say(f"importing {path.name}")
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self._instance.instance_id).strip("-.")[:60]
+        name = f"swe-image-{slug}"
+        there = await asyncio.to_thread(lambda: {place.name for place in base_directories()[0].glob("*")})
+        imported = await asyncio.to_thread(import_base, path, f"{name}-whole", progress=self._builder.progress)
+        try:
+            code = imported.root / WORKDIR.lstrip("/")
+            if not code.is_dir():
+                raise SourceMissing(f"{recipe.instance_id}: {path} has no {WORKDIR}: that is where the code has to be")
+            # What lies there belongs to root, with all its history: sessions get a copy of their own.
+            base = await asyncio.to_thread(derive_base, imported, name, [], without=(WORKDIR.lstrip("/"),))
+            self._store.keep_base(hashlib.sha256(f"image{self._key}".encode()).hexdigest(), base.id, name)
+            source = await asyncio.to_thread(pack_tree, code, work, EPOCH_S)
+        finally:
+            if imported.id not in there:  # a base tree of ours keeps its id, and may have been here before
+                await asyncio.to_thread(remove_base, imported.id)
+        python = next((place for place in _PYTHONS if _is_there(base.root, place)), "")
+        if not python:
+            raise SourceMissing(f"{recipe.instance_id}: {path} has no Python at {', '.join(_PYTHONS)}")
+        self._mounts = {"/setup": work / "programs", MOUNT: source.directory}
+        sandbox = await self._open(await base_id(self._backend))
+        try:
+            await self._unpack(sandbox, source)
+            tree, size = await self._repository(sandbox)
+        finally:
+            await sandbox.destroy()
+        env = {**SHELL_ENV, "PATH": f"{os.path.dirname(python)}:{DEFAULT_PATH}", **recipe.env}  # noqa: PTH120 - inside
+        words = f"root file system {path.name}"
+        return self._build(base=base.id, python=python, env=env, tree=tree, size_bytes=size, source=words)
 
     async def _with_environment(self, source: Fetched) -> Build:
         """Build with the recipe's Python and what it installs, on a base tree shared with others of the version."""
@@ -270,7 +320,11 @@ class _Job:
                     await self._new_environment(sandbox)
                 else:
                     self._mounts["/shared"] = shared.root / ENVIRONMENT.lstrip("/")
-                    await self._step(sandbox, f"cp -a /shared/. {ENVIRONMENT}/ && chmod -R u+w {ENVIRONMENT}", "copying the environment")
+                    await self._step(
+                        sandbox,
+                        f"cp -a /shared/. {ENVIRONMENT}/ && chmod -R u+w {ENVIRONMENT}",
+                        "copying the environment",
+                    )
                 listing = f"{_HOME}/before.json"
                 await self._step(
                     sandbox, f"{_PROGRAM}/survey.py list {ENVIRONMENT} {listing}", "listing the environment"
@@ -451,6 +505,7 @@ class _Job:
         programs = self._work / "programs"
         shutil.copytree(_INSIDE, programs, ignore=shutil.ignore_patterns("__pycache__"))
         config = {"root": WORKDIR, "time": EPOCH_S, "message": f"{self._instance.repo} at the base commit"}
+        config["heed_ignore"] = self._recipe.source.kind == "tree"
         (programs / "finish.json").write_text(json.dumps(config), "ascii")
         (programs / "pip.conf").write_text(_PIP.format(port=_PORT), "ascii")
         (programs / ".pydistutils.cfg").write_text(_DISTUTILS.format(port=_PORT), "ascii")

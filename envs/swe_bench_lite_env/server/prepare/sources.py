@@ -167,9 +167,22 @@ def fetch(
         return Fetched(place, f"/usr/bin/python3 -I -S /setup/unpack.py {name} .", f"sdist {archive.name}")
     if source.kind == "git":
         return _from_mirror(instance, recipe, mirror)
-    pack_directory(recipe.source_path, place / "data.tar", mtime_s)
+    return pack_tree(recipe.source_path, work, mtime_s)
+
+
+def pack_tree(directory: Path, work: Path, mtime_s: int) -> Fetched:
+    """Return the files below a directory as a source.
+
+    Args:
+        directory: The directory.
+        work: Directory for temporary files.
+        mtime_s: Modification time of all of them.
+    """
+    place = work / "source"
+    place.mkdir(mode=0o755, exist_ok=True)
+    pack_directory(directory, place / "data.tar", mtime_s)
     (place / "data.tar").chmod(0o644)
-    return Fetched(place, f"tar -xpf {MOUNT}/data.tar", f"{source.kind} {recipe.source_path.name}")
+    return Fetched(place, f"tar -xpf {MOUNT}/data.tar", f"directory {directory.name}")
 
 
 def _from_mirror(instance: Instance, recipe: Recipe, mirror: Path | None) -> Fetched:

@@ -33,9 +33,9 @@ _COPIED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
 """Why a file is copied where it cannot be linked: another file system, too many names, a kernel that protects it."""
 
 
-def derived_id(base: BaseTree, name: str, archives: Sequence[Path]) -> str:
+def derived_id(base: BaseTree, name: str, archives: Sequence[Path], without: Sequence[str] = ()) -> str:
     """Return the id of the tree that `derive_base` makes of these."""
-    total = hashlib.sha256(f"{_FORMAT}\0{base.id}\0".encode())
+    total = hashlib.sha256("\0".join((str(_FORMAT), base.id, *without, "")).encode())
     for archive in archives:
         with archive.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
@@ -47,6 +47,7 @@ def derive_base(
     name: str,
     archives: Sequence[Path],
     *,
+    without: Sequence[str] = (),
     directory: Path | None = None,
     about: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda line: None,
@@ -60,6 +61,7 @@ def derive_base(
         base: The tree to start from.
         name: Name of the new one; an id is added to it.
         archives: Tar archives, unpacked in this order.
+        without: Names in its top level that are left out.
         directory: Directory of bases; None: the first of `base_directories`.
         about: Further entries of its ``base.json``.
         progress: Called with a line when it has to wait.
@@ -73,13 +75,13 @@ def derive_base(
     if os.geteuid() != 0:
         check_owner(base)
     with locked(directory / f".{name}.lock", progress):
-        identity = derived_id(base, name, archives)
+        identity = derived_id(base, name, archives, without)
         if read_record(directory / identity) is not None:
             return BaseTree(name, directory / identity / _ROOT, identity, base.writable)
         with publish(name, directory) as work:
             root = work / _ROOT
             try:
-                directories = _link_tree(base.root, root)
+                directories = _link_tree(base.root, root, without)
                 added = sum(_unpack(archive, root, directories) for archive in archives)
                 _close(directories)
             except (OSError, tarfile.TarError) as error:
@@ -164,7 +166,7 @@ class _Directory:
     times: tuple[int, int]
 
 
-def _link_tree(source: Path, target: Path) -> dict[Path, _Directory]:
+def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path, _Directory]:
     """Make a directory tree whose files are further names of the source's; return its directories, still open."""
     names: dict[tuple[int, int], Path] = {}
     directories: dict[Path, _Directory] = {}
@@ -182,6 +184,8 @@ def _link_tree(source: Path, target: Path) -> dict[Path, _Directory]:
                 raise
             continue  # rootless, a directory that is closed to the agent is closed to us, and empty
         for entry in entries:
+            if here == source and entry.name in without:
+                continue
             place = there / entry.name
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):

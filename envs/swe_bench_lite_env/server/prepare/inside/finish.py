@@ -3,7 +3,8 @@
     finish.py CONFIG SOURCES
 
 CONFIG names a JSON file: ``root`` of the repository, ``time`` in seconds since 1970 for every file and for the commit,
-``message`` of the commit. SOURCES lists the files of the source, relative, as list_files.py writes them.
+``message`` of the commit, ``heed_ignore`` to leave out what .gitignore names. SOURCES lists the files of the source,
+relative, as list_files.py writes them.
 """
 
 import json
@@ -72,7 +73,9 @@ def commit(root, sources, config):
     settle(root, config["time"])  # before the index notes the times
     there = sorted(name for name in sources if os.path.lexists(os.path.join(root, name)))
     names = b"".join(os.fsencode(name) + b"\0" for name in there)
-    if there:
+    if config.get("heed_ignore"):  # files that were built lie among those of the source
+        git("add", "--all")
+    elif there:
         git("add", "--force", "--pathspec-from-file=-", "--pathspec-file-nul", given=names)
     git("-c", "commit.gpgSign=false", "commit", "--quiet", "--allow-empty", "--no-verify", "-m", config["message"])
     git("-c", "pack.threads=1", "repack", "-a", "-d", "-q", "-n")
