@@ -7,10 +7,11 @@ import logging
 from weakref import WeakKeyDictionary
 
 from errata_server.sandbox.base import Backend, Limits, Sandbox
+from errata_server.settings import Settings
 
 from ..dataset import Instance
 from ..recipes import Recipe
-from .prepare.build import build
+from .prepare.build import Builder
 from .prepare.store import Catalogue, NotPrepared, NotValidated, Prepared, Store
 
 log = logging.getLogger("errata.swe")
@@ -72,9 +73,8 @@ class Starts:
         # A task of its own, because the first session may be cancelled while others wait; each loop has its own.
         owner = (instance.instance_id, asyncio.get_running_loop())
         if owner not in self._building:
-            making = asyncio.ensure_future(
-                build(instance, recipe, store=self._catalogue.store, backend=self._backend, progress=log.info)
-            )
+            builder = Builder(self._catalogue.store, self._backend, bases=Settings().base, progress=log.info)
+            making = asyncio.ensure_future(builder.build(instance, recipe))
             making.add_done_callback(lambda _: self._building.pop(owner, None))
             self._building[owner] = making
         await asyncio.shield(self._building[owner])

@@ -11,7 +11,7 @@ from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.rules.directives import modified_files
 from swe_bench_lite_env.rules.verdict import Resolution, compose_log, judge
 from swe_bench_lite_env.server.offered import bundled
-from swe_bench_lite_env.server.prepare.build import build
+from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.store import Catalogue, Prepared, Store
 
 pytestmark = pytest.mark.sandbox
@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 async def prepared(store: Store, backend: Backend, instance: Instance) -> Prepared:
     recipe = RECIPES.find(instance.instance_id)
-    await build(instance, recipe, store=store, backend=backend)
+    await Builder(store, backend).build(instance, recipe)
     return await Catalogue(store, backend).find(instance, recipe, validated=False)
 
 
