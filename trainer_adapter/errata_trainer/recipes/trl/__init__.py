@@ -1,5 +1,6 @@
 """Errata in TRL's `GRPOTrainer`."""
 
+from .dataset import EvaluationSplitWarning, dataset
 from .environment import SeatedEnvironment, environment_factory
 from .parallel_tools import ParallelTools
 from .settings import ChannelSettings
@@ -8,9 +9,11 @@ from .trainer import ThreeChannelGRPOTrainer
 
 __all__ = [
     "ChannelSettings",
+    "EvaluationSplitWarning",
     "ParallelTools",
     "SeatedEnvironment",
     "TeacherPairs",
     "ThreeChannelGRPOTrainer",
+    "dataset",
     "environment_factory",
 ]

@@ -1,0 +1,106 @@
+"""Rows for TRL from the tasks that a server offers: which task a rollout begins, and what stands before it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from errata_protocol.errors import InvalidRequest, NotSupported, ServiceError
+
+PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
+"""What stands before the text of a reset, in the user's message."""
+
+ID_COLUMNS = ("instance_id", "task_id")
+"""Fields of a task that name it for ``reset``; the first that all tasks have is taken."""
+
+EVALUATION = "test"
+"""Type of a split that is for evaluation."""
+
+
+class EvaluationSplitWarning(UserWarning):
+    """Rows of a split for evaluation were made: what is trained on them cannot be evaluated with them."""
+
+
+def dataset(
+    url: str,
+    env: str = "terminal",
+    *,
+    split: str | None = None,
+    prompt: str | Sequence[Mapping[str, str]] = PROMPT,
+    columns: Sequence[str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> Any:
+    """Return a `datasets.Dataset` with a row for each task of a split, for use with `environment_factory`.
+
+    A row has ``prompt``, a conversation whose last message the text of the reset is put behind, and what `reset` takes
+    to begin that task: ``instance_id`` or ``task_id``. Rows of a split for evaluation also have ``split``, because such
+    a task is served only where its split is named.
+
+    Args:
+        url: Of the environment, as `environment_factory` takes it.
+        env: Its name.
+        split: The split; None for the only one that is not for evaluation.
+        prompt: Text of the user's message, or the whole conversation.
+        columns: Fields of a task that ``reset`` takes; None for the first of `ID_COLUMNS` that is there.
+        headers: Sent with each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
+        timeout_s: Longest wait for an answer, seconds.
+
+    Raises:
+        InvalidRequest: There is no such environment or split, or several splits and none was named.
+        NotSupported: The environment has no tasks.
+        ServiceError: The server does not answer, or fails.
+    """
+    from datasets import Dataset
+
+    base = f"{url.rstrip('/')}/{env}"
+    with httpx.Client(headers=dict(headers or {}), timeout=timeout_s) as client:
+        types = {found["name"]: found.get("type", "") for found in _ask(client, "GET", f"{base}/splits", env)}
+        if split is None:
+            training = [name for name, kind in types.items() if kind != EVALUATION]
+            if len(training) != 1:
+                known = ", ".join(types) or "none"
+                raise InvalidRequest(
+                    f"{env} has the splits {known}: name one, e.g. split={(training or ['train'])[0]!r}"
+                )
+            split = training[0]
+        tasks = _ask(client, "POST", f"{base}/tasks", env, {"split": split})["tasks"]
+    if not tasks:
+        raise InvalidRequest(f"the split {split!r} of {env} has no tasks")
+    if columns is None:
+        columns = [name for name in ID_COLUMNS if all(task.get(name) is not None for task in tasks)][:1]
+    if not columns or any(name not in task for name in columns for task in tasks):
+        fields = ", ".join(sorted(set().union(*tasks)))
+        raise InvalidRequest(f"tasks of {env} have {fields}: name what its reset takes in columns=[...]")
+    evaluation = EVALUATION in (split, types.get(split))
+    if evaluation:
+        warnings.warn(
+            f"the split {split} of {env} is for evaluation: a model trained on it cannot be evaluated with it",
+            EvaluationSplitWarning,
+            stacklevel=2,
+        )
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(part) for part in prompt]
+    more = {"split": split} if evaluation else {}
+    return Dataset.from_list([{"prompt": messages, **{name: task[name] for name in columns}, **more} for task in tasks])
+
+
+def _ask(client: httpx.Client, method: str, url: str, env: str, body: Mapping[str, Any] | None = None) -> Any:
+    try:
+        answer = client.request(method, url, json=body)
+    except httpx.HTTPError as error:
+        raise ServiceError(f"{url}: no answer: {error}; is the server running there?") from error
+    if answer.is_success:
+        return answer.json()
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = answer.text[:300]
+    told = f"{url}: {answer.status_code}: {detail}"
+    if answer.status_code == 501:
+        raise NotSupported(f"{env} offers no tasks: write the rows yourself ({told})")
+    if answer.status_code == 404:
+        raise InvalidRequest(f"no environment {env!r} there ({told}): give its URL and name")
+    raise InvalidRequest(told) if answer.is_client_error else ServiceError(told)
