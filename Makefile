@@ -26,8 +26,9 @@ base: setup ## build the tree that sandboxes run on, if it is missing (needs roo
 trainer: setup ## add what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
 
-demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; then a tiny policy trains
+demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; then a tiny policy trains
 	@.cache/venv/bin/errata demo
+	@.cache/venv/bin/errata demo swe
 	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores

@@ -241,9 +241,9 @@ def demo(
         typer.Argument(metavar="NAME", help="Which demo, terminal without a name; then its own options."),
     ] = None,
 ) -> None:
-    """Run a demonstration on real input: terminal or training.
+    """Run a demonstration on real input: terminal, swe or training.
 
-    The one named terminal plays a scripted agent: markers, state(t), a crash, a fork.
+    The ones named terminal and swe play a scripted agent: markers, state(t), a crash, a fork.
     """
     options = arguments or []
     name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
