@@ -1,0 +1,1 @@
+"""Attempts to be rewarded without a repair, and what becomes of them."""
