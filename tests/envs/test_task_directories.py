@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.grading.staging import staged
 from terminal_env.server.environment import TerminalEnvironment
-from terminal_env.server.staging import staged
 from terminal_env.server.tasks import (
     LOCAL,
     TASKS_VARIABLE,

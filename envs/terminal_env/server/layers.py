@@ -13,12 +13,12 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.grading.staging import staged
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
 from errata_server.sandbox.spec import SandboxSpec, SpecRefused
 
 from .dockerfile import Placed, Recipe, Run
-from .staging import staged
 from .tasks import Task, tree
 
 EPOCH_S = 1767225600

@@ -1,23 +1,14 @@
-"""Copies of task files that a sandbox may have mounted: readable by its user whatever the original's modes are."""
+"""Directories that Harbor's scripts find in a sandbox: the place they write logs to, and programs in front of PATH."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_copies: dict[tuple[str, ...], Path] = {}
-_home: tempfile.TemporaryDirectory[str] | None = None
+from errata_server.grading.staging import new_directory
 
-
-def _directory() -> Path:
-    global _home
-    if _home is None:
-        _home = tempfile.TemporaryDirectory(prefix="errata-terminal-")
-    copy = Path(tempfile.mkdtemp(dir=_home.name))
-    copy.chmod(0o755)
-    return copy
+_made: dict[tuple[str, ...], Path] = {}
 
 
 def logs_link(target: str) -> Path:
@@ -25,7 +16,7 @@ def logs_link(target: str) -> Path:
 
     Mounted at ``/logs`` it gives Harbor's scripts the place they write to, although mounts cannot be written.
     """
-    directory = _directory()
+    directory = new_directory()
     (directory / "verifier").symlink_to(target)
     return directory
 
@@ -38,8 +29,8 @@ def programs(sources: Path, names: Mapping[str, str]) -> Path:
         names: File to run by the name of the program.
     """
     key = ("programs", str(sources), *(f"{path.stat().st_mtime_ns}" for path in sorted(sources.iterdir())))
-    if key not in _copies:
-        copy = _directory()
+    if key not in _made:
+        copy = new_directory()
         (copy / "bin").mkdir()
         shutil.copytree(sources, copy / "programs", ignore=shutil.ignore_patterns("__pycache__"))
         for name, file in names.items():
@@ -51,29 +42,5 @@ def programs(sources: Path, names: Mapping[str, str]) -> Path:
             (copy / "bin" / name).write_text(text, "ascii")
         for path in (copy, *copy.rglob("*")):
             path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
-        _copies[key] = copy
-    return _copies[key]
-
-
-def staged(*sources: Path, key: str = "") -> Path:
-    """Return a directory that holds a copy of every source file, and of what is in every source directory.
-
-    The copy is made once per process for the same sources and ``key`` and is removed at exit.
-
-    Args:
-        sources: Files and directories; of two files with one name the later wins.
-        key: Digest of the content, so that an edited source is copied again.
-    """
-    name = (key, *(f"{path}:{path.stat().st_mtime_ns}" for path in sources))
-    if name not in _copies:
-        copy = _directory()
-        for source in sources:
-            if source.is_dir():
-                shutil.copytree(source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / source.name)
-        for path in (copy, *copy.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-        _copies[name] = copy
-    return _copies[name]
+        _made[key] = copy
+    return _made[key]

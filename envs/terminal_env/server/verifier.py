@@ -32,14 +32,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.sandbox.base import Backend, CommandResult, SandboxSnapshot
+from errata_server.grading.control import ControlRuns
+from errata_server.grading.forks import run_in_fork
+from errata_server.grading.results import NoVerdict, nonced
+from errata_server.grading.staging import staged
+from errata_server.sandbox.base import Backend, SandboxSnapshot
 
 from .layers import shell_env
 from .machine_tools import WELL_KNOWN
-from .staging import logs_link, programs, staged
+from .staging import logs_link, programs
 from .tasks import Task, tree
 
 log = logging.getLogger("errata.terminal")
@@ -78,10 +81,6 @@ class Verdict:
     lacks: tuple[Lack, ...] = ()
 
 
-class NoVerdict(Exception):
-    """The verifier ended without a verdict; the text says how."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lack:
     """Something that the verifier asked of this machine and did not get.
@@ -105,7 +104,7 @@ class VerifierLacks(Exception):
         self.lacks = lacks
 
 
-_sound: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
+_controls = ControlRuns()
 
 
 async def verify(
@@ -140,13 +139,14 @@ async def verify(
             f"task {task.id} cannot be graded here: its verifier lacks what it asks for: {error}. "
             f"`errata tasks check {task.root}` says more; name a base tree that has it in task.toml: [errata] base"
         ) from error
-    sound = _sound.setdefault(backend, set())
-    if task.digest not in sound:
-        try:
-            await attempt(backend, task, await start(), harmless=harmless)
-        except (NoVerdict, VerifierLacks) as error:
-            raise EnvironmentFailed(f"the verifier of task {task.id} is broken: {error}") from error
-        sound.add(task.digest)
+
+    async def control() -> None:
+        await attempt(backend, task, await start(), harmless=harmless)
+
+    try:
+        await _controls.demand(backend, task.digest, control)
+    except (NoVerdict, VerifierLacks) as error:
+        raise EnvironmentFailed(f"the verifier of task {task.id} is broken: {error}") from error
     log.warning("task %s: the final state broke the verifier, which is worth 0: %s", task.id, why)
     return Verdict(0.0, why)
 
@@ -173,7 +173,6 @@ async def attempt(
         VerifierLacks: It gave one that says nothing.
         errata_protocol.errors.SandboxFailed: The sandbox broke.
     """
-    state = SandboxSnapshot(ref=state.ref)  # no saved shell state
     if task.verifier == "script":
         return await _run_script(backend, task, state, harmless, broken)
     probes = {
@@ -188,18 +187,15 @@ async def _run_probe(
     probe = task.probes[index]
     files = task.tests / "probe"
     mounts = {"/probe": staged(files, key=task.digest)} if files.is_dir() else {}
-    fork = await backend.restore(state)
-    try:
-        result = await fork.run(
-            probe.command,
-            clean=True,
-            env=shell_env(task) | ({"PATH": NOWHERE} if broken == "tools" else {}),
-            mounts=mounts,
-            stdin=probe.stdin.encode(),
-            timeout_s=probe.timeout_s,
-        )
-    finally:
-        await fork.destroy()
+    result = await run_in_fork(
+        backend,
+        state,
+        probe.command,
+        env=shell_env(task) | ({"PATH": NOWHERE} if broken == "tools" else {}),
+        mounts=mounts,
+        stdin=probe.stdin.encode(),
+        timeout_s=probe.timeout_s,
+    )
     missing = _NOT_FOUND.search(result.stderr) if result.exit_code == 127 else None
     if missing is not None and re.search(rf"(?<![\w./-]){re.escape(missing[1])}(?![\w./-])", probe.command):
         raise VerifierLacks((Lack("command", missing[1], f"probe {probe.name}: {missing[0]}"),))
@@ -310,27 +306,9 @@ async def _run(
     timeout_s: float,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], str]:
-    fork = await backend.restore(state)
-    try:
-        result = await fork.run(
-            command, clean=True, env=env, mounts=mounts, stdin=json.dumps(request).encode(), timeout_s=timeout_s
-        )
-    finally:
-        await fork.destroy()
-    return _verdict(result, request["nonce"]), result.stderr
-
-
-def _verdict(result: CommandResult, nonce: str) -> dict[str, Any]:
-    for line in reversed(result.stdout.splitlines()):
-        if nonce in line:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict) and value.get("nonce") == nonce:
-                return value
-    how = "was killed at its time limit" if result.timed_out else f"ended with {result.exit_code}"
-    raise NoVerdict(f"it {how} without a verdict: {result.stderr[-500:]}")
+    given = json.dumps(request).encode()
+    result = await run_in_fork(backend, state, command, env=env, mounts=mounts, stdin=given, timeout_s=timeout_s)
+    return nonced(result, request["nonce"]), result.stderr
 
 
 def _score(value: float) -> float:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
 from .. import verifier
 from ..layers import task_layers
-from ..staging import staged
 from ..tasks import LOCAL, Task
 from . import degenerate
 from .results import Result, base_id
