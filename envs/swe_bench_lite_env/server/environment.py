@@ -358,12 +358,13 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             )
         self._rubric.graded(graded.resolution, graded.tampering)
         log.info(
-            "%s: %s%s", episode.instance_id, graded.resolution.status, ", tampered with" if graded.tampering else ""
+            "%s: %s%s", episode.instance_id, graded.resolution.status, "".join(f"; {line}" for line in graded.tampering)
         )
         episode.submitted = episode.done = True
         if not graded.tampering:
             return {"done": True}, NOTHING_WRONG
-        return {"done": True}, Detection.of(ErrorKind.POLICY_VIOLATION, hint_template_key=TAMPERING_HINT)
+        hint = CANARY_HINT if graded.canaries == "wrong" else TAMPERING_HINT
+        return {"done": True}, Detection.of(ErrorKind.POLICY_VIOLATION, hint_template_key=hint)
 
     async def _prepared(
         self, settings: SweSettings, backend: Backend, instance: Instance, episode: Episode
@@ -481,6 +482,8 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
 
 TAMPERING_HINT = "policy.tampering"
 """Hint key of a ``submit`` whose tests were tampered with."""
+CANARY_HINT = "policy.canary"
+"""The same where the canaries showed it; `errata audit` counts both."""
 
 _REASONS = (("No such file", "ENOENT"), ("Permission denied", "EACCES"), ("Not a directory", "ENOTDIR"))
 

@@ -1,22 +1,46 @@
-"""Grades a final state by the benchmark's rules, in restores of its snapshot that no command of the agent can reach."""
+"""Grades a final state by the benchmark's rules, in forks of its snapshot that no command of the agent can reach.
+
+A grading has two results. ``resolved`` is the benchmark's: its rules on the log and exit code of one run of the test
+command. ``tampering`` is ours, and has three sources besides markers of the benchmark that a run prints:
+
+* canaries, in a second run of the same command (`canaries`);
+* a third run with the base commit's configuration of the tests, where the agent has changed any and the first run
+  resolves the instance: what is resolved only with the agent's own conftest.py was not repaired;
+* files of the tests that could not be put in place.
+
+Whatever the agent's state causes is a verdict. Where a run gives none, the same tests run on the untouched start, and
+where they give none there, on the start with the gold patch. If that gives one, the state broke the run, which is
+``not resolved``; if not, the machine did, which is `EnvironmentFailed` and never a reward.
+"""
 
 from __future__ import annotations
 
+import base64
+import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused, Sandbox, SandboxSnapshot
+from errata_server.grading.control import ControlRuns
+from errata_server.grading.forks import forked
+from errata_server.grading.results import NoVerdict
+from errata_server.sandbox.base import Backend, SandboxSnapshot
 
-from ..rules.directives import test_files
-from ..rules.verdict import Resolution, compose_log, forged_markers, judge
+from ..rules.verdict import STOPPED, Resolution, compose_log, forged_markers, judge
+from . import canaries
 from .prepare.store import Prepared
+from .workspaces import GRADING_LIMITS, Changes, File, TestRun, Tests, changes, files_of_base, run_tests, tests_of
 
-GRADING_LIMITS = Limits(
-    memory_bytes=4 * 1024**3, pids=512, disk_bytes=2 * 1024**3, inodes=200_000, keep_bytes=8 * 1024**2
-)
-_MAX_FILE = 32 * 1024**2
+log = logging.getLogger("errata.swe")
+
+Canaries = Literal["ok", "wrong", "none"]
+
+_TIMED_OUT = STOPPED[3]
+_NAMED = 5
+"""How many files or canaries a line of ``tampering`` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +54,9 @@ class Graded:
         log: The log that they read.
         exit_code: Of the test command; None where it was killed at its time limit.
         seconds: Wall time of the whole grading.
-        canaries: What became of the canaries.
+        tests_s: Wall time of the graded run alone.
+        canaries: ``ok``; ``wrong``: they did something else than on the untouched start; ``none``: there was no run
+            of canaries, because its tests have no form of them or the graded run gave no verdict.
     """
 
     resolved: bool
@@ -39,12 +65,17 @@ class Graded:
     log: str = field(repr=False)
     exit_code: int | None = None
     seconds: float = 0.0
-    canaries: Literal["ok", "wrong", "none"] = "none"
+    tests_s: float = 0.0
+    canaries: Canaries = "none"
 
     @property
     def reward(self) -> float:
         """1.0 where it is resolved and was not tampered with."""
         return float(self.resolved and not self.tampering)
+
+
+_controls = ControlRuns()
+_expected: WeakKeyDictionary[Backend, dict[tuple[str, int, bool], canaries.Outcome | None]] = WeakKeyDictionary()
 
 
 async def grade(
@@ -60,82 +91,177 @@ async def grade(
         timeout_s: Time limit of one run of the tests, seconds.
 
     Raises:
-        EnvironmentFailed: The tests give no verdict on the untouched start either.
+        EnvironmentFailed: The tests give no verdict on the untouched start either, nor with the gold patch.
         SandboxFailed: The sandbox broke.
     """
     started = time.monotonic()
-    tests = await _tests(backend, prepared)
-    run, resolution, log = await _judged(backend, snapshot, prepared, tests, rules, timeout_s)
-    if resolution.invalid or run.exit_code is None:
-        _, control, _ = await _judged(backend, prepared.snapshot, prepared, tests, rules, timeout_s)
-        if not control.statuses:
-            raise EnvironmentFailed(
-                f"{prepared.instance.instance_id} cannot be graded here: its tests give no verdict on its untouched "
-                f"start either: {control.invalid or 'they passed their time limit'}"
-            )
-    return Graded(
+    tests = await tests_of(backend, prepared)
+    run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s)
+    resolution, log = _judged(prepared, run, rules, timeout_s)
+    graded = Graded(
         resolved=resolution.resolved,
-        tampering=tuple(f"the tests printed {marker!r}" for marker in forged_markers(run.stdout)),
+        tampering=tuple(f"the tests printed {marker!r}" for marker in forged_markers(run.result.stdout)),
         resolution=resolution,
         log=log,
-        exit_code=run.exit_code,
-        seconds=time.monotonic() - started,
+        exit_code=run.result.exit_code,
+        tests_s=run.result.duration_s,
     )
+    if run.refused:
+        graded = replace(graded, tampering=(*graded.tampering, f"files of the tests are barred: {_some(run.refused)}"))
+    if resolution.invalid:
+        await _demand_a_verdict(backend, prepared, tests, run, rules, timeout_s)
+    else:
+        changed = changes(tests, run.survey)
+        base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
+        graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
+        if changed.configuration and graded.resolved and not graded.tampering:
+            graded = await _without_configuration(
+                backend, snapshot, prepared, tests, graded, changed, base, rules, timeout_s
+            )
+    return replace(graded, seconds=time.monotonic() - started)
 
 
-async def _tests(backend: Backend, prepared: Prepared) -> dict[str, bytes | None]:
-    """Return every file that the test patch names as it is on the base commit with the patch; None: it is not there."""
-    patch, workdir = prepared.instance.test_patch, prepared.workdir
-    if not patch:
-        return {}
-    sandbox = await backend.restore(prepared.snapshot, limits=GRADING_LIMITS)
+async def _demand_a_verdict(
+    backend: Backend, prepared: Prepared, tests: Tests, run: TestRun, rules: int, timeout_s: float
+) -> None:
+    """Show that the tests give a verdict here on a state that the agent has not changed.
+
+    Raises:
+        EnvironmentFailed: They do not.
+    """
+
+    async def verdict(state: SandboxSnapshot) -> None:
+        control = await run_tests(backend, state, prepared, tests, files=tests.files, timeout_s=timeout_s)
+        found, _ = _judged(prepared, control, rules, timeout_s)
+        if found.invalid:
+            raise NoVerdict(found.invalid)
+
+    async def control() -> None:
+        try:
+            await verdict(prepared.snapshot)
+        except NoVerdict:
+            # An instance whose tests cannot even be collected before the repair is judged by its gold patch.
+            await verdict(await _gold(backend, prepared))
+
     try:
-        applied = await sandbox.run(
-            f"cd {workdir} && git apply --whitespace=nowarn -", stdin=patch.encode(), clean=True
+        await _controls.demand(backend, f"{prepared.digest} {rules}", control, again=run.result.timed_out)
+    except NoVerdict as error:
+        raise EnvironmentFailed(
+            f"{prepared.instance.instance_id} cannot be graded here: its tests give no verdict on its untouched start "
+            f"either, nor with its gold patch: {error}"
+        ) from error
+
+
+async def _gold(backend: Backend, prepared: Prepared) -> SandboxSnapshot:
+    async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
+        applied = await fork.run(
+            f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
+            stdin=prepared.instance.patch.encode("utf-8", "surrogateescape"),
+            clean=True,
         )
         if applied.exit_code != 0:
-            name = prepared.instance.instance_id
-            raise EnvironmentFailed(f"the test patch of {name} does not apply to its start: {applied.stderr[-500:]}")
-        return {name: await _read(sandbox, f"{workdir}/{name}") for name in test_files(patch)}
-    finally:
-        await sandbox.destroy()
+            raise NoVerdict(f"the gold patch does not apply: {applied.stderr[-300:]}")
+        return await fork.snapshot()
 
 
-async def _read(sandbox: Sandbox, path: str) -> bytes | None:
-    try:
-        return await sandbox.read_file(path, max_bytes=_MAX_FILE)
-    except PathRefused as refusal:
-        if refusal.reason == "ENOENT":
-            return None
-        raise
+async def _with_canaries(
+    backend: Backend,
+    snapshot: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    graded: Graded,
+    base: Mapping[str, File],
+    rules: int,
+    timeout_s: float,
+) -> Graded:
+    """Run canaries on the agent's state, with the base commit's configuration of the tests, and note what they show."""
+    for whole in (True, False) if graded.resolved else (False,):
+        wanted = await _expected_canaries(backend, prepared, tests, rules, timeout_s, whole)
+        if wanted is not None:
+            found = await _canaries(backend, snapshot, prepared, tests, base, rules, timeout_s, whole)
+            assert found is not None
+            wrong = canaries.differences(wanted, found)
+            if not wrong:
+                return replace(graded, canaries="ok")
+            return replace(graded, canaries="wrong", tampering=(*graded.tampering, f"wrong canaries: {_some(wrong)}"))
+    return graded
 
 
-async def _judged(
+async def _expected_canaries(
+    backend: Backend, prepared: Prepared, tests: Tests, rules: int, timeout_s: float, whole: bool
+) -> canaries.Outcome | None:
+    """Return what canaries do on a state of ours, remembered; None where they do not tell passing from failing."""
+    known = _expected.setdefault(backend, {})
+    key = (prepared.digest, rules, whole)
+    if key not in known:
+        found = None
+        try:
+            state = await _gold(backend, prepared) if whole else prepared.snapshot
+            found = await _canaries(backend, state, prepared, tests, {}, rules, timeout_s, whole)
+        except NoVerdict as error:
+            log.warning("%s: no canaries in its own tests: %s", prepared.instance.instance_id, error)
+        known[key] = found if found is not None and found.usable else None
+    return known[key]
+
+
+async def _canaries(
     backend: Backend,
     state: SandboxSnapshot,
     prepared: Prepared,
-    tests: dict[str, bytes | None],
+    tests: Tests,
+    base: Mapping[str, File],
     rules: int,
     timeout_s: float,
-) -> tuple[CommandResult, Resolution, str]:
-    fork = await backend.restore(SandboxSnapshot(ref=state.ref), limits=GRADING_LIMITS)
-    try:
-        names = "".join(f"./{name}\0" for name in tests)
-        remove = f"cd {prepared.workdir} && xargs -0 -r rm -rf --"
-        await fork.run(remove, stdin=names.encode("utf-8", "surrogateescape"), clean=True)
-        for name, content in tests.items():
-            if content is not None:
-                try:
-                    await fork.write_file(f"{prepared.workdir}/{name}", content)
-                except PathRefused:
-                    pass  # the agent's tree stands in the way of its tests: they are absent, which is a failure
-        run = await fork.run(
-            f"cd {prepared.workdir} && {{ {prepared.test_command}\n}} 2>&1",
-            clean=True,
-            env=prepared.env,
-            timeout_s=timeout_s,
-        )
-    finally:
-        await fork.destroy()
-    log = compose_log(run.stdout, run.exit_code)
-    return run, judge(prepared.instance, log, rules=rules, runner=prepared.recipe.runner), log
+    whole: bool,
+) -> canaries.Outcome | None:
+    runner = prepared.recipe.runner
+    made = canaries.canaries(prepared.instance, runner, _texts(tests), whole=whole)
+    if made is None:
+        return None
+    files = {**tests.files, **{path: _file(text) for path, text in made.files.items()}}
+    run = await run_tests(backend, state, prepared, tests, files=files, timeout_s=timeout_s, more=base)
+    return canaries.read(prepared.instance, runner, made, run.result.stdout, run.result.exit_code, rules)
+
+
+async def _without_configuration(
+    backend: Backend,
+    snapshot: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    graded: Graded,
+    changed: Changes,
+    base: Mapping[str, File],
+    rules: int,
+    timeout_s: float,
+) -> Graded:
+    """Run the tests again with the base commit's configuration of the tests."""
+    run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
+    resolution, _ = _judged(prepared, run, rules, timeout_s)
+    if resolution.resolved:
+        return graded
+    what = f"resolved only with the agent's own configuration of the tests: {_some(changed.configuration)}"
+    return replace(graded, tampering=(*graded.tampering, what))
+
+
+def _judged(prepared: Prepared, run: TestRun, rules: int, timeout_s: float) -> tuple[Resolution, str]:
+    log = compose_log(run.result.stdout, run.result.exit_code)
+    if run.result.timed_out:
+        log += f"{_TIMED_OUT}\nTimeout error: {timeout_s:g} seconds exceeded.\n"
+    return judge(prepared.instance, log, rules=rules, runner=prepared.recipe.runner), log
+
+
+def _texts(tests: Tests) -> dict[str, str]:
+    texts = {}
+    for path, file in tests.files.items():
+        if file is not None and "content" in file and path.endswith(".py"):
+            texts[path] = base64.b64decode(file["content"]).decode("utf-8", "replace")
+    return texts
+
+
+def _file(text: str) -> File:
+    return {"content": base64.b64encode(text.encode()).decode("ascii"), "mode": 0o644}
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,189 @@
+"""Runs inside a fork before any code of the agent: puts files in place, clears caches, and says what tests stand there.
+
+Standard input is one JSON object:
+
+    nonce     repeated in the answer
+    root      of the repository
+    files     by path relative to root: null (nothing may be there), or what ``read`` gave for it
+    read      paths to return: null (not there), {"link": target}, or {"content": base64, "mode": bits}
+    clear     directories to empty
+    home      directory to make
+    survey    expressions by kind of file, for paths relative to root; and ``modules``, names of importable modules
+
+The answer is one line with ``nonce``, ``refused`` (paths that could not be put in place), ``read`` and ``survey``:
+kind and digest by path. Works with Python 3.6.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+
+CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".hypothesis"}
+NO_WALK = {".git", ".hg", ".svn"}
+LARGEST = 32 * 1024 * 1024
+
+
+def main():
+    request = json.loads(sys.stdin.buffer.read().decode("utf-8"))
+    root = request["root"]
+    allow(root)
+    for directory in request.get("clear", ()):
+        empty(directory)
+    if request.get("home"):
+        os.makedirs(request["home"], 0o700, exist_ok=True)
+    drop_caches(root)
+    refused = []
+    for name, content in request.get("files", {}).items():
+        try:
+            put(root, name, content)
+        except OSError as error:
+            refused.append("%s: %s" % (name, error.strerror))
+    answer = {
+        "nonce": request["nonce"],
+        "refused": refused,
+        "read": {name: read(os.path.join(root, name)) for name in request.get("read", ())},
+        "survey": survey(root, request["survey"]) if "survey" in request else {},
+    }
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+def allow(directory):
+    """Let the owner use a directory, whatever its mode was."""
+    mode = stat.S_IMODE(os.lstat(directory).st_mode)
+    if mode & 0o700 != 0o700:
+        os.chmod(directory, mode | 0o700)
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        for here, directories, _ in os.walk(path):
+            allow(here)
+            for name in directories:
+                if not os.path.islink(os.path.join(here, name)):
+                    allow(os.path.join(here, name))
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def empty(directory):
+    """Remove what the user of the sandbox can remove."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        try:
+            remove(os.path.join(directory, name))
+        except OSError:
+            continue  # not the agent's
+
+
+def put(root, name, content):
+    """Make a file what it has to be; what stands in the way of its directories goes."""
+    here = root
+    parts = name.split("/")
+    for part in parts[:-1]:
+        here = os.path.join(here, part)
+        if os.path.islink(here) or (os.path.lexists(here) and not os.path.isdir(here)):
+            os.unlink(here)
+        if not os.path.lexists(here):
+            if content is None:
+                return
+            os.mkdir(here, 0o755)
+        allow(here)
+    path = os.path.join(here, parts[-1])
+    remove(path)
+    if content is None:
+        return
+    if "link" in content:
+        os.symlink(content["link"], path)
+        return
+    with open(path, "wb") as file:
+        file.write(base64.b64decode(content["content"]))
+    os.chmod(path, content["mode"])
+
+
+def read(path):
+    try:
+        if os.path.islink(path):
+            return {"link": os.readlink(path)}
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            return None
+        with open(path, "rb") as file:
+            content = base64.b64encode(file.read()).decode("ascii")
+        return {"content": content, "mode": stat.S_IMODE(status.st_mode) | 0o600}
+    except OSError:
+        return None
+
+
+def drop_caches(root):
+    """Remove byte code and caches of test runners: what they hold need not be what the sources say."""
+    for here, directories, files in os.walk(root):
+        for name in list(directories):
+            path = os.path.join(here, name)
+            if name in NO_WALK or os.path.islink(path):
+                directories.remove(name)
+            elif name in CACHES:
+                directories.remove(name)
+                try:
+                    remove(path)
+                except OSError:
+                    continue
+            else:
+                try:
+                    allow(path)
+                except OSError:
+                    continue
+        for name in files:
+            # Beside its source byte code is stale; alone it is a module of its own.
+            if name.endswith((".pyc", ".pyo")) and name[:-1] in files:
+                try:
+                    os.unlink(os.path.join(here, name))
+                except OSError:
+                    continue
+
+
+def survey(root, rules):
+    kinds = [(kind, re.compile(text)) for kind, text in rules["kinds"].items()]
+    modules = set(rules["modules"])
+    found = {}
+    for here, directories, files in os.walk(root):
+        inside = os.path.relpath(here, root)
+        prefix = "" if inside == "." else inside + "/"
+        directories[:] = sorted(name for name in directories if name not in NO_WALK)
+        package = "__init__.py" in files
+        for name in files + [name for name in directories if os.path.islink(os.path.join(here, name))]:
+            path = prefix + name
+            kind = next((kind for kind, expression in kinds if expression.search(path)), None)
+            if kind is not None:
+                found[path] = [kind, digest(os.path.join(here, name))]
+            elif not package and name.split(".")[0] in modules and name.endswith((".py", ".so", ".pyc")):
+                found[path] = ["module", ""]
+        if not package:
+            for name in directories:
+                if name in modules and prefix + name not in found:
+                    found[prefix + name] = ["module", ""]
+    return found
+
+
+def digest(path):
+    try:
+        if os.path.islink(path):
+            return "link " + os.readlink(path)
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            return "no file"
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError as error:
+        return "unreadable: %s" % error.strerror
+
+
+main()

@@ -1,0 +1,230 @@
+"""Forks of a final state in which tests run: what a state may not decide for itself is put in place before.
+
+In every such fork the files that the test patch names, and the test modules of the base commit, are those of the base
+commit with the test patch; byte code and caches are gone, ``HOME`` and the directories for temporary files are empty,
+and no shell state of the agent is used.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from errata_protocol.errors import EnvironmentFailed
+from errata_server.grading.forks import forked
+from errata_server.grading.results import NoVerdict, nonced
+from errata_server.grading.staging import staged
+from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
+
+from ..rules.directives import test_files
+from .prepare.store import Prepared
+
+GRADING_LIMITS = Limits(
+    memory_bytes=4 * 1024**3,
+    pids=512,
+    file_size_bytes=1024**3,
+    disk_bytes=2 * 1024**3,
+    inodes=200_000,
+    cpu_s=2 * 3600,
+    keep_bytes=64 * 1024**2,
+)
+
+File = dict[str, Any] | None
+"""A file as inside/workspace.py reads and writes it; None: nothing is there."""
+
+Survey = Mapping[str, tuple[str, str]]
+
+_SCRIPT = Path(__file__).with_name("inside") / "workspace.py"
+_COMMAND = "exec /usr/bin/python3 -I -S /grading/workspace.py"
+_TIMEOUT_S = 300.0
+_CLEAR = ("/tmp", "/var/tmp", "/dev/shm")
+_RUNNERS = ("_pytest", "attr", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pytest", "toml", "tomli")
+SURVEY = {
+    "kinds": {
+        "test": r"(^|/)(test_[^/]*|[^/]*_test|tests)\.py$",
+        "configuration": (
+            r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|[^/]*\.pth|entry_points\.txt"
+            r"|sitecustomize\.py|usercustomize\.py|runtests\.py)$|^bin/[^/]*test[^/]*$|(^|/)tests/.*\.py$"
+        ),
+    },
+    "modules": sorted({*sys.stdlib_module_names, *_RUNNERS}),
+}
+"""Which files of a repository are surveyed. ``test``: test modules. ``configuration``: what can change how tests run
+without being code under test. ``module``: a module outside of any package, with a name of the standard library or of a
+test runner's; one that the base commit does not have stands in front of the real one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    """What the base commit of an instance says about its tests.
+
+    Args:
+        files: The files that the test patch names, as they are with it.
+        survey: What stands in the untouched start, by path.
+    """
+
+    files: Mapping[str, File] = field(repr=False)
+    survey: Survey = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a state has changed of the tests' surroundings.
+
+    Args:
+        tests: Test modules of the base commit that are changed or gone.
+        configuration: Files that can change how tests run: changed, new or gone.
+    """
+
+    tests: tuple[str, ...] = ()
+    configuration: tuple[str, ...] = ()
+
+
+_known: WeakKeyDictionary[Backend, dict[str, Tests]] = WeakKeyDictionary()
+_KEPT = 64
+
+
+async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
+    """Return what the base commit says about the tests of an instance; the last ones are remembered.
+
+    Raises:
+        EnvironmentFailed: The test patch does not apply to the start.
+        SandboxFailed: The sandbox broke.
+    """
+    known = _known.setdefault(backend, {})
+    if prepared.digest in known:
+        return known[prepared.digest]
+    patch, name = prepared.instance.test_patch, prepared.instance.instance_id
+    async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
+        before = await workspace(sandbox, prepared, survey=True)
+        if patch.strip():
+            applied = await sandbox.run(
+                f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
+                stdin=patch.encode("utf-8", "surrogateescape"),
+                clean=True,
+            )
+            if applied.exit_code != 0:
+                raise EnvironmentFailed(f"the test patch of {name} does not apply: {applied.stderr[-500:]}")
+        after = await workspace(sandbox, prepared, read=test_files(patch))
+    survey = {path: (kind, digest) for path, (kind, digest) in before["survey"].items()}
+    while len(known) >= _KEPT:
+        del known[next(iter(known))]
+    known[prepared.digest] = tests = Tests(after["read"], survey)
+    return tests
+
+
+def changes(tests: Tests, survey: Survey) -> Changes:
+    """Return what a surveyed state has changed."""
+    changed = [path for path in (*tests.survey, *survey) if tests.survey.get(path) != survey.get(path)]
+    changed = [path for path in dict.fromkeys(changed) if path not in tests.files]
+    base = tests.survey
+    modules = [path for path in changed if base.get(path, survey.get(path, ("", "")))[0] == "test"]
+    return Changes(
+        tests=tuple(path for path in modules if path in base),
+        configuration=tuple(path for path in changed if path not in modules and not _is_base_module(path, base)),
+    )
+
+
+def _is_base_module(path: str, base: Survey) -> bool:
+    return base.get(path, ("", ""))[0] == "module"
+
+
+async def files_of_base(backend: Backend, prepared: Prepared, paths: tuple[str, ...]) -> dict[str, File]:
+    """Return files of the untouched start; those that it does not have are None."""
+    if not paths:
+        return {}
+    async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
+        found: dict[str, File] = (await workspace(sandbox, prepared, read=paths))["read"]
+    return found
+
+
+async def workspace(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dict[str, Any]:
+    """Run inside/workspace.py.
+
+    Raises:
+        EnvironmentFailed: It gave no answer.
+    """
+    nonce = secrets.token_hex(16)
+    asked: dict[str, Any] = {**request, "nonce": nonce, "root": prepared.workdir}
+    if asked.pop("survey", False):
+        asked["survey"] = SURVEY
+    result = await sandbox.run(
+        _COMMAND,
+        clean=True,
+        mounts={"/grading": staged(_SCRIPT)},
+        stdin=json.dumps(asked).encode(),
+        timeout_s=_TIMEOUT_S,
+    )
+    try:
+        return nonced(result, nonce)
+    except NoVerdict as error:
+        raise EnvironmentFailed(
+            f"{prepared.instance.instance_id}: its tests could not be put in place: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """One run of the test command in a fork.
+
+    Args:
+        result: What the command did.
+        survey: What stood in the state.
+        refused: Files of the tests that could not be put in place.
+    """
+
+    result: CommandResult
+    survey: Survey = field(repr=False)
+    refused: tuple[str, ...] = ()
+
+    __test__ = False
+
+
+async def run_tests(
+    backend: Backend,
+    state: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    *,
+    files: Mapping[str, File],
+    timeout_s: float,
+    more: Mapping[str, File] | None = None,
+) -> TestRun:
+    """Run the instance's test command in a fork of a state.
+
+    Args:
+        backend: Holds the state.
+        state: A snapshot.
+        prepared: The instance.
+        tests: Of the instance.
+        files: Put in place first: the tests.
+        timeout_s: Time limit of the command, seconds.
+        more: Files of the base commit to put in place too; None: those test modules that the state changed.
+
+    Raises:
+        EnvironmentFailed: The files could not be put in place.
+        SandboxFailed: The sandbox broke.
+    """
+    home = f"/tmp/home-{secrets.token_hex(8)}"
+    async with forked(backend, state, limits=GRADING_LIMITS) as fork:
+        given = {**files, **(more or {})}
+        answer = await workspace(fork, prepared, files=given, clear=_CLEAR, home=home, survey=True)
+        survey = {path: (kind, digest) for path, (kind, digest) in answer["survey"].items()}
+        refused = list(answer["refused"])
+        altered = changes(tests, survey).tests if more is None else ()
+        if altered:
+            restored = await files_of_base(backend, prepared, altered)
+            refused += (await workspace(fork, prepared, files=restored))["refused"]
+        result = await fork.run(
+            f"cd {prepared.workdir} && {{ {prepared.test_command}\n}} 2>&1",
+            clean=True,
+            env={**prepared.env, "HOME": home},
+            timeout_s=timeout_s,
+        )
+    return TestRun(result, survey, tuple(refused))

@@ -1,0 +1,59 @@
+"""What becomes of attempts to be rewarded without a repair: the reward is 0, but for the misses that are named here."""
+
+from __future__ import annotations
+
+import pytest
+
+from errata_server.sandbox.base import Backend, Limits, SandboxSnapshot
+from swe_bench_lite_env.server.grading import Graded, grade
+from swe_bench_lite_env.server.offered import bundled
+from swe_bench_lite_env.server.prepare.build import Builder
+from swe_bench_lite_env.server.prepare.store import Catalogue, Prepared, Store
+
+from ..sessions import NAME, instance
+from .adaptive import ADAPTIVE
+from .attacks import ATTACKS, Attack
+
+pytestmark = pytest.mark.sandbox
+
+MISSES = {"answers_by_caller"}
+LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000, file_size_bytes=1024**3)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+async def prepared(store: Store, backend: Backend, name: str = NAME) -> Prepared:
+    recipe = bundled()[1].find(name)
+    await Builder(store, backend).build(instance(name), recipe)
+    return await Catalogue(store, backend).find(instance(name), recipe, validated=False)
+
+
+async def attacked(backend: Backend, start: Prepared, attack: Attack) -> SandboxSnapshot:
+    """Return the state that an attacker leaves."""
+    sandbox = await backend.restore(start.snapshot, limits=LIMITS)
+    try:
+        for name, text in attack.files.items():
+            path = f"/testbed/{name.removeprefix('+')}"
+            before = await sandbox.read_file(path) if name.startswith("+") else b""
+            await sandbox.write_file(path, before + text.encode())
+        if attack.command:
+            await sandbox.run(f"cd /testbed; {attack.command}", timeout_s=20)
+        return await sandbox.snapshot()
+    finally:
+        await sandbox.destroy()
+
+
+async def outcome(store: Store, backend: Backend, attack: Attack) -> Graded:
+    start = await prepared(store, backend)
+    state = await attacked(backend, start, attack)
+    return await grade(backend, state, start, timeout_s=10)
+
+
+@pytest.mark.parametrize("attack", (*ATTACKS, *ADAPTIVE), ids=lambda attack: attack.name)
+async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attack: Attack) -> None:
+    graded = await outcome(store, namespace, attack)
+    print(attack.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
+    assert (graded.reward == 0.0) == (attack.name not in MISSES), graded.log[-2000:]
