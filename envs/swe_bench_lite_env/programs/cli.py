@@ -14,6 +14,7 @@ COMMANDS = {
         "validate",
         "Run the tests of prepared instances again.",
     ),
+    "grade": ("grade", "Grade predictions; the report has the benchmark's format."),
     "recipe": ("recipe", "Draft the recipe of an instance."),
 }
 """Module in this package and help by name; each has ``main(arguments) -> int``."""
