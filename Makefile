@@ -12,7 +12,7 @@ RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --i
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-browser test-interop test-resolutions test-upstream test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not wheel"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel"
 
 test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
 	@scripts/chromium.sh
@@ -42,11 +42,18 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@scripts/locked_environments.sh interop
 	@$(PYTEST) -m interop tests/interop
 
+ORACLES := 5.0.2 4.1.0
+RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
+test-swe: base ## the rules of SWE-bench against both generations of swebench, and what needs other Pythons than ours
+	@scripts/locked_environments.sh swebench
+	@scripts/locked_environments.sh runner
+	@$(PYTEST) -m swe -rs tests/envs/swe
+
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
 	@scripts/resolutions.sh '$(TOOLS)'
 	@for which in lowest latest; do echo "resolutions: $$which"; .cache/resolution-$$which/bin/python -m pytest -n 2 --dist loadfile \
-		-W default -p no:anyio -m "not chaos and not interop and not browser and not sandbox" $(RESOLVED) || exit 1; done
+		-W default -p no:anyio -m "not chaos and not interop and not swe and not browser and not sandbox" $(RESOLVED) || exit 1; done
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
@@ -80,12 +87,12 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not browser and not wheel and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-browser test-interop test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -111,6 +118,10 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
+	@for pin in $(ORACLES:%=swebench-%) $(RUNNERS:%=runner-%); do \
+		package=$${pin#runner-}; echo $${package%-*}==$${package##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		-o requirements/$$pin.lock - || exit 1; done
 	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock

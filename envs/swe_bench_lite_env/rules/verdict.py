@@ -122,7 +122,7 @@ def judge(
     Args:
         instance: Its lists of tests, its repository and, for rules 5, the parser and kind of evaluation that it names.
         log: The whole log with the benchmark's markers; see `compose_log`.
-        exit_code: Exit status of the test command, where the log does not record it. Rules 4 do not look at it.
+        exit_code: Exit status of the test command, where the log does not record it. Rules 4 look at neither.
         rules: 5 (swebench 5.0.2) or 4 (4.1.0).
         runner: What the recipe names; it chooses the parser for a repository that the benchmark does not know.
 
@@ -134,7 +134,7 @@ def judge(
     content = log.replace("\r\n", "\n").replace("\r", "\n")  # the benchmark reads a file of text
     name = parser_name(instance.repo, instance.log_parser if rules == 5 else "", runner)
     try:
-        recorded = recorded_exit_code(content)
+        recorded = recorded_exit_code(content) if rules == 5 else None
         exit_code = exit_code if recorded is None else recorded
         statuses, invalid = _read(content, name, exit_code, rules)
     except LogUnreadable as error:
