@@ -20,6 +20,7 @@ from ..server.prepare.sources import build_key
 from ..server.prepare.space import disk_limit, trim, usage
 from ..server.prepare.store import Build, Catalogue, Store, Validation, prepared_digest
 from ..server.prepare.validate import RUNS, validate
+from ..server.validation import graded
 from .inputs import add_inputs, bases_of, chosen, opened, say
 
 _ABOUT = """Fetch the code of instances, build their environments in a sandbox and validate them: with the empty patch
@@ -117,7 +118,7 @@ async def _one(
     if not options.no_validate and (options.again or found is None or found.digest != digest or not found.passed):
         catalogue = Catalogue(store, builder.backend)
         runs = getattr(options, "runs", RUNS)
-        found = await validate(catalogue, instance, recipe, runs=runs, progress=builder.progress)
+        found = await validate(catalogue, instance, recipe, runs=runs, grader=graded, progress=builder.progress)
     return _result(made, found if found is not None and found.digest == digest else None)
 
 

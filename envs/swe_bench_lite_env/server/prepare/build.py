@@ -174,6 +174,10 @@ async def base_id(backend: Backend, name: str = "default") -> str:
         await sandbox.destroy()
 
 
+def _size(root: Path) -> int:
+    return sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
+
+
 def _is_there(root: Path, place: str) -> bool:
     return os.path.lexists(root / place.lstrip("/"))  # its target may be absolute, and is then inside
 
@@ -235,7 +239,10 @@ class _Job:
             if not code.is_dir():
                 raise SourceMissing(f"{recipe.instance_id}: {path} has no {WORKDIR}: that is where the code has to be")
             # What lies there belongs to root, with all its history: sessions get a copy of their own.
-            base = await asyncio.to_thread(derive_base, imported, name, [], without=(WORKDIR.lstrip("/"),))
+            size = await asyncio.to_thread(_size, imported.root)
+            about = {"added_bytes": size}  # the tree that it shares its files with goes again
+            without = (WORKDIR.lstrip("/"),)
+            base = await asyncio.to_thread(derive_base, imported, name, [], without=without, about=about)
             self._store.keep_base(hashlib.sha256(f"image{self._key}".encode()).hexdigest(), base.id, name)
             source = await asyncio.to_thread(pack_tree, code, work, EPOCH_S)
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.sandbox.base import Backend, Limits
+from errata_server.sandbox.base import Backend, Limits, Sandbox
 
 from ...dataset import Instance
 from ...recipes import Recipe
@@ -43,11 +43,13 @@ class Run:
         resolution: What the rules say of it.
         seconds: Of the test command.
         log: The log that was judged.
+        tampering: What the grader took for an interference with the tests.
     """
 
     resolution: Resolution
     seconds: float
     log: str = ""
+    tampering: tuple[str, ...] = ()
 
 
 Grader = Callable[[Backend, Prepared, str], Awaitable[Run]]
@@ -69,15 +71,8 @@ async def run_tests(backend: Backend, prepared: Prepared, patch: str) -> Run:
     sandbox = await backend.restore(prepared.snapshot, limits=TEST_LIMITS)
     instance = prepared.instance
     try:
-        for name, text in (("gold", patch), ("test", instance.test_patch)):
-            if text.strip():
-                applied = await sandbox.run(
-                    f"cd {prepared.workdir} && git apply --verbose --whitespace=nowarn -",
-                    clean=True,
-                    env=prepared.env,
-                    stdin=text.encode("utf-8", "surrogateescape"),
-                )
-                demand(applied, f"{instance.instance_id}: its {name} patch does not apply to its source: git apply")
+        await applied(sandbox, prepared, "gold", patch)
+        await applied(sandbox, prepared, "test", instance.test_patch)
         result = await sandbox.run(
             f"cd {prepared.workdir} && {{ {prepared.test_command}\n}} 2>&1",
             clean=True,
@@ -89,6 +84,23 @@ async def run_tests(backend: Backend, prepared: Prepared, patch: str) -> Run:
     log = compose_log(result.stdout, result.exit_code)
     resolution = judge(instance, log, result.exit_code, RULES, runner=prepared.recipe.runner)
     return Run(resolution, result.duration_s, log)
+
+
+async def applied(sandbox: Sandbox, prepared: Prepared, name: str, patch: str) -> None:
+    """Apply a patch to the work tree; an empty one is none.
+
+    Raises:
+        EnvironmentFailed: It does not apply.
+    """
+    if not patch.strip():
+        return
+    result = await sandbox.run(
+        f"cd {prepared.workdir} && git apply --verbose --whitespace=nowarn -",
+        clean=True,
+        env=prepared.env,
+        stdin=patch.encode("utf-8", "surrogateescape"),
+    )
+    demand(result, f"{prepared.instance.instance_id}: its {name} patch does not apply to its source: git apply")
 
 
 async def validate(
@@ -158,6 +170,9 @@ def judged(empty: Sequence[Run], gold: Sequence[Run]) -> tuple[list[str], tuple[
     problems = []
     if any(run.resolution.resolved for run in empty):
         problems.append("the empty patch resolves it: its tests do not show the issue")
+    tampering = [line for run in (*empty, *gold) for line in run.tampering]
+    if tampering:
+        problems.append(f"the grader takes its own patches for an interference with the tests: {tampering[0]}")
     invalid = [run for run in gold if run.resolution.invalid]
     if invalid:
         problems.append(f"with the gold patch the run of its tests is invalid: {invalid[0].resolution.invalid}")
