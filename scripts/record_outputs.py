@@ -31,7 +31,7 @@ from recipes import CORPORA, TREES, WHOLE, Recipe, Site, Span  # noqa: E402  (fo
 UID = 1000
 NPROC_LIMIT = 400
 ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PATH": "/opt/env/bin:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/agent",
     "USER": "agent",
     "LANG": "C.UTF-8",
@@ -39,6 +39,7 @@ ENVIRONMENT = {
     "GIT_COMMITTER_DATE": "2024-05-01T10:00:00Z",
     "GIT_CONFIG_NOSYSTEM": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
 }
 GITCONFIG = """[user]
 	name = Agent
@@ -111,10 +112,12 @@ def enter(tree: Path, scratch: Path, cwd: str, command: str, limit_s: float) -> 
     return (128 - code if code < 0 else code), stdout, stderr
 
 
-def lay_out(scratch: Path, recipe: Recipe) -> Path:
+def lay_out(tree: Path, scratch: Path, recipe: Recipe) -> Path:
     """Write the recipe's files below ``scratch`` and return the directory that is its cwd."""
     for name in ("workspace", "testbed", "home/agent"):
         (scratch / name).mkdir(parents=True)
+    if TREES[recipe.tree].root:
+        subprocess.run(["cp", "-a", f"{tree}/testbed/.", str(scratch / "testbed")], check=True)
     (scratch / "home" / "agent" / ".gitconfig").write_text(GITCONFIG)
     work = scratch / recipe.cwd.lstrip("/")
     for name, text in {**TREES[recipe.tree].files, **recipe.files}.items():
@@ -124,7 +127,7 @@ def lay_out(scratch: Path, recipe: Recipe) -> Path:
         if text.startswith("#!"):
             target.chmod(0o755)
     for path in (scratch, *scratch.rglob("*")):
-        os.chown(path, UID, UID)
+        os.chown(path, UID, UID, follow_symlinks=False)
     return work
 
 
@@ -170,7 +173,7 @@ def record(tree: Path, recipe: Recipe, identifier: str) -> dict[str, Any]:
     """Run one recipe in a fresh workspace and return its corpus row."""
     scratch = Path(tempfile.mkdtemp(prefix="record-"))
     try:
-        work = lay_out(scratch, recipe)
+        work = lay_out(tree, scratch, recipe)
         setup = "\n".join(part for part in (TREES[recipe.tree].setup, recipe.setup) if part)
         if setup:
             code, out, err = enter(tree, scratch, recipe.cwd, setup, 60)
@@ -200,21 +203,31 @@ def record(tree: Path, recipe: Recipe, identifier: str) -> dict[str, Any]:
     return row
 
 
+def root_of(arguments: argparse.Namespace, name: str) -> Path:
+    """Return the root file system that a tree of recipes asks for, by its name; without one that of ``--root``."""
+    given = arguments.roots / name if name and arguments.roots else arguments.root
+    if given is None or (name and arguments.roots is None):
+        raise SystemExit(f"give --roots, a directory with {name}" if name else "give --root, a Debian 12 tree")
+    root: Path = given.resolve()
+    return root
+
+
 def main() -> None:
     """Record every recipe of a corpus, or those whose command holds ``--only``, in their written order."""
     parser = argparse.ArgumentParser(description="Record the labelled command outputs anew.")
-    parser.add_argument("--root", type=Path, required=True, metavar="TREE", help="a Debian 12 tree (see the README)")
+    parser.add_argument("--root", type=Path, metavar="TREE", help="a Debian 12 tree (see the README)")
+    parser.add_argument("--roots", type=Path, metavar="DIR", help="trees with a repository in /testbed, by name")
     parser.add_argument("--out", type=Path, required=True, help="the JSON lines file to write")
     parser.add_argument("--corpus", choices=sorted(CORPORA), default="outputs", help="which recipes to record")
     parser.add_argument("--only", default="", help="record the recipes whose command holds this text")
     arguments = parser.parse_args()
-    tree = arguments.root.resolve()
-    prepare_tree(tree)
     prefix, recipes = CORPORA[arguments.corpus]
+    numbered = [(number, recipe) for number, recipe in enumerate(recipes, 1) if arguments.only in recipe.command]
+    for name in {TREES[recipe.tree].root for _, recipe in numbered}:
+        prepare_tree(root_of(arguments, name))
     rows = [
-        record(tree, recipe, f"{prefix}-{number:03d}")
-        for number, recipe in enumerate(recipes, 1)
-        if arguments.only in recipe.command
+        record(root_of(arguments, TREES[recipe.tree].root), recipe, f"{prefix}-{number:03d}")
+        for number, recipe in numbered
     ]
     text = "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
     arguments.out.write_text(text, encoding="utf-8")

@@ -18,6 +18,7 @@ from . import (
     network,
     python_runs,
     shell,
+    swe_turns,
     tests_run,
     wrong_arguments,
 )
@@ -25,7 +26,7 @@ from .held_trees import HELD_TREES
 from .model import WHOLE, Recipe, Site, Span
 from .trees import TREES as FIRST_TREES
 
-TREES = FIRST_TREES | HELD_TREES
+TREES = FIRST_TREES | HELD_TREES | swe_turns.TREES
 
 RECIPES: list[Recipe] = [
     recipe
@@ -50,7 +51,7 @@ HELD_RECIPES: list[Recipe] = [
     recipe for subject in (held_tests, held_python, held_builds, held_shell, held_quiet) for recipe in subject.RECIPES
 ]
 
-CORPORA = {"outputs": ("own", RECIPES), "outputs2": ("held", HELD_RECIPES)}
+CORPORA = {"outputs": ("own", RECIPES), "outputs2": ("held", HELD_RECIPES), "swe_turns": ("swe", swe_turns.RECIPES)}
 """Each recorded file by its stem: the prefix of its ids and its recipes."""
 
 __all__ = ["CORPORA", "HELD_RECIPES", "RECIPES", "TREES", "WHOLE", "Recipe", "Site", "Span"]

@@ -32,6 +32,8 @@ class Tree:
     files: dict[str, str] = field(default_factory=dict)
     setup: str = ""
     """Shell commands run in the cwd, as the unprivileged user, before the recipe's own set-up."""
+    root: str = ""
+    """Name of a root file system in the recorder's ``--roots``, whose ``/testbed`` is the repository to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
