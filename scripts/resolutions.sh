@@ -15,6 +15,9 @@ install() { "$1/bin/python" -m pip install --disable-pip-version-check --no-inpu
     exit 1
 }; }
 
+# What a build leaves in the checkout would shadow the entry points of a later version.
+trap 'rm -rf build openenv_errata.egg-info' EXIT
+
 for which in lowest latest; do
     venv=.cache/resolution-$which
     rm -rf "$venv"
