@@ -28,6 +28,7 @@ DEFAULT_FILES = (
     ROOT.parent / "shared" / "data" / "error_corpus.jsonl",
     ROOT / "tests" / "protocol" / "data" / "outputs.jsonl",
     ROOT / "tests" / "protocol" / "data" / "outputs2.jsonl",
+    ROOT / "tests" / "protocol" / "data" / "swe_turns.jsonl",
     ROOT / "tests" / "protocol" / "data" / "unsandboxed.jsonl",
 )
 SITE_KEYS = ("file", "line", "test_id", "action_span")

@@ -43,6 +43,10 @@ MESSAGES = [
     ("rg '(a' f", 2, "regex parse error:\n    (a\n    ^\nerror: unclosed group", "invalid_arguments", "(a"),
     ("x.py --n=q", 2, "usage: x.py [-h]\nx.py: error: argument --n: invalid int value: 'q'", "invalid_arguments", "q"),
     ("flask rnu", 2, "Usage: flask [OPTIONS]\n\nError: No such command 'rnu'.", "invalid_arguments", "rnu"),
+    ("flask --app nope run", 2, "Usage: flask run\nTry 'flask run --help' for help.\n\nError: Could not import 'nope'.", "invalid_arguments", "nope"),
+    ("git apply no.diff", 128, "error: can't open patch 'no.diff': No such file or directory", "path_not_found", "no.diff"),
+    ("git apply -p3 f.diff", 128, "error: unable to find filename in patch at line 1", "patch_failed", "f.diff"),
+    ("git am f.diff", 128, "Patch format detection failed.", "patch_failed", "f.diff"),
     ("cargo bild", 101, "error: no such command: `bild`", "invalid_arguments", "bild"),
     ("find . -mtime x", 1, "find: invalid argument `x' to `-mtime'", "invalid_arguments", "x"),
     ("pytest t -k", 4, "ERROR: usage: pytest\npytest: error: argument -k: expected one argument", "invalid_arguments", "-k"),
@@ -197,6 +201,60 @@ def test_the_report_of_sympys_runner_is_a_test_report() -> None:
     found = find("./bin/test m/tests", 1, stdout=text + "=== tests finished: 1 passed, 1 failed, in 0.05 seconds ===\n")
     assert found.error_kind == ErrorKind.TEST_FAILURE and found.error_site is not None
     assert (found.error_site.test_id, found.error_site.line) == ("m/tests/test_b.py:test_x", 5)
+
+
+def test_a_file_that_sympys_runner_cannot_import_is_an_import_error_at_its_line() -> None:
+    head = "m/tests/test_b.py[?]   Failed to import   [FAIL]\n\n____ /testbed/m/tests/test_b.py ____\n"
+    trace = 'Traceback (most recent call last):\n  File "/testbed/m/tests/test_b.py", line 3, in <module>\n    from m import q\n'
+    end = "ImportError: cannot import name 'q'\n\n=== tests finished: 0 passed, 1 exceptions, in 0.00 seconds ===\n"
+    found = detect("bin/test m", 1, head + trace + end, "", cwd="/testbed")
+    assert found.error_kind == ErrorKind.IMPORT_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("m/tests/test_b.py", 3)
+
+
+def test_a_doctest_of_sympys_runner_is_placed_at_its_example() -> None:
+    text = '____ m.f.trailing ____\nFile "/testbed/m/f.py", line 180, in m.f.trailing\nFailed example:\n    f(1)\nExpected:\n    1\nGot:\n    0\n'
+    found = detect(
+        "bin/doctest m", 1, text + "\n== tests finished: 3 passed, 1 failed, in 0.6 seconds ==\n", "", cwd="/testbed"
+    )
+    site = found.error_site
+    assert site is not None and (site.test_id, site.file, site.line) == ("m.f.trailing", "m/f.py", 180)
+
+
+def test_a_section_whose_heading_is_cut_off_belongs_to_the_one_test_without_a_section() -> None:
+    cut = ">       assert a == 2\nE       assert 1 == 2\n\ntests/test_a.py:7: AssertionError\n"
+    found = find("pytest | tail -9", 0, stdout=cut + PYTEST_TAIL)
+    assert found.error_site is not None and (found.error_site.file, found.error_site.line) == ("tests/test_a.py", 7)
+    more = PYTEST_TAIL.replace("1 failed", "2 failed").replace(
+        "FAILED", "FAILED tests/test_b.py::test_y - x\nFAILED", 1
+    )
+    several = find("pytest | tail -9", 0, stdout=cut + more).error_site
+    assert several is not None and several.file is None  # which of the two it belongs to, nobody can say
+
+
+def test_a_test_that_unittest_does_not_know_is_placed_in_the_action() -> None:
+    text = f"E\n{'=' * 70}\nERROR: test_q (unittest.loader._FailedTest)\n{'-' * 70}\nAttributeError: type object 'T' has no attribute 'test_q'\n\n{'-' * 70}\nRan 1 test in 0.000s\n\nFAILED (errors=1)\n"
+    action = "./runtests.py app.tests.T.test_q"
+    found = find(action, 1, text)
+    assert found.error_kind == ErrorKind.TEST_FAILURE and spanned(action, found) == "app.tests.T.test_q"
+    assert found.error_site is not None and found.error_site.test_id == "app.tests.T.test_q"
+
+
+def test_a_message_of_several_lines_keeps_the_place_of_its_traceback() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/workspace/a.py", line 2, in <module>\n    load("b")\n'
+    text = trace + "lib.LoadError: cannot load 'b'. Possible reasons:\n\n- no such file;\n\nOriginal exception:\n\n"
+    found = find("python a.py", 1, text + "ModuleNotFoundError: No module named 'b'\n")
+    assert found.error_kind == ErrorKind.IMPORT_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("a.py", 2)
+
+
+def test_an_address_in_inline_code_is_the_site_also_if_a_file_of_the_work_tree_opens_it() -> None:
+    code = "python -c \"import requests; requests.get('http://httpbin.org/get')\""
+    frames = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "/workspace/requests/api.py", line 9, in get\n    return 1\n'
+    found = find(
+        code, 1, frames + "requests.exceptions.ConnectionError: gaierror(-3, 'Temporary failure in name resolution')\n"
+    )
+    assert spanned(code, found) == "http://httpbin.org/get"
 
 
 def test_a_program_read_from_a_file_is_placed_in_that_file() -> None:

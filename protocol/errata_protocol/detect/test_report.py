@@ -26,6 +26,8 @@ _CONFTEST = re.compile(r"^ImportError while loading conftest '(?P<file>[^']+)'")
 _UNIT_CASE = re.compile(r"^(?P<status>FAIL|ERROR): (?P<method>\S+)(?: \((?P<where>[\w.<>]+)\))?(?P<sub>.*)$")
 _UNIT_END = re.compile(r"^FAILED \((?:failures|errors|skipped|expected|unexpected)")
 _SYMPY_END = re.compile(r"^=+ tests finished: .*\b[1-9]\d* (?:failed|exceptions)\b.* =+$")
+_SYMPY_FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})')
+_UNIT_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _SYNTAX_NAMES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_NAMES = ("ImportError", "ModuleNotFoundError")
 MAX_TESTS = 50
@@ -90,6 +92,7 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
         assert conftest is not None
         return _conftest_report(lines, conftest)
     sections = _sections(lines[:end])
+    cut = _cut_section(lines[:end])
     summary: list[tuple[str, str, str]] = []  # status, the rest of the line, line
     verbose: list[tuple[str, str, str]] = []
     listed = False
@@ -108,7 +111,7 @@ def _find_pytest(lines: Sequence[str]) -> TestReport | None:
     failed: list[FailedTest] = []
     for status, rest, line in named[:MAX_TESTS]:
         test_id = _summary_id(rest, status, sections) if summary else rest
-        section = _section_of(test_id, status, sections)
+        section = _section_of(test_id, status, sections) or (cut if len(named) == len(sections) + 1 else ())
         if len(bare) == len(named):  # --tb=line prints one line per failure, in the same order
             section = (bare[len(failed)].group(),)
         failed.append(_failed(test_id, line, section, collection=status == "ERROR" and "::" not in test_id))
@@ -143,6 +146,16 @@ def _sections(lines: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
         elif reading:
             found[-1][1].append(line)
     return [(name, tuple(body)) for name, body in found]
+
+
+def _cut_section(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the end of the failure section whose heading `tail` has cut off, or nothing."""
+    body: list[str] = []
+    for line in lines:
+        if line.startswith(("___", "===")) or _CAPTURED.match(line):
+            break
+        body.append(line)
+    return tuple(body) if any(line.startswith("E  ") for line in body) else ()
 
 
 def _summary_id(rest: str, status: str, sections: list[tuple[str, tuple[str, ...]]]) -> str:
@@ -218,10 +231,20 @@ def _find_sympy(lines: Sequence[str]) -> TestReport | None:
     )
     if end is None:
         return None
-    failed = [
-        _failed(name, f"___ {name} ___", body, collection=False) for name, body in _sections(lines[:end])[:MAX_TESTS]
-    ]
+    failed = [_sympy_failed(name, body) for name, body in _sections(lines[:end])[:MAX_TESTS]]
     return TestReport("sympy", tuple(failed or [FailedTest(None, (), lines[end])]), frozenset(lines[: end + 1]))
+
+
+def _sympy_failed(name: str, body: Sequence[str]) -> FailedTest:
+    """Read one section: a test (``FILE:test``), a doctest (a dotted name), or a file that could not be imported."""
+    frames: list[Frame] = []
+    exception = text = ""
+    for item in body:
+        if match := _SYMPY_FRAME.match(item):
+            frames.append(Frame(match.group("file"), int(match.group("line"))))
+        elif frames and not exception and (raised := _UNIT_EXCEPTION.match(item)):
+            exception, text = raised.group("type").rsplit(".", 1)[-1], raised.group("text") or ""
+    return FailedTest(name, tuple(frames), f"___ {name} ___", name.endswith(".py"), exception, text)
 
 
 def _find_unittest(lines: Sequence[str]) -> TestReport | None:
@@ -249,7 +272,7 @@ def _find_unittest(lines: Sequence[str]) -> TestReport | None:
             native = re.match(r'^\s+File "(?P<file>[^"]{1,800})", line (?P<line>\d{1,9})', item)
             if native:
                 frames.append(Frame(native.group("file"), int(native.group("line"))))
-            elif item[:1].isalpha() and (raised := re.match(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$", item)):
+            elif item[:1].isalpha() and (raised := _UNIT_EXCEPTION.match(item)):
                 exception, text = raised.group("type").rsplit(".", 1)[-1], raised.group("text") or ""
         broken = "_FailedTest" in where
         failed.append(FailedTest(_unit_id(method, where), tuple(frames), heading, broken, exception, text))

@@ -116,6 +116,7 @@ _TRY_HELP = re.compile(
     r"^For more information,? try '?--help",
     re.IGNORECASE,
 )
+_ERROR_LINE = re.compile(r"^(?:[\w./-]+: )?error: ", re.IGNORECASE)
 _CHAR = re.compile(r"(?:--|:|flag|switch) ?['\"‘`]?-{0,2}(?P<char>[A-Za-z0-9#@%?])['\"’`]?(?:$|[\s.,(])")
 _VALUE_OF = re.compile(r"argument ['\"‘`][^'\"’`]{1,200}['\"’`] (?:to|for|of) ['\"‘`]?-.*")
 _DASHED = re.compile(r"(?<![\w-])(?P<word>--?[A-Za-z0-9][\w.=/:-]*)")
@@ -147,7 +148,15 @@ def _arguments(turn: Turn) -> Finding | None:
             break
     if not fired:
         return None
-    return Finding((general,) if general else ())
+    return Finding(tuple(filter(None, (_blamed_below_usage(turn) or general,))))
+
+
+def _blamed_below_usage(turn: Turn) -> ErrorSite | None:
+    """Below its usage a program of click or argparse says in words of its own which argument it could not use."""
+    for line in turn.messages:
+        if _ERROR_LINE.match(line) and (span := argument_span(turn, quoted(line), in_code=False)):
+            return None if _is_program(turn, span) else site(line, span=span)
+    return None
 
 
 def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -> Span | None:

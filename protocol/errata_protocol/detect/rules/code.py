@@ -365,6 +365,8 @@ def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
         return (frame_site(turn, own, line),) if own else ()
     if _OTHER_MODULE.search(line):
         span = argument_span(turn, (*quoted(line), line.rsplit(" ", 1)[-1]), in_code=False)
+        if span is None and turn.tracebacks:  # the last lines of a message of several lines
+            return _traceback_sites(turn, turn.tracebacks[-1])
         return (site(line, span=span),) if span else ()
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from errata_protocol.detect.place import INLINE_FILES, Span, inline_span, last_own_frame, site
+from errata_protocol.detect.place import INLINE_FILES, Span, inline_span, site
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind
@@ -118,9 +118,10 @@ def _only_address(turn: Turn) -> Span | None:
     """Without a host in the message: the address in the failing line of inline code, else the last call's only one."""
     start, end = 0, len(turn.command)
     if turn.tracebacks:
-        frame = last_own_frame(turn, turn.tracebacks[-1].frames)
-        if frame is None or frame.file not in INLINE_FILES:
+        inline = [frame for frame in turn.tracebacks[-1].frames if frame.file in INLINE_FILES]
+        if not inline:
             return None
+        frame = inline[-1]  # what it calls may be the agent's too: the library under repair opens the connection
         start, end = inline_span(turn, frame.file, frame.line) or (start, end)
         return _address_in(turn, start, end, in_code=True) or _address_in(turn, 0, len(turn.command), in_code=True)
     return _address_in(turn, start, end)

@@ -16,12 +16,14 @@ _GIT_FILE = re.compile(
     r"does not exist in index|"
     r"does not match index|wrong type|has type \d+, expected)"
 )
-_GIT_NO_FILE = re.compile(r"^error: (?P<file>[^:]+): No such file or directory$")
+_GIT_NO_FILE = re.compile(r"^error: (?!can't open patch )(?P<file>[^:]+): No such file or directory$")
 _PATCH_TEXT = re.compile(
     r"(?:corrupt patch at (?:(?P<file>[^:\s]+):|line )(?P<line>\d+))|(?:malformed patch at line (?P<malformed>\d+))|"
     r"(?:patch fragment without header at (?:line |\S+:)(?P<fragment>\d+))|No valid patches|"
     r"Only garbage was found in the patch|"
-    r"patch unexpectedly ends|git diff header lacks filename|unrecognized input$|cannot apply binary patch"
+    r"patch unexpectedly ends|git diff header lacks filename .*\(line (?P<header>\d+)\)|git diff header lacks filename|"
+    r"unable to find filename in patch at (?:line |\S+:)(?P<unnamed>\d+)|Patch format detection failed|"
+    r"unrecognized input$|cannot apply binary patch"
 )
 _PATCHING = re.compile(r"^(?:patching|checking) file '?(?P<file>.+?)'?(?: \(.*\))?$")
 _HUNK = re.compile(r"^Hunk #\d+ (?:FAILED|ignored|NOT MERGED) at (?P<line>\d+)|^Hunk #\d+ (?:FAILED|ignored)")
@@ -85,7 +87,8 @@ def _sites(turn: Turn, line: str, file: str | None, ahead: tuple[str, ...], *, a
     if match := _GIT_FILE.match(line) or (_GIT_NO_FILE.match(line) if applies else None):
         return [site(line, file=relative_file(turn, match.group("file")))]
     if match := _PATCH_TEXT.search(line):
-        number = match.group("line") or match.group("malformed") or match.group("fragment")
+        groups = ("line", "malformed", "fragment", "header", "unnamed")
+        number = next((match.group(group) for group in groups if match.group(group)), None)
         span = _patch_argument(turn)
         return [site(line, span=span, number=int(number) if number else None)] if span or number else []
     if match := _WITH_CONFLICTS.match(line):

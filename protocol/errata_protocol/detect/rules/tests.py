@@ -36,10 +36,21 @@ def _python_tests(turn: Turn) -> Finding | None:
 
 
 def _site(turn: Turn, test: FailedTest) -> ErrorSite:
+    if test.test_id is not None and "_FailedTest." in test.test_id:
+        return _unknown_test(turn, test, test.test_id.rsplit(".", 1)[-1])
     frame = last_own_frame(turn, [f for f in test.frames if f.file not in INLINE_FILES])
     if frame is None:
         return site(test.line, "message", test_id=test.test_id)
     return site(test.line, "traceback", file=relative_file(turn, frame.file), number=frame.line, test_id=test.test_id)
+
+
+def _unknown_test(turn: Turn, test: FailedTest, name: str) -> ErrorSite:
+    """Place a name that unittest could not load: the argument that ends with it, as the action writes it."""
+    for call in reversed(turn.action.invocations):
+        for word in call.words[1:]:
+            if word.value == name or word.value.endswith(f".{name}"):
+                return site(test.line, "message", test_id=word.value, span=word.inner)
+    return site(test.line, "message")
 
 
 @dataclass(frozen=True, slots=True)
