@@ -73,7 +73,9 @@ class SweObservation(ErrorMarkers, Observation):
             or when ``submit`` ended it.
     """
 
-    VOLATILE_FIELDS: ClassVar[frozenset[str]] = frozenset({"duration_s", "seconds_left"})
+    VOLATILE_FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"duration_s", "seconds_left", "~test_durations", "~addresses", "~temporary_paths", "~pids"}
+    )
 
     problem_statement: str = ""
     instance_id: str = ""

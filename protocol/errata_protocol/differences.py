@@ -149,7 +149,7 @@ def normalised(value: Any) -> Any:
 
 def _normalised(value: Any, seen: dict[str, int]) -> Any:
     if isinstance(value, str):
-        return _sets_sorted(_addresses_numbered(value, seen))
+        return _sets_sorted(addresses_numbered(value, seen))
     if isinstance(value, list):
         return [_normalised(item, seen) for item in value]
     if isinstance(value, dict):
@@ -157,7 +157,8 @@ def _normalised(value: Any, seen: dict[str, int]) -> Any:
     return value
 
 
-def _addresses_numbered(text: str, seen: dict[str, int]) -> str:
+def addresses_numbered(text: str, seen: dict[str, int]) -> str:
+    """Return a text in which each address of a Python repr is its number in order of appearance in ``seen``."""
     if " at 0x" not in text:
         return text
 

@@ -18,6 +18,7 @@ import rfc8785
 from pydantic_core import to_json
 
 from . import json_path
+from .normalisers import PREFIX, texts_normalised
 
 DIGEST_PREFIX = "sha256:"
 
@@ -158,10 +159,15 @@ def without_fields(data: Any, names: Collection[str]) -> Any:
 
     A name is left out of an observation and of both ``metadata`` objects; of an MCP result, of its structured content
     and of its ``_meta``. Texts are not looked into. A path, which begins with ``$``, is left out where it leads
-    (`json_path`), one into ``metadata`` in both objects.
+    (`json_path`), one into ``metadata`` in both objects. A name that begins with ``~`` is a normaliser of all its texts
+    (`normalisers`); the fields stay.
     """
     if not names or not isinstance(data, dict):
         return data
+    of_texts = [name for name in names if name.startswith(PREFIX)]
+    if of_texts:
+        names = [name for name in names if not name.startswith(PREFIX)]
+        return texts_normalised(without_fields(data, names), [name.removeprefix(PREFIX) for name in of_texts])
     paths = [name for name in names if name.startswith("$")]
     if paths:
         for path in paths:

@@ -2,7 +2,8 @@
 
 A bare name, ``took_s``, is left out of an observation and of its metadata. A path is left out where it leads, from the
 observation on (``result.took_s``, ``items[*].at``, ``metadata.host.pid``) or as messages print it
-(``$.observation.result.took_s``).
+(``$.observation.result.took_s``). ``~test_durations`` leaves no field out: it names a normaliser of texts
+(`errata_protocol.normalisers`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from openenv.core.env_server.types import Observation
 from pydantic import BaseModel
 
-from errata_protocol import json_path
+from errata_protocol import json_path, normalisers
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.json_path import Path
 
@@ -35,7 +36,7 @@ def field_names(given: Sequence[str] | str) -> tuple[str, ...]:
     found = tuple(name.strip() for name in names if name.strip())
     for name in found:
         try:
-            json_path.parse(name)
+            normalisers.check(name) if name.startswith(normalisers.PREFIX) else json_path.parse(name)
         except ValueError as error:
             raise InvalidRequest(f"volatile: {error}") from error
     return found
@@ -61,6 +62,9 @@ def resolved(
     found: list[str] = []
     unknown: list[str] = []
     for name in names:
+        if name.startswith(normalisers.PREFIX):
+            found.append(name)
+            continue
         path = json_path.parse(name)
         if not name.startswith("$") and len(path) == 1:
             if name in ("done", "observation"):
@@ -82,8 +86,13 @@ def resolved(
 
 def written_by_class(names: Collection[str]) -> tuple[str, ...]:
     """Return a class's own ``VOLATILE_FIELDS`` in the form that payloads are compared by."""
+    for name in names:
+        if name.startswith(normalisers.PREFIX):
+            normalisers.check(name)
     return tuple(
-        name if name.startswith("$") or len(path := json_path.parse(name)) == 1 else json_path.written(_placed(path))
+        name
+        if name.startswith(("$", normalisers.PREFIX)) or len(path := json_path.parse(name)) == 1
+        else json_path.written(_placed(path))
         for name in names
     )
 
