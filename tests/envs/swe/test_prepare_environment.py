@@ -29,7 +29,7 @@ from swe_bench_lite_env.server.prepare.validate import validate
 
 from .preparing import SETUP, files, instance, mirror, python_or_skip, recipe, simple_index, wheel, write
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(600)]
 OWN = f"3.{sys.version_info.minor}"
 EDITABLE = "python setup.py develop"
 """Needs no package: the tests run without a network. `test_prepare_real` has pip's forms."""
@@ -287,6 +287,9 @@ async def test_every_python_of_the_benchmark_builds_and_runs(version: str, build
     assert found.passed, found.problems
     command = "python -c 'import ssl, sqlite3, ctypes, abacus, ledger, sys; print(sys.prefix, ledger.__file__)'"
     assert await shell(builder, row, made, command) == "/opt/env /testbed/ledger/__init__.py\n"
+    # As tox-current-env calls it: a link to the interpreter from elsewhere has the same packages.
+    command = "ln -s $(which python) /tmp/python && /tmp/python -c 'import abacus, ledger; print(ledger.__file__)'"
+    assert await shell(builder, row, made, command) == "/testbed/ledger/__init__.py\n"
 
 
 @pytest.mark.swe

@@ -23,7 +23,7 @@ from tests.sandbox.as_user import REPOSITORY, UID, as_user
 
 from .preparing import dump, files, git, instance, mirror, python_or_skip, recipe, shared_data, write
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1800)]
 COUNTS = {
     "pallets__flask-4992": ("3.11", 1, 18),
     "pallets__flask-5063": ("3.11", 2, 54),
@@ -112,7 +112,6 @@ def user_home() -> Iterator[Path]:
 
 
 @pytest.mark.swe
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's run of the other tests is rootless already")
 def test_an_ordinary_user_prepares_real_instances(user_home: Path) -> None:
     data = shared_data()

@@ -33,14 +33,11 @@ from ...dataset import Instance
 from ...recipes import BASE_PYTHON, Recipe
 from . import interpreters
 from .index import SOCKET, PackageIndex, lent
-from .interpreters import Interpreter
+from .interpreters import ENVIRONMENT, Interpreter
 from .sources import FORMAT, MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
 from .store import EPOCH_S, SHELL_ENV, WORKDIR, Build, Store, demand
 
 Progress = Callable[[str], None]
-
-ENVIRONMENT = "/opt/env"
-"""The virtual environment of the tests, inside."""
 
 BUILD_LIMITS = Limits(
     memory_bytes=8 * 1024**3,

@@ -26,7 +26,10 @@ VARIABLE = "ERRATA_PYTHONS"
 HOME = "/opt/python"
 """Where the interpreter stands inside."""
 
-FORMAT = 1
+ENVIRONMENT = "/opt/env"
+"""The virtual environment of the tests, inside."""
+
+FORMAT = 2
 """Raise it whenever the same interpreter would be packed in another way."""
 
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
@@ -198,7 +201,12 @@ def pack(interpreter: Interpreter, base: Path, work: Path, mtime_s: int) -> Path
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentFailed(f"{interpreter.executable} cannot be copied: {error}") from error
     library = home / "lib" / name
-    library.joinpath("site-packages").mkdir(parents=True, exist_ok=True)
+    packages = library / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    # A link to the environment's Python from elsewhere (tox --current-env makes one) knows of no environment: it finds
+    # this. The environment's own Python does not read it.
+    path = f"{ENVIRONMENT}/lib/{name}/site-packages"
+    (packages / "errata_environment.pth").write_text(f"import site; site.addsitedir({path!r})\n", "ascii")
     for path in (root, *root.rglob("*")):
         os.utime(path, (mtime_s, mtime_s), follow_symlinks=False)
     _compile(interpreter, library)
