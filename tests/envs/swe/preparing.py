@@ -116,7 +116,7 @@ def recipe(root: Path, **values: Any) -> Recipe:
         "instance_id": "own__ledger-1",
         "source": {"kind": "directory", "path": "source"},
         "python": "base",
-        "test_command": "python3 check.py test_ledger",
+        "test_command": "pytest -rA test_ledger.py",
     }
     return read_recipe(record | values, root=root)
 

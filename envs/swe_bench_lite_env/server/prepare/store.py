@@ -33,7 +33,7 @@ from ...dataset import Instance
 from ...recipes import Recipe
 from .sources import build_key
 
-VALIDATOR = 1
+VALIDATOR = 2
 """Raise it whenever a validation could find something else: those of other versions do not count."""
 
 DIRECTORY_VARIABLE = "ERRATA_SWE_STORE"
