@@ -13,8 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
+from openenv.cli._validation import validate_running_environment
 from typer.testing import CliRunner
 
+import swe_bench_lite_env
 from errata_protocol.errors import InvalidRequest
 from errata_server.cli import commands
 from errata_server.process import ServerProcess
@@ -248,3 +251,15 @@ def test_stock_openenv_serves_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["1.0"]
+
+
+def test_openenv_validates_the_package_and_a_running_server(tmp_path: Path) -> None:
+    package = Path(str(swe_bench_lite_env.__file__)).parent.resolve()
+    command = [sys.executable, "-m", "openenv.cli", "validate", str(package), "--level", "static", "--skip-build"]
+    done = subprocess.run([*command, "--output", str(tmp_path / "r")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    declared = yaml.safe_load((package / "openenv.yaml").read_text())["validation"]["capabilities"]
+    assert declared["declared_task_count"] == {"bundled": len(offered.bundled()[0])}
+    with serving() as (url, _):
+        report = validate_running_environment(url)
+    assert report["passed"], [criterion for criterion in report["criteria"] if not criterion["passed"]]
