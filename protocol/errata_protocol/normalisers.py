@@ -36,7 +36,7 @@ _KILLED = re.compile(
 
 
 def _durations(text: str, seen: dict[str, int]) -> str:
-    """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` around one is as long as it leaves room."""
+    """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` fills the rest of its line."""
     del seen
     text = _SUMMARY.sub(lambda found: f"== {found['counts']} in # ==", text) if " in " in text else text
     text = _RAN.sub(r"\1#", text)
