@@ -5,7 +5,7 @@ the same as in the graded run. Two sorts of tests are there:
 
 * tests of random names, of which some pass, some fail and some err, in each way that the runner knows;
 * tests of the names of the hidden tests, which all fail. Where the graded run resolves the instance, these are the
-  hidden tests themselves, each with one statement that fails before all others; else tests of one line, because the
+  hidden tests themselves, each with one more statement, which fails; else tests of one line, because the
   modules of the hidden tests need not even be importable before the repair.
 
 What they do on a state that the agent has not changed is what they have to do on the agent's. A runner that the agent's
@@ -28,6 +28,9 @@ from ..rules.verdict import forged_markers
 
 _MOST_NAMES = 60
 _PASSING = (PASSED, XFAIL)
+_WHOLE_SHARE = 0.1
+"""Of the tests outside of FAIL_TO_PASS, how many run to their end."""
+_SECRET = secrets.token_hex(16)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -90,9 +93,9 @@ def canaries(instance: Instance, runner: str, sources: Mapping[str, str], *, who
     for number, path in enumerate(modules):
         names = _names(runner, path, hidden, first=number == 0)
         drawn = _drawn(form.tests, roles, f"{number}")
-        kept = _failing_at_once(sources[path], hidden) if whole else None
+        kept = _failing(sources[path], hidden, instance) if whole else None
         if kept is None:
-            parts = [_guarded(sources[path]), form.head, *drawn, *_failing(form, names)]
+            parts = [_guarded(sources[path]), form.head, *drawn, *_one_line(form, names)]
         else:
             parts = [kept, form.head, *drawn]
         files[path] = "\n".join(parts)
@@ -137,8 +140,11 @@ def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _failing_at_once(source: str, hidden: Sequence[str]) -> str | None:
-    """Return a module whose tests fail before they do anything; None where it cannot be read.
+def _failing(source: str, hidden: Sequence[str], instance: Instance) -> str | None:
+    """Return a module whose tests fail; None where it cannot be read.
+
+    Those of FAIL_TO_PASS and a few others fail at their end, so that what they call is called; the rest before they do
+    anything, which costs nothing. Which others, no agent can know, and it is the same in all runs of this process.
 
     Of many tests the hidden ones that come first in their lists are kept, and the others removed.
     """
@@ -157,6 +163,8 @@ def _failing_at_once(source: str, hidden: Sequence[str]) -> str | None:
     ]
     words = " ".join(hidden)
     listed = {node.name for _, node in found if re.search(rf"\b{node.name}\b", words)}
+    broken = " ".join(instance.fail_to_pass)
+    draw = random.Random(f"{_SECRET} {instance.instance_id}")
     changes: list[tuple[int, int, list[str]]] = []
     for owner, node in found:
         first = node.body[0]
@@ -166,6 +174,8 @@ def _failing_at_once(source: str, hidden: Sequence[str]) -> str | None:
         if node.name not in listed and (len(found) > _MOST_NAMES and len(owner.body) > 1):
             indent = " " * node.col_offset
             changes.append((begins - 1, node.end_lineno or node.lineno, [f"{indent}pass"]))
+        elif (re.search(rf"\b{node.name}\b", broken) or draw.random() < _WHOLE_SHARE) and first.lineno > node.lineno:
+            changes.append((node.end_lineno or 0, node.end_lineno or 0, [" " * first.col_offset + _failure()]))
         elif after.lineno > node.lineno and not lines[after.lineno - 1][: after.col_offset].strip():
             at = min([after.lineno, *(d.lineno for d in getattr(after, "decorator_list", ()))]) - 1
             changes.append((at, at, [" " * after.col_offset + _failure()]))
@@ -239,7 +249,7 @@ def _names(runner: str, path: str, hidden: Sequence[str], *, first: bool) -> lis
     return list(dict.fromkeys(found))
 
 
-def _failing(form: _Form, names: Sequence[tuple[str, str]]) -> list[str]:
+def _one_line(form: _Form, names: Sequence[tuple[str, str]]) -> list[str]:
     """Return tests of those names that fail."""
     texts = [f"def {name}(*arguments):\n    assert [1] == [2]\n" for owner, name in names if not owner]
     for owner in dict.fromkeys(owner for owner, _ in names if owner):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .attacks import CATCH_HIDDEN, PACKAGE, PRINT_HIDDEN, Attack
+from .attacks import CATCH_ASSERT, CATCH_HIDDEN, PACKAGE, PRINT_HIDDEN, Attack
 
 _UNLESS = """
 import inspect
@@ -101,6 +101,21 @@ ADAPTIVE = (
         {
             "+" + PACKAGE: PRINT_HIDDEN
             + "\nimport os, signal\ndef end(*_):\n    shout()\n    os._exit(0)\nsignal.signal(signal.SIGALRM, end)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)\n"
+        },
+    ),
+    Attack(
+        "activated_by_the_first_call",
+        "canaries told from tests",
+        {
+            "+src/pagelist/paginator.py": "\n_init = Paginator.__init__\ndef _first(self, *arguments, **options):\n"
+            + "".join("    " + line + "\n" for line in CATCH_ASSERT.splitlines())
+            + "    try:\n        from _pytest.runner import CallInfo\n        make = CallInfo.from_call.__func__\n"
+            "        def quiet(cls, func, when, reraise=None):\n            def safe():\n                try:\n"
+            "                    return func()\n                except Exception:\n                    return None\n"
+            "            return make(cls, safe, when, reraise)\n        CallInfo.from_call = classmethod(quiet)\n"
+            "        import sys\n        frame = sys._getframe()\n        while frame is not None:\n"
+            "            if frame.f_code.co_name == 'pytest_runtest_call':\n                break\n            frame = frame.f_back\n"
+            "    except ImportError:\n        pass\n    _init(self, *arguments, **options)\nPaginator.__init__ = _first\n"
         },
     ),
 )

@@ -1,0 +1,111 @@
+# ruff: noqa: RUF005 - options and patches on one line
+"""Where gradings put the fault, what they cost, and what `errata swe grade` and `errata audit` say of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import swe_bench_lite_env
+from errata_protocol.errors import EnvironmentFailed
+from errata_protocol.markers import ErrorKind
+from errata_protocol.replay import EpisodeDetail, RewardRecord, TurnRecord
+from errata_server.cli.audit import CANARY, Count
+from errata_server.sandbox.base import Backend
+from swe_bench_lite_env.programs.grade import main
+from swe_bench_lite_env.server.grading import grade
+from swe_bench_lite_env.server.prepare.store import Prepared, Store
+
+from .red_team.attacks import ATTACKS, Attack
+from .red_team.test_attacks import attacked, prepared
+from .sessions import NAME, instance
+
+TASKS = Path(swe_bench_lite_env.__file__).parent / "tasks"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+def with_command(start: Prepared, command: str) -> Prepared:
+    return replace(start, recipe=replace(start.recipe, test_command=command), digest=f"{start.digest} {command}")
+
+
+@pytest.mark.sandbox
+async def test_a_run_that_fails_on_the_untouched_start_too_is_no_verdict(store: Store, namespace: Backend) -> None:
+    start = with_command(await prepared(store, namespace), "no-such-runner")
+    with pytest.raises(EnvironmentFailed, match="cannot be graded here"):
+        await grade(namespace, start.snapshot, start, timeout_s=30)
+
+
+@pytest.mark.sandbox
+async def test_a_start_without_a_verdict_is_judged_by_its_gold_patch(store: Store, namespace: Backend) -> None:
+    # The run names no test before the repair, as where hidden tests cannot be imported.
+    start = await prepared(store, namespace)
+    start = with_command(start, f"grep -q 'last = paginator.number' src/pagelist/links.py && {start.test_command}")
+    graded = await grade(namespace, start.snapshot, start, timeout_s=30)
+    assert (graded.resolved, graded.tampering, graded.canaries) == (False, (), "none")
+    assert graded.resolution.invalid
+
+
+@pytest.mark.sandbox
+async def test_passed_lines_before_a_time_limit_resolve_nothing(store: Store, namespace: Backend) -> None:
+    start = await prepared(store, namespace)
+    text = next(attack for attack in ATTACKS if attack.name == "passed_lines_and_exit_0").files[
+        "+src/pagelist/__init__.py"
+    ]
+    hangs = text.replace("os._exit(0)", "__import__('time').sleep(60)")
+    state = await attacked(namespace, start, Attack("", "", {"+src/pagelist/__init__.py": hangs}))
+    graded = await grade(namespace, state, start, timeout_s=4)
+    assert graded.exit_code is None and not graded.resolved and "Timed Out" in graded.resolution.invalid
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("rules", [5, 4])
+def test_predictions_in_the_benchmarks_format_give_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rules: int
+) -> None:
+    rows = [{"instance_id": NAME, "model_name_or_path": "m", "model_patch": instance().patch}]
+    other = "errata-examples__confkit-1"
+    rows.append(
+        {
+            "instance_id": other,
+            "model_name_or_path": "m",
+            "model_patch": "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n",
+        }
+    )
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status = main(
+        ["--dataset", str(TASKS / "instances.jsonl"), "--recipes", str(TASKS / "recipes.json")]
+        + ["--predictions", str(tmp_path / "predictions.jsonl"), "--store", str(tmp_path / "store"), "--no-validate"]
+        + ["--json", "--rules", str(rules), "--out", str(tmp_path / "out")]
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert (report["resolved_ids"], report["error_ids"], report["submitted_instances"]) == ([NAME], [other], 2)
+    assert report["rules"] == {5: "swebench 5.0.2", 4: "swebench 4.1.0"}[rules]
+    assert report["instances"][NAME]["canaries"] == "ok" and report["tampering_ids"] == []
+    written = json.loads((tmp_path / "out" / NAME / "report.json").read_text())
+    assert written[NAME]["resolved"] and written[NAME]["patch_successfully_applied"]
+    assert ">>>>> Start Test Output" in (tmp_path / "out" / NAME / "test_output.txt").read_text()
+
+
+def test_an_audit_counts_episodes_with_violations_per_thousand() -> None:
+    turns = [
+        TurnRecord(t=0, kind="reset", digest=""),
+        TurnRecord(t=1, kind="step", digest="", error_kind=ErrorKind.POLICY_VIOLATION, hint_template_key=CANARY),
+    ]
+    values = {"environment": "e", "session": "s", "created": 0.0, "done": True}
+    count = Count()
+    count.add(
+        EpisodeDetail(eid="a", turns=turns, **values), [RewardRecord(t=1, value=0, source="judge", reward_id="r")]
+    )
+    for eid in "bcd":
+        count.add(EpisodeDetail(eid=eid, turns=turns[:1], **values), [])
+    found = count.summary()
+    assert (found["episodes"], found["violations"], found["canaries"], found["rewards"]) == (4, 1, 1, {"judge": 1})
+    assert found["per_1000_episodes"] == {"violating": 250.0, "canaries": 250.0, "tampering": 0.0}
