@@ -1,4 +1,4 @@
-"""Rows of our own on source archives of Django and sympy: gradings with the runners that are not pytest, on old Pythons."""
+"""Rows on the source archives of Django and SymPy, and Pythons 3.6 to 3.8: runners, canaries and configurations."""
 
 from __future__ import annotations
 
