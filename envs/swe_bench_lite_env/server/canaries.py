@@ -122,7 +122,9 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
     named: dict[str, str] = {}
     expression = re.compile("|".join(map(re.escape, made.roles)))
     for test, status in statuses.items():
-        named[expression.sub(lambda found: f"<{made.roles[found[0]]}>", test)] = status
+        name = expression.sub(lambda found: f"<{made.roles[found[0]]}>", test)
+        # Some parsers leave the message, which has a random word in it, behind the name of a test that errs.
+        named[name.split(" - ", 1)[0] if name != test else name] = status
     return Outcome(MappingProxyType(named), exit_code, forged_markers(output))
 
 

@@ -178,9 +178,16 @@ async def _with_canaries(
     for whole in (True, False) if graded.resolved else (False,):
         wanted = await _expected_canaries(backend, prepared, tests, rules, timeout_s, whole)
         if wanted is not None:
-            found = await _canaries(backend, snapshot, prepared, tests, base, rules, timeout_s, whole)
-            assert found is not None
+            made = _made(prepared, tests, whole)
+            assert made is not None
+            found = await _canaries(backend, snapshot, prepared, tests, made, base, rules, timeout_s)
             wrong = canaries.differences(wanted, found)
+            if wrong:
+                # The drawn names may matter to a test command, for instance by their order: so these very canaries
+                # have to do something else on a state of ours.
+                ours = await _unchanged(backend, prepared, whole)
+                control = await _canaries(backend, ours, prepared, tests, made, {}, rules, timeout_s)
+                wrong = canaries.differences(control, found)
             if not wrong:
                 return replace(graded, canaries="ok")
             return replace(graded, canaries="wrong", tampering=(*graded.tampering, f"wrong canaries: {_some(wrong)}"))
@@ -194,14 +201,24 @@ async def _expected_canaries(
     known = _expected.setdefault(backend, {})
     key = (prepared.digest, rules, whole)
     if key not in known:
-        found = None
+        found, made = None, _made(prepared, tests, whole)
         try:
-            state = await _gold(backend, prepared) if whole else prepared.snapshot
-            found = await _canaries(backend, state, prepared, tests, {}, rules, timeout_s, whole)
+            if made is not None:
+                state = await _unchanged(backend, prepared, whole)
+                found = await _canaries(backend, state, prepared, tests, made, {}, rules, timeout_s)
         except NoVerdict as error:
             log.warning("%s: no canaries in its own tests: %s", prepared.instance.instance_id, error)
         known[key] = found if found is not None and found.usable else None
     return known[key]
+
+
+def _made(prepared: Prepared, tests: Tests, whole: bool) -> canaries.Canaries | None:
+    return canaries.canaries(prepared.instance, prepared.recipe.runner, _texts(tests), whole=whole)
+
+
+async def _unchanged(backend: Backend, prepared: Prepared, whole: bool) -> SandboxSnapshot:
+    """Return a state of ours: the start, with the gold patch where the tests are to be whole."""
+    return await _gold(backend, prepared) if whole else prepared.snapshot
 
 
 async def _canaries(
@@ -209,15 +226,12 @@ async def _canaries(
     state: SandboxSnapshot,
     prepared: Prepared,
     tests: Tests,
+    made: canaries.Canaries,
     base: Mapping[str, File],
     rules: int,
     timeout_s: float,
-    whole: bool,
-) -> canaries.Outcome | None:
+) -> canaries.Outcome:
     runner = prepared.recipe.runner
-    made = canaries.canaries(prepared.instance, runner, _texts(tests), whole=whole)
-    if made is None:
-        return None
     files = {**tests.files, **{path: _file(text) for path, text in made.files.items()}}
     run = await run_tests(backend, state, prepared, tests, files=files, timeout_s=timeout_s, more=base)
     return canaries.read(prepared.instance, runner, made, run.result.stdout, run.result.exit_code, rules)

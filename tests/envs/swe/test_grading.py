@@ -16,7 +16,8 @@ from errata_protocol.replay import EpisodeDetail, RewardRecord, TurnRecord
 from errata_server.cli.audit import CANARY, Count
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env.programs.grade import main
-from swe_bench_lite_env.server.grading import grade
+from swe_bench_lite_env.server.canaries import canaries, differences, read
+from swe_bench_lite_env.server.grading import _gold, grade
 from swe_bench_lite_env.server.prepare.store import Prepared, Store
 
 from .red_team.attacks import ATTACKS, Attack
@@ -50,6 +51,32 @@ async def test_a_start_without_a_verdict_is_judged_by_its_gold_patch(store: Stor
     graded = await grade(namespace, start.snapshot, start, timeout_s=30)
     assert (graded.resolved, graded.tampering, graded.canaries) == (False, (), "none")
     assert graded.resolution.invalid
+
+
+@pytest.mark.sandbox
+async def test_canaries_whose_results_hang_on_their_order_are_compared_with_themselves(
+    store: Store, namespace: Backend
+) -> None:
+    """The run stops at its 16th failure, so which canaries run is drawn."""
+    start = await prepared(store, namespace)
+    start = with_command(start, start.test_command.replace("pytest", "pytest --maxfail=16"))
+    gold = await _gold(namespace, start)
+    for _ in range(4):
+        graded = await grade(namespace, gold, start, timeout_s=30)
+        assert (graded.resolved, graded.tampering, graded.canaries) == (True, (), "ok")
+
+
+def test_a_message_behind_the_name_of_a_canary_is_no_part_of_it() -> None:
+    row = replace(instance(), log_parser="parse_log_pytest_v2")
+    made = canaries(row, "pytest", {"tests/test_links.py": "def test_links():\n    pass\n"})
+    assert made is not None
+    (name,) = [name for name, role in made.roles.items() if role == "errs in a fixture 01"]
+    seen = [
+        read(row, "pytest", made, f"ERROR tests/test_links.py::test_{name} - ValueError: {word}\n", 1, 5)
+        for word in ("701f24ac", "6a79d589")
+    ]
+    assert dict(seen[0].statuses) == {"tests/test_links.py::test_<errs in a fixture 01>": "ERROR"}
+    assert differences(*seen) == ()
 
 
 @pytest.mark.sandbox
