@@ -43,11 +43,13 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@$(PYTEST) -m interop tests/interop
 
 ORACLES := 5.0.2 4.1.0
+AGENTS := mini-swe-agent-2.4.6
 RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
-test-swe: base ## the rules of SWE-bench against both generations of swebench, and what needs other Pythons than ours
+test-swe: base ## the rules of SWE-bench against both generations of swebench, mini-swe-agent, and what needs other Pythons than ours
 	@scripts/locked_environments.sh swebench
 	@scripts/locked_environments.sh runner
-	@$(PYTEST) -m swe -rs tests/envs/swe
+	@scripts/locked_environments.sh mini-swe-agent
+	@$(PYTEST) -m swe -rs tests/envs/swe tests/end_to_end
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
@@ -122,6 +124,9 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 		package=$${pin#runner-}; echo $${package%-*}==$${package##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		-o requirements/$$pin.lock - || exit 1; done
+	@for pin in $(AGENTS); do echo $${pin%-*}==$${pin##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		-o requirements/$$pin.lock pyproject.toml - || exit 1; done
 	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock

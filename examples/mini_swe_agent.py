@@ -1,21 +1,27 @@
-"""mini-swe-agent on the terminal environment: mini_swe_agent.py MODEL TASK [URL]"""
+"""mini-swe-agent on an Errata server: mini_swe_agent.py MODEL TASK [URL [terminal|swe_bench_lite]]"""
 
 import sys
 
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.config import get_config_from_spec
-from minisweagent.exceptions import Submitted
+from minisweagent.exceptions import LimitsExceeded, Submitted
 from minisweagent.models import get_model
 from pydantic import BaseModel
 
-from terminal_env import TerminalEnv
+import swe_bench_lite_env
+import terminal_env
 
 FINISHED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+ENVIRONMENTS = {  # client, what the agent reads of an observation, and the argument of reset that names a task
+    "terminal": (terminal_env.TerminalEnv, terminal_env.agent_text, "task_id"),
+    "swe_bench_lite": (swe_bench_lite_env.SweBenchLiteEnv, swe_bench_lite_env.agent_text, "instance_id"),
+}
 
 
 class Config(BaseModel):
     url: str = "http://127.0.0.1:8000"
-    task_id: str
+    environment: str = "terminal"
+    task: str
 
 
 class ErrataEnvironment:
@@ -26,24 +32,34 @@ class ErrataEnvironment:
 
     def __init__(self, **config):
         self.config = Config(**config)
-        self.terminal = TerminalEnv(self.config.url).sync()
-        self.terminal.connect()
-        self.task = self.terminal.reset(task_id=self.config.task_id).observation.instruction
+        client, self.text, argument = ENVIRONMENTS[self.config.environment]
+        self.client = client(self.config.url).sync()
+        self.client.connect()
+        self.task = self.text(self.client.reset(**{argument: self.config.task}).observation)
         self.reward = None
         self.errors = []  # (t, kind) of each marked turn
 
     def execute(self, action, cwd="", **_):
         command = f"cd {cwd} && {action['command']}" if cwd else action["command"]
-        seen = self.terminal.run(command).observation
+        result = self.client.run(command)
+        seen, output = result.observation, self.text(result.observation)
         if seen.error_kind is not None:
-            self.errors.append((self.terminal.t, seen.error_kind))
+            self.errors.append((self.client.t, seen.error_kind))
+        if result.done:  # a budget of the episode is spent
+            self.reward = result.reward
+            raise LimitsExceeded(self.exit("LimitsExceeded", output))
         if seen.exit_code == 0 and seen.stdout.lstrip().startswith(FINISHED):
-            self.reward = self.terminal.submit().reward
-            told = {"exit_status": "Submitted", "submission": seen.stdout.lstrip().removeprefix(FINISHED).lstrip()}
-            raise Submitted({"role": "exit", "content": told["submission"], "extra": told})
+            self.reward = self.client.submit().reward
+            raise Submitted(self.exit("Submitted", seen.stdout.lstrip().removeprefix(FINISHED).lstrip()))
         killed = f"killed at its time limit of {seen.time_limit_s} s" if seen.timed_out else ""
-        returncode = -1 if seen.exit_code is None else seen.exit_code
-        return {"output": seen.stdout + seen.stderr, "returncode": returncode, "exception_info": killed}
+        return {
+            "output": output,
+            "returncode": -1 if seen.exit_code is None else seen.exit_code,
+            "exception_info": killed,
+        }
+
+    def exit(self, status, submission):
+        return {"role": "exit", "content": submission, "extra": {"exit_status": status, "submission": submission}}
 
     def get_template_vars(self, **more):
         machine = {
@@ -55,23 +71,23 @@ class ErrataEnvironment:
         return {**self.config.model_dump(), **machine, **more}
 
     def serialize(self):
-        told = {"eid": self.terminal.eid, "reward": self.reward, "errors": self.errors}
-        return {"info": {"config": {"environment": self.config.model_dump()}, "errata": told}}
+        outcome = {"eid": self.client.eid, "reward": self.reward, "errors": self.errors}
+        return {"info": {"config": {"environment": self.config.model_dump()}, "errata": outcome}}
 
 
-def main(model, task_id, url="http://127.0.0.1:8000"):
-    environment = ErrataEnvironment(task_id=task_id, url=url)
+def main(model, task, url="http://127.0.0.1:8000", environment="terminal"):
+    errata = ErrataEnvironment(task=task, url=url, environment=environment)
     config = get_config_from_spec("mini")
-    agent = DefaultAgent(get_model(model, config.get("model")), environment, **{**config["agent"], "step_limit": 50})
+    agent = DefaultAgent(get_model(model, config.get("model")), errata, **{**config["agent"], "step_limit": 50})
     try:
-        told = agent.run(environment.task)
+        end = agent.run(errata.task)
     finally:
-        environment.terminal.close()
-    print(f"{told['exit_status']}: reward {environment.reward}, errors {environment.errors}")
-    return environment.reward
+        errata.client.close()
+    print(f"{end['exit_status']}: reward {errata.reward}, errors {errata.errors}")
+    return errata.reward
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) not in (3, 4, 5):
         sys.exit(__doc__)
     main(*sys.argv[1:])
