@@ -37,7 +37,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sources() -> list[Path]:
     envs = SERVER.parents[1] / "envs"
-    return [*SERVER.rglob("*.py"), *(path for path in envs.rglob("*.py") if "server" in path.parts)]
+    # The package index of `errata swe prepare` is served in that program alone: no server fetches packages.
+    programs = {envs / "swe_bench_lite_env/server/prepare/index.py"}
+    return [
+        *SERVER.rglob("*.py"),
+        *(path for path in envs.rglob("*.py") if "server" in path.parts and path not in programs),
+    ]
 
 
 def starts_a_thread(tree: ast.AST) -> list[int]:

@@ -228,6 +228,8 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
     Merely dropped, the coroutines would run their ``finally`` at some later garbage collection, on no loop at all.
     """
     loop.crash_at = None
+    # A garbage collection may report here what nobody awaits any more: it is no finding of a machine that is down.
+    loop.fail_fast = False
     for _ in range(MAX_UNWINDING):
         left = _tasks(loop)
         if not left:
