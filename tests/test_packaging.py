@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import email
 import importlib.metadata
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
@@ -239,3 +241,34 @@ def test_every_development_dependency_is_pinned_to_a_version_the_project_accepts
 
 def normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
+
+
+COMES_WITH = {"accelerate": "trl", "gradio": "openenv", "pydantic-core": "pydantic", "tokenizers": "transformers"}
+"""Distributions that a declared one always installs, of which it is the interface."""
+IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
+"""Programs that another interpreter runs, by folder: what they import is there, or beside them."""
+
+
+def test_every_import_of_the_packages_is_declared() -> None:
+    """Only extras and dependencies count: what `dev` installs is not there for users."""
+    extras = PROJECT["optional-dependencies"]
+    declared = {
+        canonicalize_name(Requirement(line).name)
+        for line in (*PROJECT["dependencies"], *(line for name in extras if name != "dev" for line in extras[name]))
+    }
+    distributions = importlib.metadata.packages_distributions()
+    missing = set()
+    for path in (
+        path for source in SOURCES for package in PACKAGES for path in (ROOT / source / package).rglob("*.py")
+    ):
+        if any(folder in path.as_posix() for folder in IN_SANDBOXES):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - set(PACKAGES):
+                owners = {canonicalize_name(name) for name in distributions.get(top, [top])}
+                if not {COMES_WITH.get(owner, owner) for owner in owners} & declared:
+                    missing.add(f"{path.relative_to(ROOT)}: {top}")
+    assert not missing
