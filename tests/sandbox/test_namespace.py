@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -22,6 +23,7 @@ from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import usage
 from errata_server.sandbox.layers.store import MAX_CHAIN
 from errata_server.sandbox.namespace.backend import NamespaceBackend
+from errata_server.sandbox.namespace.runner_pool import Runner
 
 pytestmark = pytest.mark.sandbox
 
@@ -336,6 +338,21 @@ async def test_a_killed_launcher_is_an_error_once_and_then_replaced(namespace_ba
         await running
     assert (await box.run("cat f")).stdout == "1\n"
     assert processes_with(lasting(65432)) == []
+
+
+async def test_no_command_is_sent_to_a_runner_whose_launcher_has_died(
+    namespace_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runners outlive their launcher by a moment, in which they still take a request that they never end."""
+    monkeypatch.setattr(Runner, "alive", property(lambda runner: True))
+    box = await namespace_backend.open()
+    await box.run("echo 1 > f")
+    for _ in range(5):
+        launcher = int((namespace_backend.data_dir / "launcher").read_text().split()[0])
+        os.kill(launcher, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the pool has seen its end already
+            await asyncio.to_thread(os.waitid, os.P_PID, launcher, os.WEXITED | os.WNOWAIT)
+        assert (await box.run("cat f")).stdout == "1\n"
 
 
 async def test_a_missing_layer_is_an_error_not_an_empty_sandbox(namespace_backend: NamespaceBackend) -> None:

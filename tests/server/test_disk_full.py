@@ -82,7 +82,7 @@ async def test_a_sandboxed_session_freezes_too_and_the_agent_reads_nothing_of_it
 async def test_a_disk_that_stays_full_is_an_exception_with_a_code_and_nothing_ran(small_disk: Path) -> None:
     env = {"ERRATA_JOURNAL_WAIT_S": "0.5"}
     with ServerProcess(COUNT, small_disk, env=env) as server:
-        async with ErrataClient(server.url) as client:
+        async with ErrataClient(server.url, message_timeout_s=9.0) as client:
             await client.reset()
             await client.step({"n": 1})
             hog = fill(small_disk)

@@ -176,16 +176,21 @@ async def test_without_recovery_a_kill_is_told_and_nothing_runs_again(tmp_path: 
         )
         await house.fail("kill -9")
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        losses = []
         for session, outcome in zip(sessions, outcomes, strict=True):
-            assert isinstance(outcome, SessionLost), outcome
+            # On a loaded machine a step may be committed and answered before the kill; its session is lost then, too.
+            assert isinstance(outcome, SessionLost if point != 6 else SessionLost | Replied), outcome
             trainer.protocol.forget(session)
             trainer.protocol.adopt(session.sid, session.key, last=0, last_seq=0)
-            with pytest.raises(SessionLost):
+            with pytest.raises(SessionLost) as caught:
                 await trainer._outcome(("opened", session.sid))
+            losses.append(caught.value.details)
+            if isinstance(outcome, SessionLost):
+                assert outcome.details == losses[-1]
+            else:
+                assert n_of(outcome) == 7 and losses[-1]["t"] == 2, "what was answered is in the journal"
         with TestClient(house.app) as client:  # which stops the server at its end
-            for reply, outcome in zip(before, outcomes, strict=True):
-                assert isinstance(outcome, SessionLost)
-                told = outcome.details
+            for reply, told in zip(before, losses, strict=True):
                 # A step whose reply was lost may have been committed: then it is told by t, and can be read.
                 assert told["eid"] == reply.eid and told["t"] in ((2,) if point == "reply lost" else (1, 2))
                 assert client.get(f"/episodes/{reply.eid}/states/1").content == reply.payload

@@ -154,7 +154,10 @@ async def test_a_data_directory_that_vanishes_is_logged_once_each_way(
 
 def test_a_server_whose_data_directory_is_removed_logs_it_before_it_ends(tmp_path: Path) -> None:
     env = {"ERRATA_JOURNAL_WAIT_S": "1"}
-    with ServerProcess(COUNT, tmp_path / "data", env=env) as server, ErrataClient(server.url).sync() as client:
+    with (
+        ServerProcess(COUNT, tmp_path / "data", env=env) as server,
+        ErrataClient(server.url, message_timeout_s=9.0).sync() as client,
+    ):
         client.reset()
         shutil.rmtree(tmp_path / "data")
         with pytest.raises(RuntimeError, match="JOURNAL_UNAVAILABLE"):

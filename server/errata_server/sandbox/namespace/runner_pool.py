@@ -183,10 +183,20 @@ class Runners:
                 raise SandboxFailed("no sandbox process could be made: the launcher ended twice") from error
 
     async def _taken(self) -> Runner:
-        while not (runner := await self._next()).alive:
+        while not (runner := await self._next()).alive or self._launcher_ended():
             runner.close()
             await self.gone(runner)
         return runner
+
+    def _launcher_ended(self) -> bool:
+        """Return whether the launcher is dead: then its runners soon are, also those that still take requests."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # the reading thread has just waited for it
+            return True
 
     async def _next(self) -> Runner:
         if self._socket is None:
