@@ -70,9 +70,12 @@ def _task(data: Mapping[str, Any]) -> str:
     where = data.get("cwd") or "a sandbox"
     turns = data.get("turns_left")
     limit = "" if turns is None else f" You have {turns} turns."
+    blocked = data.get("blocked_programs")
+    without = f" These programs are blocked: {', '.join(blocked)}." if blocked else ""
     return (
         f"{issue}\n\n[The repository {data.get('repo') or ''} is in {where}. Change its code so that this issue is "
-        f"resolved, then submit: tests that you do not see decide, and changes of test files do not count.{limit}]"
+        "resolved, then submit: tests that you do not see decide, and changes of test files do not count."
+        f"{limit}{without}]"
     )
 
 

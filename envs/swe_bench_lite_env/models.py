@@ -51,6 +51,7 @@ class SweObservation(ErrorMarkers, Observation):
 
     Attributes:
         problem_statement: The issue to resolve, at reset only.
+        blocked_programs: Programs that commands do not have under the server's profile of hardening, at reset only.
         instance_id: The instance, ``owner__name-number`` in the benchmark.
         repo: The repository, ``owner/name``.
         tool: The tool that was called, ``reset`` at reset.
@@ -78,6 +79,7 @@ class SweObservation(ErrorMarkers, Observation):
     )
 
     problem_statement: str = ""
+    blocked_programs: list[str] = Field(default_factory=list)
     instance_id: str = ""
     repo: str = ""
     tool: str = ""

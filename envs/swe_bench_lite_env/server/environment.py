@@ -25,11 +25,11 @@ from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefus
 
 from ..dataset import TEST_SPLIT, Instance
 from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
-from . import patches
+from . import hardening, patches
 from .episode import Episode, read_snapshot
 from .grading import Graded, grade
 from .offered import BUNDLED, EVALUATION_WARNING, offered
-from .prepare.store import WORKDIR, Prepared
+from .prepare.store import WORKDIR, Prepared, default_directory
 from .rubric import DiscountedSweRubric, rubric
 from .settings import SweSettings, read_settings
 from .slots import grading_slot
@@ -121,6 +121,11 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         recipe = offers.recipe(split, instance)
         await backend.start()
         prepared, sandbox = await starts_on(backend).open(instance, recipe, SESSION_LIMITS, bundled=split == BUNDLED)
+        try:
+            blocked = await hardening.blocked_places(backend, sandbox, prepared, settings.profile)
+        except BaseException:
+            await sandbox.destroy()
+            raise
         await self._release()
         self._rubric.reset()
         self._backend, self._sandbox, self._instance, self.graded = backend, sandbox, instance, None
@@ -134,11 +139,14 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             max_seconds=settings.max_seconds,
             max_output_bytes=settings.max_output_bytes,
             cwd=sandbox.cwd,
+            profile=settings.profile,
+            blocked=blocked,
         )
         observation = SweObservation(
             tool="reset",
             reward=0.0,
             problem_statement=instance.problem_statement,
+            blocked_programs=sorted({posixpath.basename(place) for place in blocked}),
             repo=instance.repo,
             metadata={"warning": EVALUATION_WARNING} if split == TEST_SPLIT else {},
             **_standing(episode),
@@ -226,7 +234,8 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         if episode.seconds_left is not None:
             limits.append(max(1.0, math.ceil(episode.seconds_left)))
         limit_s = min(limits)
-        result = await sandbox.run(action.command, timeout_s=limit_s)
+        stubs = hardening.stubs(episode.blocked, default_directory())
+        result = await sandbox.run(action.command, timeout_s=limit_s, mounts=stubs or None)
         before, episode.cwd = episode.cwd, sandbox.cwd
         detection = detect.detect(
             action.command,
@@ -240,6 +249,8 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         )
         if detection.error_kind is None and result.truncated:
             detection = detect.output_truncated()
+        if episode.blocked:
+            detection = hardening.violation(action.command, result.stdout, result.stderr) or detection
         values = {
             "stdout": result.stdout,
             "stderr": result.stderr,

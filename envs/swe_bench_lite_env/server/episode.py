@@ -33,6 +33,8 @@ class Episode:
         done: The episode is over.
         budget_spent: Which budget ended it; None where none did.
         cwd: The shell's current directory after the last call.
+        profile: Profile of hardening that it began under.
+        blocked: Where the programs stand that the profile takes away, as paths inside.
     """
 
     episode_id: str
@@ -50,6 +52,8 @@ class Episode:
     done: bool = False
     budget_spent: str | None = None
     cwd: str = ""
+    profile: str = "default"
+    blocked: tuple[str, ...] = ()
 
     @property
     def turns_left(self) -> int | None:
@@ -100,7 +104,8 @@ def read_snapshot(snapshot: Snapshot) -> tuple[Episode, SandboxSnapshot]:
         record = json.loads(snapshot.state)
         if record["v"] != _VERSION:
             raise ValueError(f"version {record['v']}, this server reads version {_VERSION}")
-        episode = Episode(**{item.name: record[item.name] for item in fields(Episode)})
+        episode = Episode(**{item.name: record[item.name] for item in fields(Episode) if item.name in record})
+        episode.blocked = tuple(episode.blocked)
         return episode, SandboxSnapshot(SnapshotRef(*record["ref"]), base64.b64decode(record["shell"], validate=True))
     except (ValueError, KeyError, TypeError) as error:
         raise EnvironmentFailed(f"cannot restore a session of swe_bench_lite: unreadable snapshot: {error}") from error

@@ -29,6 +29,8 @@ class SweSettings(BaseSettings):
         command_timeout_s: Time limit of ``run`` where the agent names none, seconds.
         max_command_timeout_s: The longest that an agent may name.
         grading_timeout_s: Time limit of one run of the tests, seconds.
+        profile: Programs that the agent's commands do not have: ``default``: readers of byte code; ``strict``: ``find``
+            and ``unzip``, too; ``off``: none is taken away.
         grading_slots: Submissions that are graded at a time; others wait, first come first served. 0: one a CPU.
     """
 
@@ -46,6 +48,7 @@ class SweSettings(BaseSettings):
     command_timeout_s: float = Field(default=60.0, gt=0)
     max_command_timeout_s: float = Field(default=600.0, gt=0)
     grading_timeout_s: float = Field(default=600.0, gt=0)
+    profile: Literal["off", "default", "strict"] = "default"
     grading_slots: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
