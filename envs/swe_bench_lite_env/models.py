@@ -75,7 +75,7 @@ class SweObservation(ErrorMarkers, Observation):
     """
 
     VOLATILE_FIELDS: ClassVar[frozenset[str]] = frozenset(
-        {"duration_s", "seconds_left", "~test_durations", "~addresses", "~temporary_paths", "~pids"}
+        {"duration_s", "seconds_left", "~test_durations", "~test_seeds", "~addresses", "~temporary_paths", "~pids"}
     )
 
     problem_statement: str = ""

@@ -24,6 +24,11 @@ _SUMMARY = re.compile(
 )
 _RAN = re.compile(r"^(Ran \d+ tests? in )\d+(?:\.\d+)?s$", re.MULTILINE)
 _SLOWEST = re.compile(r"^\d+(?:\.\d+)?s (?=(?:call|setup|teardown) +\S)", re.MULTILINE)
+_TOOK = re.compile(r"^(\S+ - Took )\d+(?:\.\d+)? seconds$", re.MULTILINE)
+_SEED = re.compile(
+    r"^(random seed: +|hash randomization: on \(PYTHONHASHSEED=|Using --randomly-seed=|Using --random-order-seed=)\d+",
+    re.MULTILINE,
+)
 _TEMPORARY = re.compile(
     r"(?<![\w/.-])/(?:var/)?tmp/(?:pytest-of-[\w-]+/pytest-\d+|tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}|"
     r"django_[a-z0-9_]{8}|pymp-[a-z0-9_]{8})(?![\w-])"
@@ -39,8 +44,14 @@ def _durations(text: str, seen: dict[str, int]) -> str:
     """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` fills the rest of its line."""
     del seen
     text = _SUMMARY.sub(lambda found: f"== {found['counts']} in # ==", text) if " in " in text else text
-    text = _RAN.sub(r"\1#", text)
+    text = _TOOK.sub(r"\1# seconds", _RAN.sub(r"\1#", text))
     return _SLOWEST.sub("# ", text)
+
+
+def _seeds(text: str, seen: dict[str, int]) -> str:
+    """Seeds that SymPy's runner, pytest-randomly and pytest-random-order draw and print at their start."""
+    del seen
+    return _SEED.sub(r"\1#", text)
 
 
 def _temporary(text: str, seen: dict[str, int]) -> str:
@@ -61,6 +72,7 @@ def _pids(text: str, seen: dict[str, int]) -> str:
 
 NORMALISERS: dict[str, Callable[[str, dict[str, int]], str]] = {
     "test_durations": _durations,
+    "test_seeds": _seeds,
     "addresses": addresses_numbered,
     "temporary_paths": _temporary,
     "pids": _pids,

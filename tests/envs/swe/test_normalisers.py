@@ -16,6 +16,9 @@ from swe_bench_lite_env.models import SweObservation
 ALL = tuple(PREFIX + name for name in NORMALISERS)
 RUN = """\
 ============================= test session starts ==============================
+random seed:        {seed}
+hash randomization: on (PYTHONHASHSEED={seed})
+Using --randomly-seed={seed}
 rootdir: /tmp/pytest-of-agent/pytest-{run}/test_a0
 tests/test_a.py F.                                                       [100%]
 self = <test_a.TestA object at 0x{address}>
@@ -26,11 +29,16 @@ server with pid {pid} ended
 {seconds}s call     tests/test_a.py::test_x
 FAILED tests/test_a.py::test_x - AssertionError: assert 'a' == 'b'
 {rule} 1 failed, 1 passed in {seconds}s {rule}
+sympy/core/tests/test_x.py::test_long - Took {seconds} seconds
 Ran 16 tests in {seconds}s
 =========== tests finished: 6 passed, 24 exceptions, in {seconds} seconds ===========
 """
-FIRST = RUN.format(run=0, address="7f3c5a1d2e80", drawn="ab12cd_4", pid=812, seconds="9.99", rule="=" * 24)
-SECOND = RUN.format(run=17, address="7fdbd53e3820", drawn="zz98yy77", pid=40112, seconds="110.02", rule="=" * 22)
+FIRST = RUN.format(
+    run=0, address="7f3c5a1d2e80", drawn="ab12cd_4", pid=812, seconds="9.99", seed=40449524, rule="=" * 24
+)
+SECOND = RUN.format(
+    run=17, address="7fdbd53e3820", drawn="zz98yy77", pid=40112, seconds="110.02", seed=7, rule="=" * 22
+)
 
 
 def digest_of(text: str, names: tuple[str, ...] = ALL) -> str | None:
@@ -46,6 +54,7 @@ def test_two_equal_runs_have_one_digest() -> None:
 
 def test_one_character_of_the_outcome_changes_the_digest() -> None:
     free = re.compile(
+        r"(?<=seed: {8})\d+|(?<=SEED=)\d+|(?<=seed=)\d+|"
         r"0x[0-9a-f]+|/tmp/tmp\w{8}|agent/pytest-\d+|(?<=line 1: )\d+|(?<=pid )\d+|\d+\.\d+(?=s| seconds)|=+"
     )
     drawn = {at for found in free.finditer(FIRST) for at in range(*found.span())}
@@ -77,6 +86,8 @@ def test_the_same_object_twice_and_two_objects_stay_different() -> None:
         ("the value is 0x7f3c5a1d2e80", "the value is 0x7f3c5a1d2e81"),
         ("/tmp/settings", "/tmp/template"),
         ("took 3.20 s", "took 3.30 s"),
+        ("the random seed: 3", "the random seed: 4"),
+        ("  test_x - Took 3.2 seconds to win", "  test_x - Took 3.3 seconds to win"),
         ("rapid 3", "rapid 4"),
         ("1 passed in 1 room", "1 passed in 2 room"),
     ],
