@@ -55,11 +55,14 @@ class Starts:
             raise _without_names(error, instance) from error
 
     async def find(self, instance: Instance, recipe: Recipe, *, bundled: bool) -> Prepared:
-        """Return an instance that sessions started on; raises as `open`."""
+        """Return an instance that sessions started on; raises as `open`.
+
+        Which version of the validator passed it was looked at when they started.
+        """
         if bundled:
             await self._build(instance, recipe)
         try:
-            return await self._catalogue.find(instance, recipe, validated=not bundled)
+            return await self._catalogue.find(instance, recipe, validated=not bundled, outdated=True)
         except NotValidated as error:
             raise _without_names(error, instance) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ import pytest
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env import SweAction, agent_text
-from swe_bench_lite_env.dataset import UnknownInstance
+from swe_bench_lite_env.dataset import UnknownInstance, read_row
+from swe_bench_lite_env.recipes import load_recipes
 from swe_bench_lite_env.rules.verdict import Outcome, Resolution
 from swe_bench_lite_env.server import environment as module
 from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
 from swe_bench_lite_env.server.offered import EVALUATION_WARNING, bundled
+from swe_bench_lite_env.server.prepare import store as prepare_store
+from swe_bench_lite_env.server.prepare.build import Builder
+from swe_bench_lite_env.server.prepare.store import NotValidated
 from swe_bench_lite_env.server.rubric import DiscountedSweRubric, rubric
 
 from .sessions import NAME, OTHER, begun, call, instance
@@ -428,6 +433,40 @@ async def test_a_share_of_the_repaired_tests_pays_where_the_operator_says_so(mon
     await call(environment, "run", command="sed -i 's/no items/none/' src/pagelist/page.py")
     assert (await call(environment, "submit")).reward == 0.0, "a test of PASS_TO_PASS is lost"
     await environment.aclose()
+
+
+async def test_an_episode_that_is_open_while_the_validator_changes_is_graded(
+    operators: Path, real: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, store = "own__train-1", prepare_store.Store()
+    row, recipe = instance().row() | {"instance_id": name}, load_recipes(operators.parent / "recipes.json")
+    made = read_row(row), recipe.find(name)
+    build = await Builder(store, real).build(*made)
+    flaky = made[0].pass_to_pass[:1]
+    passed = prepare_store.Validation(prepare_store.prepared_digest(*made, build), flaky=flaky)
+    store.keep(replace(build, validation=passed))
+    environments = [await begun(name) for _ in range(2)]
+    for environment in environments:
+        await call(environment, "apply_patch", patch=made[0].patch)
+    restored = SweBenchLiteEnvironment()
+    await restored.restore(await environments[0].snapshot())
+    monkeypatch.setattr(prepare_store, "VALIDATOR", prepare_store.VALIDATOR + 1)
+    with pytest.raises(NotValidated, match="may not be served"):
+        await begun(name)
+    for environment in (environments[0], restored):
+        assert (await call(environment, "submit")).reward == 1.0
+        assert environment.graded is not None
+        outcome = environment.graded.resolution.pass_to_pass
+        assert set(outcome.success) == set(made[0].pass_to_pass) - set(flaky), "a flaky test counts"
+    # What is known to be wrong with an instance is no matter of versions: no reward comes of it.
+    found = replace(passed, problems=("the gold patch does not repair it",), validator=prepare_store.VALIDATOR)
+    store.keep(replace(build, validation=found))
+    with pytest.raises(NotValidated, match="may not be served"):
+        await call(environments[1], "submit")
+    store.keep(replace(build, validation=replace(found, problems=())))
+    assert (await call(environments[1], "submit")).reward == 1.0, "the refused submit did not end the episode"
+    for environment in (*environments, restored):
+        await environment.aclose()
 
 
 def resolution(*, resolved: bool) -> Resolution:

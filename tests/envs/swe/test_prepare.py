@@ -17,6 +17,8 @@ from errata_server.sandbox.base import Backend
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.recipes import Recipe
+from swe_bench_lite_env.server.prepare import store as store_module
+from swe_bench_lite_env.server.prepare import validate as validate_module
 from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.sources import SourceMissing, build_key
 from swe_bench_lite_env.server.prepare.space import trim, usage
@@ -157,6 +159,30 @@ async def test_a_validation_holds_for_one_row_and_one_recipe(
         await catalogue.find(replace(own[0], patch=own[0].patch + "\n"), own[1])
     with pytest.raises(NotValidated):
         await catalogue.find(own[0], replace(own[1], test_command="true"))
+
+
+async def test_a_validation_of_another_version_does_not_count_for_new_sessions(
+    store: Store, backend: Backend, own: tuple[Instance, Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Builder(store, backend).build(*own)
+    catalogue = Catalogue(store, backend)
+    with pytest.raises(NotValidated, match="its validation was not run"):
+        await catalogue.find(*own, outdated=True)
+    await validate(catalogue, *own, runs=1)
+    before = await catalogue.find(*own)
+    other = store_module.VALIDATOR + 1
+    monkeypatch.setattr(store_module, "VALIDATOR", other)
+    with pytest.raises(NotValidated, match=f"version {other - 1}, this is version {other}: run `errata swe validate"):
+        await catalogue.find(*own)
+    after = await catalogue.find(*own, outdated=True)
+    assert (after.digest, after.validated) == (before.digest, False)
+    monkeypatch.setattr(validate_module, "VALIDATOR", other)
+    await validate(catalogue, *own, runs=1)
+    assert (await catalogue.find(*own)).validated
+    useless = replace(own[0], patch=own[0].patch.replace("+    return sum(entries)", "+    return 0"))
+    await validate(catalogue, useless, own[1], runs=1)
+    with pytest.raises(NotValidated, match="does not repair"):
+        await catalogue.find(useless, own[1], outdated=True)
 
 
 async def test_gold_that_repairs_nothing_and_an_empty_patch_that_resolves_are_refused(

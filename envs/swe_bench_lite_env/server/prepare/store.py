@@ -34,7 +34,9 @@ from ...recipes import Recipe
 from .sources import build_key
 
 VALIDATOR = 2
-"""Raise it whenever a validation could find something else: those of other versions do not count."""
+"""Raise it whenever a validation could find something else: resets refuse those of other versions."""
+_DIGEST_VERSION = 2
+"""Raise it when the parts of `prepared_digest` change: open episodes and validations are lost then."""
 
 DIRECTORY_VARIABLE = "ERRATA_SWE_STORE"
 """Directory of prepared instances; default: ``errata/swe`` in the user's cache directory."""
@@ -85,7 +87,7 @@ class Validation:
         after: The same with the gold patch.
         seconds: Of one run of the tests, the median.
         rules: Version of the rules that judged.
-        validator: `VALIDATOR`.
+        validator: `VALIDATOR` of the program that ran it.
     """
 
     digest: str
@@ -325,13 +327,16 @@ class Catalogue:
         self._used: dict[str, ExitStack] = {}
         self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
 
-    async def find(self, instance: Instance, recipe: Recipe, *, validated: bool = True, flaky: bool = True) -> Prepared:
+    async def find(
+        self, instance: Instance, recipe: Recipe, *, validated: bool = True, outdated: bool = False, flaky: bool = True
+    ) -> Prepared:
         """Return an instance that sessions can start on. O(1) after the first time, which unpacks its work tree.
 
         Args:
             instance: The instance.
             recipe: Its recipe.
             validated: Refuse one whose validation did not pass.
+            outdated: With ``validated``: take what another version of the validator passed, too.
             flaky: Leave out the tests that its validation found flaky.
 
         Raises:
@@ -344,12 +349,11 @@ class Catalogue:
             raise _not_prepared(instance)
         digest = prepared_digest(instance, recipe, build)
         found = build.validation if build.validation is not None and build.validation.digest == digest else None
-        passed = found is not None and found.passed
-        if validated and not passed:
-            why = "; ".join(found.problems[:3]) if found else "its validation was not run"
+        refused = _why_refused(found, outdated) if validated else ""
+        if refused:
             raise NotValidated(
-                f"{instance.instance_id} may not be served: {why}: run `errata swe validate --dataset FILE --recipes "
-                f"FILE --instance {instance.instance_id}`",
+                f"{instance.instance_id} may not be served: {refused}: run `errata swe validate --dataset FILE "
+                f"--recipes FILE --instance {instance.instance_id}`",
                 instance_id=instance.instance_id,
             )
         self.store.used(build)
@@ -362,7 +366,7 @@ class Catalogue:
             python=build.python,
             env=MappingProxyType(dict(build.env)),
             digest=digest,
-            validated=passed,
+            validated=found is not None and found.passed,
         )
 
     async def open(
@@ -420,8 +424,11 @@ def default_directory() -> Path:
 
 
 def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
-    """Return the digest that a validation holds for: of the row, the recipe and the build."""
-    parts = (VALIDATOR, instance.digest, recipe.digest, build.key, build.tree, build.system)
+    """Return the digest that a validation holds for and an episode is of: of the row, the recipe and the build.
+
+    The validator's version is no part of it, so that an episode that is open while that changes can be submitted.
+    """
+    parts = (_DIGEST_VERSION, instance.digest, recipe.digest, build.key, build.tree, build.system)
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
@@ -447,6 +454,17 @@ async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnaps
         return await sandbox.snapshot()
     finally:
         await sandbox.destroy()
+
+
+def _why_refused(found: Validation | None, outdated: bool) -> str:
+    """Return why an instance with that validation must not be served; empty where it may be."""
+    if found is None:
+        return "its validation was not run"
+    if found.problems:
+        return "; ".join(found.problems[:3])
+    if found.validator != VALIDATOR and not outdated:
+        return f"it was validated by version {found.validator}, this is version {VALIDATOR}"
+    return ""
 
 
 def _not_prepared(instance: Instance, why: str = "") -> NotPrepared:
