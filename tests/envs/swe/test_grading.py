@@ -66,15 +66,23 @@ async def test_canaries_whose_results_hang_on_their_order_are_compared_with_them
         assert (graded.resolved, graded.tampering, graded.canaries) == (True, (), "ok")
 
 
-def test_a_message_behind_the_name_of_a_canary_is_no_part_of_it() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR {test} - ValueError: {word}",
+        # sphinx: pytest in tox, with colours
+        "\x1b[31mERROR\x1b[0m {module}::\x1b[1m{function}\x1b[0m - ValueError: {word}",
+        "\x1b[31mERROR\x1b[0m {module}::\x1b[1m{function}\x1b[0m",
+    ],
+)
+def test_a_message_behind_the_name_of_a_canary_is_no_part_of_it(line: str) -> None:
     row = replace(instance(), log_parser="parse_log_pytest_v2")
     made = canaries(row, "pytest", {"tests/test_links.py": "def test_links():\n    pass\n"})
     assert made is not None
     (name,) = [name for name, role in made.roles.items() if role == "errs in a fixture 01"]
-    seen = [
-        read(row, "pytest", made, f"ERROR tests/test_links.py::test_{name} - ValueError: {word}\n", 1, 5)
-        for word in ("701f24ac", "6a79d589")
-    ]
+    module, function = "tests/test_links.py", f"test_{name}"
+    test = {"test": f"{module}::{function}", "module": module, "function": function}
+    seen = [read(row, "pytest", made, line.format(**test, word=word) + "\n", 1, 5) for word in ("701f24ac", "6a79d589")]
     assert dict(seen[0].statuses) == {"tests/test_links.py::test_<errs in a fixture 01>": "ERROR"}
     assert differences(*seen) == ()
 
