@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import platform
+import posixpath
 import statistics
 import subprocess
 import tempfile
@@ -28,11 +29,11 @@ from errata_server.process import ServerProcess
 from swe_bench_lite_env import SweBenchLiteEnv
 from swe_bench_lite_env.dataset import Instance, load_dataset
 from swe_bench_lite_env.recipes import Recipe, load_recipes
+from swe_bench_lite_env.rules.directives import test_files
 from swe_bench_lite_env.server.offered import bundled
 
-EMPTY_RUN = (
-    "mkdir -p /tmp/empty && echo 'def test_nothing(): pass' > /tmp/empty/test_nothing.py && {runner} -rA /tmp/empty"
-)
+EMPTY_RUN = "echo 'def test_nothing(): pass' > {file} && {runner} -rA {file}"
+"""Beside the tests, so that what their runner loads for any test is loaded."""
 TEST_TIMEOUT_S = 600.0
 
 
@@ -85,6 +86,7 @@ async def grading(
         for instance in instances:
             bare, empty, graded = [], [], []
             command = recipes[instance.instance_id].test_command
+            nothing = posixpath.join(posixpath.dirname(test_files(instance.test_patch)[0]), "test_nothing.py")
             for _ in range(rounds):
                 await env.reset(instance_id=instance.instance_id)
                 for patch in (instance.patch, instance.test_patch):
@@ -92,7 +94,7 @@ async def grading(
                 took, run = await seconds(env.run(command, timeout_s=TEST_TIMEOUT_S))
                 assert run.observation.exit_code in (0, 1), run.observation.stdout  # 1: of excluded tests some fail
                 bare.append(took)
-                took, run = await seconds(env.run(EMPTY_RUN.format(runner=command.split()[0])))
+                took, run = await seconds(env.run(EMPTY_RUN.format(file=nothing, runner=command.split()[0])))
                 assert run.observation.exit_code == 0, run.observation.stdout
                 empty.append(took)
                 await env.reset(instance_id=instance.instance_id)

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.grading.control import ControlRuns
-from errata_server.grading.forks import forked
+from errata_server.grading.forks import forked, forks_gone
 from errata_server.grading.results import NoVerdict
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
@@ -118,6 +118,7 @@ async def grade(
             graded = await _without_configuration(
                 backend, snapshot, prepared, tests, graded, changed, base, rules, timeout_s
             )
+    await forks_gone(backend)
     return replace(graded, seconds=time.monotonic() - started)
 
 

@@ -115,12 +115,15 @@ class HTTPEnvServer(_UpstreamServer):
 
     def _volatile(self, given: Sequence[str] | str) -> tuple[str, ...]:
         """Return the fields that may differ, checked against what reset and step return."""
+        names = field_names(given)
+        if not names:
+            return ()  # nothing is looked up in the classes, which some callers leave out or replace with mocks
         classes = {self.observation_cls, self.reset_observation_cls or self.observation_cls}
         made = getattr(self._env_factory, "func", self._env_factory)
         mcp = issubclass(self.action_cls, CallToolAction) or (
             isinstance(made, type) and issubclass(made, MCPEnvironment)
         )
-        found, unknown = resolved(field_names(given), sorted(classes, key=lambda cls: cls.__name__), mcp=mcp)
+        found, unknown = resolved(names, sorted(classes, key=lambda cls: cls.__name__), mcp=mcp)
         if unknown:
             held = ", ".join(sorted(set().union(*(cls.model_fields for cls in classes)) - {"done", "reward"}))
             log.warning(

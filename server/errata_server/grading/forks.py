@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
+
+log = logging.getLogger("errata.grading")
+
+_ending: WeakKeyDictionary[Backend, set[asyncio.Task[None]]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
 async def forked(backend: Backend, state: SandboxSnapshot, *, limits: Limits | None = None) -> AsyncIterator[Sandbox]:
-    """Give a fork of a state without its saved shell state; it is destroyed at the end."""
+    """Give a fork of a state without its saved shell state.
+
+    At the end its destruction is begun and not waited for: to delete what a test suite wrote may take a second, in
+    which the next fork can run. `forks_gone` waits.
+    """
     fork = await backend.restore(SandboxSnapshot(ref=state.ref), limits=limits)
     try:
         yield fork
     finally:
+        ending = _ending.setdefault(backend, set())
+        task = asyncio.get_running_loop().create_task(_destroy(fork))
+        ending.add(task)
+        task.add_done_callback(ending.discard)
+
+
+async def forks_gone(backend: Backend) -> None:
+    """Return when every fork on ``backend`` that this event loop has left is destroyed."""
+    loop = asyncio.get_running_loop()
+    tasks = [task for task in _ending.get(backend, ()) if task.get_loop() is loop]
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _destroy(fork: Sandbox) -> None:
+    try:
         await fork.destroy()
+    except Exception:  # what its run showed holds all the same; the next start of the server removes what is left
+        log.exception("a fork of a graded state could not be destroyed")
 
 
 async def run_in_fork(
