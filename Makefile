@@ -12,7 +12,7 @@ RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --i
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker"
 
 test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
 	@scripts/chromium.sh
@@ -41,6 +41,9 @@ test-browser: setup ## the web interface in Debian's Chromium, which is installe
 test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
 	@scripts/locked_environments.sh interop
 	@$(PYTEST) -m interop tests/interop
+
+test-docker: base ## sandboxes as containers of an engine, and the broker; ERRATA_ENGINE=unix:///PATH names the engine
+	@$(PYTEST) -m docker -rs tests/sandbox/docker
 
 ORACLES := 5.0.2 4.1.0
 AGENTS := mini-swe-agent-2.4.6
@@ -55,7 +58,7 @@ TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
 	@scripts/resolutions.sh '$(TOOLS)'
 	@for which in lowest latest; do echo "resolutions: $$which"; .cache/resolution-$$which/bin/python -m pytest -n 2 --dist loadfile \
-		-W default -p no:anyio -m "not chaos and not interop and not swe and not browser and not sandbox" $(RESOLVED) || exit 1; done
+		-W default -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox" $(RESOLVED) || exit 1; done
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
@@ -89,7 +92,7 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo

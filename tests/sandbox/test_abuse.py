@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import ErrataError
+from errata_server.sandbox import shell_state
 from errata_server.sandbox.base import Limits, PathRefused
 from errata_server.sandbox.files.trees import scan
 from errata_server.sandbox.files.walk import Usage, usage
 from errata_server.sandbox.host import cgroups
 from errata_server.sandbox.host.cgroups import Cgroups
-from errata_server.sandbox.namespace import shell_state
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 MIB = 1024**2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.sandbox.namespace import shell_state
+from errata_server.sandbox import shell_state
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-from errata_server.sandbox.namespace.shell_state import ShellState
+from errata_server.sandbox.shell_state import ShellState
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
 COMMANDS = [

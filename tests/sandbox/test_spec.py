@@ -10,7 +10,7 @@ import pytest
 
 from errata_server.sandbox.base import Limits, SandboxSnapshot
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-from errata_server.sandbox.namespace.shell_state import ShellState
+from errata_server.sandbox.shell_state import ShellState
 from errata_server.sandbox.spec import MAX_ENV_BYTES, Directory, Entry, File, SandboxSpec, SpecRefused, Symlink
 
 EPOCH_S = 1767225600

@@ -36,12 +36,12 @@ from ..host.cgroups import Cgroups, find
 from ..host.privileges import Mode, check_privileges, mode_of, why_refused
 from ..launcher.kernel import mapped_clone
 from ..layers.store import LayerStore
+from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
 from .disk_watch import Growth, Room
 from .free_space import FreeSpace
 from .runner_pool import Runners
 from .sandbox import NamespaceSandbox
-from .shell_state import ShellState
 
 log = logging.getLogger("errata.sandbox")
 

@@ -18,6 +18,7 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
 from ...descriptors import explained
+from .. import shell_state
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
@@ -27,13 +28,13 @@ from ..host.descriptors import append_only, close_all, memory_file
 from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
 from ..output import BoundedOutput
+from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
-from . import shell_state, start_files
+from . import start_files
 from .disk_watch import DiskWatch, Growth, over
 from .exchange import Ending, Exchange, Watch
 from .free_space import FreeSpace
 from .runner_pool import Runner, Runners
-from .shell_state import ShellState
 
 MAX_COMMAND_BYTES = 131_071
 """The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""

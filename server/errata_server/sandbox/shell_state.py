@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..spec import WORKSPACE
+from .spec import WORKSPACE
 
 STATE_FD = 254
 MAX_STATE_BYTES = 32 * 1024

@@ -1,0 +1,49 @@
+"""Archives that come from a server: read member by member, and written anew with what a sandbox may hold."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import IO
+
+from .schema import Refused
+
+_UIDS = (0, 64000)
+
+
+def checked(source: IO[bytes], into: IO[bytes]) -> None:
+    """Copy a tar archive; it may hold directories, regular files and symbolic links of root and the agent.
+
+    Nothing else gets in: no device, set-uid bit, other owner, name that leaves the root or extended attribute.
+
+    Raises:
+        Refused: It holds something else.
+    """
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as read, tarfile.open(fileobj=into, mode="w|") as write:
+            for member in read:
+                clean = _member(member)
+                data = read.extractfile(member) if member.isreg() else None
+                write.addfile(clean, data if data is not None else io.BytesIO())
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise Refused("invalid", f"the archive cannot be read: {error}") from error
+
+
+def _member(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    name = member.name
+    if not name or name.startswith("/") or ".." in name.split("/") or name.split("/")[0] in ("proc", "sys", "dev"):
+        raise Refused("invalid", f"archive: {name[:80]!r} is not a path below the root")
+    if not (member.isdir() or member.isreg() or member.issym()):
+        raise Refused("invalid", f"archive: {name[:80]!r} is no directory, regular file or symbolic link")
+    if member.uid not in _UIDS or member.gid not in _UIDS:
+        raise Refused(
+            "invalid", f"archive: {name[:80]!r} belongs to {member.uid}:{member.gid}, only {_UIDS} are allowed"
+        )
+    if member.mode & ~0o1777:
+        raise Refused("invalid", f"archive: {name[:80]!r} has the mode {member.mode:o}, at most 1777 is allowed")
+    clean = tarfile.TarInfo(name)
+    clean.type = member.type
+    clean.mode, clean.mtime, clean.uid, clean.gid = member.mode, member.mtime, member.uid, member.gid
+    clean.linkname = member.linkname if member.issym() else ""
+    clean.size = member.size if member.isreg() else 0
+    return clean

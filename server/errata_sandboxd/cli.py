@@ -1,0 +1,105 @@
+"""``errata sandboxd``: starts the broker."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the broker until SIGTERM or SIGINT; return the exit status."""
+    options = _parser().parse_args(list(argv))
+    try:
+        from .engine import Policy
+        from .schema import Refused
+        from .service import Service
+    except ImportError as error:
+        print(f"errata sandboxd: {error}: pip install 'openenv-errata[docker]'", file=sys.stderr)
+        return 1
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if not options.engine.startswith("unix://"):
+        print(f"errata sandboxd: --engine {options.engine}: only unix:///PATH is spoken", file=sys.stderr)
+        return 1
+    policy = Policy(
+        engine=options.engine,
+        images=tuple(options.image or Policy().images),
+        containers=options.containers,
+        memory_bytes=options.memory_mib * 1024**2,
+        pids=options.pids,
+        cpus=options.cpus,
+        archive_bytes=options.archive_mib * 1024**2,
+    )
+    services = []
+    for owner, path in options.serve or [_serve("errata=/run/errata/sandboxd.sock")]:
+        service = Service(path, policy, owner, options.mode)
+        if options.group:
+            shutil.chown(path, group=options.group)
+        services.append((service, path))
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    for service, path in services:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        print(f"errata sandboxd: {service.engine.owner} on {path}, engine {policy.engine}", flush=True)
+    try:
+        services[0][0].engine.ping()
+    except Refused as error:
+        print(
+            f"errata sandboxd: {error.message}", file=sys.stderr, flush=True
+        )  # it may come yet; requests say the same
+    ended.wait()
+    for service, path in services:
+        service.shutdown()
+        service.server_close()
+        path.unlink(missing_ok=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="errata sandboxd",
+        description="Makes container sandboxes for servers that do not have the engine's socket (docs/sandboxd.md).",
+    )
+    add = parser.add_argument
+    add("--engine", default="unix:///var/run/docker.sock", metavar="unix:///PATH", help="the engine's socket")
+    add(
+        "--serve",
+        action="append",
+        type=_serve,
+        metavar="OWNER=SOCKET",
+        help="a socket for one server, with the label of its containers (default errata=/run/errata/sandboxd.sock)",
+    )
+    add(
+        "--image",
+        action="append",
+        metavar="PATTERN",
+        help="image names that sandboxes may be made of (default errata/*)",
+    )
+    add("--containers", type=int, default=64, metavar="N", help="most containers of one owner (64)")
+    add("--memory-mib", type=int, default=4096, metavar="N", help="most memory of one container (4096)")
+    add("--pids", type=int, default=4096, metavar="N", help="most processes of one container (4096)")
+    add("--cpus", type=float, default=0.0, metavar="N", help="processors of one container; 0: no bound")
+    add("--archive-mib", type=int, default=1024, metavar="N", help="largest archive copied into a container (1024)")
+    add(
+        "--mode",
+        type=lambda text: int(text, 8),
+        default=0o660,
+        metavar="OCTAL",
+        help="permission bits of the sockets (660)",
+    )
+    add("--group", default="", metavar="GROUP", help="group of the sockets")
+    return parser
+
+
+def _serve(text: str) -> tuple[str, Path]:
+    owner, separator, path = text.partition("=")
+    if not separator or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,62}", owner) or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OWNER=SOCKET (owner: a-z, 0-9, _ . -)")
+    return owner, Path(path)

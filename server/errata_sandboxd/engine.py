@@ -1,0 +1,327 @@
+"""The engine as the broker uses it: docker SDK calls, each with a deadline, each on containers of one label only."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import docker
+import requests
+from docker import errors
+
+from .schema import Refused
+
+LABEL = "errata.sandbox"
+"""On every container and layer of a session; its value is the owner, which the broker's operator chose."""
+FACTS = "errata.facts"
+AGENT = "64000:64000"
+QUICK_S, SLOW_S = 30.0, 300.0
+_AT_ONCE = 8
+"""Engine calls at once: deletes of 150 containers at once hung an engine 20.10 until it was restarted."""
+
+# Process 1 of a sandbox. SIGKILL from inside cannot reach it, so a root agent's `kill -9 -1` does not stop the
+# container. It waits on a pipe that only the engine closes, and bash reaps orphans; the fork installs its handler.
+_FIRST_PROCESS = ("/bin/bash", "--norc", "--noprofile", "-c", "(:); while IFS= read -r _; do :; done")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator of the broker allows.
+
+    Args:
+        engine: The engine's socket, ``unix:///path``.
+        images: Patterns of image names that sandboxes may be made of.
+        containers: Most containers of one owner.
+        memory_bytes: Most memory of one container.
+        pids: Most processes of one container.
+        cpus: Processors of one container; 0 for no bound.
+        shm_bytes: Size of ``/dev/shm``.
+        archive_bytes: Largest archive that is copied in.
+    """
+
+    engine: str = "unix:///var/run/docker.sock"
+    images: tuple[str, ...] = ("errata/*",)
+    containers: int = 64
+    memory_bytes: int = 4 * 1024**3
+    pids: int = 4096
+    cpus: float = 0.0
+    shm_bytes: int = 64 * 1024**2
+    archive_bytes: int = 1024**3
+
+
+class Engine:
+    """Containers and layers of one owner.
+
+    Args:
+        policy: What is allowed.
+        owner: Value of `LABEL`; nothing of another one can be reached.
+    """
+
+    _gate = threading.BoundedSemaphore(_AT_ONCE)
+
+    def __init__(self, policy: Policy, owner: str) -> None:
+        self.policy = policy
+        self.owner = owner
+
+    @contextlib.contextmanager
+    def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
+        if not self._gate.acquire(timeout=timeout_s):
+            raise Refused("deadline", f"the engine was busy for {timeout_s:.0f} s: try again, or raise its capacity")
+        try:
+            with explained(timeout_s):
+                api = docker.APIClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
+                try:
+                    yield api
+                finally:
+                    api.close()
+        finally:
+            self._gate.release()
+
+    def ping(self) -> dict[str, Any]:
+        with self._api(10.0) as api:
+            found = api.version(api_version=False)
+        return {"engine": found["Version"], "api": found["ApiVersion"], "kernel": found.get("KernelVersion", "")}
+
+    def create(
+        self,
+        image: str,
+        memory_bytes: int = 512 * 1024**2,
+        pids: int = 128,
+        read_only: bool = False,
+        tmpfs: dict[str, int] | None = None,
+    ) -> dict[str, Any]:
+        policy = self.policy
+        if memory_bytes > policy.memory_bytes or pids > policy.pids:
+            raise Refused("invalid", f"at most {policy.memory_bytes} bytes and {policy.pids} processes are allowed")
+        with self._api() as api:
+            made_of = self._image(api, image)
+            if len(api.containers(all=True, quiet=True, filters=self._mine)) >= policy.containers:
+                raise Refused("conflict", f"{self.owner} has {policy.containers} containers already: remove some first")
+            host = api.create_host_config(
+                network_mode="none",
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+                privileged=False,
+                init=False,
+                ipc_mode="private",
+                mem_limit=memory_bytes,
+                memswap_limit=memory_bytes,
+                pids_limit=pids,
+                nano_cpus=int(policy.cpus * 1e9) or None,
+                shm_size=policy.shm_bytes,
+                ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],
+                read_only=read_only,
+                tmpfs={at: f"size={size},mode=1777,exec,nosuid,nodev" for at, size in (tmpfs or {}).items()},
+                restart_policy={"Name": "no"},
+                log_config=docker.types.LogConfig(type="none"),
+            )
+            made = api.create_container(
+                image=made_of,
+                entrypoint=list(_FIRST_PROCESS),
+                command=[],
+                user="0:0",
+                hostname="sandbox",
+                working_dir="/",
+                environment={},
+                labels={LABEL: self.owner},
+                stdin_open=True,
+                network_disabled=True,
+                healthcheck={"Test": ["NONE"]},
+                host_config=host,
+            )
+        return {"container": made["Id"], "image": made_of}
+
+    def _image(self, api: Any, image: str) -> str:
+        is_layer = image.startswith("sha256:")
+        if not is_layer and not any(fnmatch.fnmatchcase(image, pattern) for pattern in self.policy.images):
+            allowed = ", ".join(self.policy.images) or "none"
+            raise Refused(
+                "image_refused", f"image {image} is not on the broker's list ({allowed}): start it with --image"
+            )
+        try:
+            found = api.inspect_image(image)
+        except errors.ImageNotFound:
+            what = "layer" if is_layer else "image"
+            fix = "it was collected" if is_layer else f"bring it to the engine first: docker pull {image}"
+            raise Refused("image_missing", f"{what} {image} is not in the engine: {fix}") from None
+        if is_layer and ((found.get("Config") or {}).get("Labels") or {}).get(LABEL) != self.owner:
+            allowed_id = any(
+                fnmatch.fnmatchcase(tag, pattern)
+                for tag in found.get("RepoTags") or ()
+                for pattern in self.policy.images
+            )
+            if not allowed_id:
+                raise Refused("image_missing", f"layer {image} is not in the engine")
+        return str(found["Id"])
+
+    @property
+    def _mine(self) -> dict[str, Any]:
+        return {"label": f"{LABEL}={self.owner}"}
+
+    def _own(self, api: Any, container: str) -> dict[str, Any]:
+        """Return what the engine knows of a container of this owner; others do not exist."""
+        unknown = Refused("unknown", f"no container {container[:12]} of {self.owner}")
+        try:
+            found: dict[str, Any] = api.inspect_container(container)
+        except errors.NotFound:
+            raise unknown from None
+        if found["Id"] != container or (found["Config"].get("Labels") or {}).get(LABEL) != self.owner:
+            raise unknown
+        return found
+
+    def _call(self, container: str, call: Callable[[Any], Any], timeout_s: float = QUICK_S) -> Any:
+        with self._api(timeout_s) as api:
+            self._own(api, container)
+            return call(api)
+
+    def start(self, container: str) -> dict[str, Any]:
+        self._call(container, lambda api: api.start(container))
+        return {}
+
+    def restart(self, container: str) -> dict[str, Any]:
+        """Kill every process of a container and start it again; its files stay."""
+        self._call(container, lambda api: api.restart(container, timeout=0))
+        return {}
+
+    def pause(self, container: str) -> dict[str, Any]:
+        self._call(container, lambda api: api.pause(container))
+        return {}
+
+    def unpause(self, container: str) -> dict[str, Any]:
+        self._call(container, lambda api: api.unpause(container))
+        return {}
+
+    def remove(self, container: str) -> dict[str, Any]:
+        self._call(container, lambda api: api.remove_container(container, force=True, v=True), 60.0)
+        return {}
+
+    def inspect(self, container: str, size: bool = False, changes: bool = False) -> dict[str, Any]:
+        with self._api(60.0 if changes else QUICK_S) as api:
+            state = self._own(api, container)
+            answer = {
+                "running": bool(state["State"]["Running"]),
+                "paused": bool(state["State"]["Paused"]),
+                "image": state["Image"],
+                "started": state["State"]["StartedAt"],
+            }
+            if size:
+                rows = api.containers(all=True, size=True, filters={"id": container})
+                answer["size_bytes"] = int(rows[0].get("SizeRw") or 0) if rows else 0
+            if changes:
+                answer["changes"] = [[row["Path"], row["Kind"]] for row in api.diff(container) or ()]
+        return answer
+
+    def list(self) -> dict[str, Any]:
+        with self._api() as api:
+            containers = api.containers(all=True, filters=self._mine)
+            images = api.images(all=True, filters=self._mine)
+        layers = []
+        for row in images:
+            facts = json.loads((row.get("Labels") or {}).get(FACTS) or "{}")
+            layers.append({"image": row["Id"], "facts": facts, "size_bytes": row["Size"], "created": row["Created"]})
+        return {
+            "containers": [{"container": row["Id"], "state": row["State"]} for row in containers],
+            "layers": layers,
+        }
+
+    def commit(self, container: str, facts: dict[str, str]) -> dict[str, Any]:
+        labels = {LABEL: self.owner, FACTS: json.dumps(facts, sort_keys=True)}
+        made = self._call(container, lambda api: api.commit(container, conf={"Labels": labels}), SLOW_S)
+        return {"image": made["Id"]}
+
+    def remove_image(self, image: str) -> dict[str, Any]:
+        with self._api(SLOW_S) as api:
+            try:
+                found = api.inspect_image(image)
+            except errors.ImageNotFound:
+                raise Refused("unknown", f"no layer {image[:19]} of {self.owner}") from None
+            labels = (found.get("Config") or {}).get("Labels") or {}
+            if found["Id"] != image or labels.get(LABEL) != self.owner or found.get("RepoTags"):
+                raise Refused("unknown", f"no layer {image[:19]} of {self.owner}")
+            api.remove_image(image, force=False, noprune=True)
+        return {}
+
+    def put(self, container: str, archive: IO[bytes]) -> None:
+        """Unpack a tar archive, which `archives.checked` made, at the root of a container."""
+        self._call(container, lambda api: api.put_archive(container, "/", archive), SLOW_S)
+
+    @contextlib.contextmanager
+    def get(self, container: str, path: str) -> Iterator[tuple[Iterator[bytes], dict[str, Any]]]:
+        """Return a tar stream of a path and what it is."""
+        with self._api(SLOW_S) as api:
+            self._own(api, container)
+            try:
+                stream, about = api.get_archive(container, path)
+            except errors.NotFound:
+                raise Refused("unknown", f"no {path} in container {container[:12]}") from None
+            yield stream, about
+
+    def exec_start(self, container: str, argv: Sequence[str], *, root: bool) -> tuple[str, socket.socket, bytes]:
+        """Start a program; return the name of the exec, the connection with its streams, and what came already.
+
+        The SDK's own way to such a connection drops what the engine sends together with the headers.
+        """
+        with self._api() as api:
+            self._own(api, container)
+            made = api.exec_create(container, list(argv), stdin=True, user="0:0" if root else AGENT, workdir="/")
+            name = str(made["Id"])
+            body = b'{"Detach":false,"Tty":false}'
+            head = (
+                f"POST /v1.41/exec/{name}/start HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            link = socket.socket(socket.AF_UNIX)
+            try:
+                link.settimeout(QUICK_S)
+                link.connect(self.policy.engine.removeprefix("unix://"))
+                link.sendall(head.encode() + body)
+                answer = b""
+                while b"\r\n\r\n" not in answer:
+                    more = link.recv(65536)
+                    if not more:
+                        raise Refused("engine_failed", "the engine closed the connection of an exec")
+                    answer += more
+                headers, _, rest = answer.partition(b"\r\n\r\n")
+                status = int(headers.split(b" ", 2)[1])
+                if status not in (101, 200):
+                    code = "not_running" if status == 409 else "engine_failed"
+                    raise Refused(code, f"an exec was not started: {status} {rest.decode('utf-8', 'replace')[:500]}")
+            except BaseException:
+                link.close()
+                raise
+        return name, link, rest
+
+    def exec_status(self, name: str) -> int | None:
+        """Return the exit status of an exec; None while it runs."""
+        with self._api() as api:
+            found = api.exec_inspect(name)
+        return None if found["Running"] else found["ExitCode"]
+
+
+@contextlib.contextmanager
+def explained(timeout_s: float) -> Iterator[None]:
+    """Turn what the SDK raises into `Refused`."""
+    try:
+        yield
+    except errors.NotFound as error:
+        raise Refused("unknown", str(error.explanation or error)) from error
+    except errors.APIError as error:
+        text = str(error.explanation or error)
+        code = "conflict" if error.status_code == 409 else "engine_failed"
+        if error.status_code == 409 and ("not running" in text or "is paused" in text or "restarting" in text):
+            code = "not_running"
+        raise Refused(code, text) from error
+    except (requests.exceptions.Timeout, TimeoutError) as error:
+        raise Refused("deadline", f"the engine did not answer in {timeout_s:.0f} s") from error
+    except (errors.DockerException, requests.exceptions.RequestException, http.client.HTTPException, OSError) as error:
+        text = (
+            f"the container engine cannot be reached ({type(error).__name__}): start it, or mend the broker's --engine"
+        )
+        raise Refused("engine_away", text) from error

@@ -1,0 +1,244 @@
+"""`DockerBackend`: sandboxes as containers of an engine that only the broker reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import SandboxFailed, SandboxUnavailable
+
+from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from ..shell_state import ShellState
+from ..spec import WORKSPACE, SandboxSpec
+from .broker import Broker, BrokerRefused
+from .containers import Containers, Kind
+from .layer_records import LayerRecord, LayerRecords
+from .program import DEFAULT_HOME
+from .sandbox import DockerSandbox
+from .tree_map import Entries, TreeMap
+
+log = logging.getLogger("errata.sandbox")
+
+SPARE = 2
+_HEARTBEAT_S = 10.0
+_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
+_NOTES = (
+    "a snapshot is a commit of the container (some 0.1 s): take one for grading and forks, not for each step",
+    "inodes are not limited, and disk is counted twice a second: an engine on ext4 has no quota of its own",
+    "mounts of a verifier are copies that are there for one command",
+    "system calls are filtered by the engine's own profile",
+)
+
+
+class DockerBackend(Backend):
+    """See `Backend`.
+
+    Args:
+        directory: For records of layers.
+        broker: The broker's socket for this server.
+        limits: Limits of sandboxes opened without their own.
+        spare: Containers kept started ahead of need.
+    """
+
+    def __init__(self, directory: Path, broker: Path, *, limits: Limits | None = None, spare: int = SPARE) -> None:
+        self.live: dict[str, DockerSandbox] = {}
+        self.broker = Broker(broker)
+        self.containers = Containers(self.broker, spare)
+        self.records = LayerRecords(directory / "layers")
+        self.limits = limits or Limits()
+        self.running_now = 0
+        self._images: dict[str, str] = {}
+        self._untouched: dict[str, asyncio.Task[str]] = {}
+        self._trees: dict[str, dict[str, Entries]] = {}
+        self._info: BackendInfo | None = None
+        self._starting = asyncio.Lock()
+        self._heart: asyncio.Task[None] | None = None
+
+    async def start(self) -> BackendInfo:
+        async with self._starting:
+            if self._info is not None:
+                return self._info
+            try:
+                found = await self.broker.call("ping", timeout_s=15.0)
+                listed = await self.broker.call("list")
+            except BrokerRefused as error:
+                raise SandboxUnavailable(error.message) from error
+            self.records.start()
+            self.containers.start()
+            for row in listed["containers"]:  # nobody but this server has this owner's socket: they are of a dead one
+                self.containers.remove(row["container"])
+            self._heart = asyncio.ensure_future(self._beat())
+            enforces = {"memory_bytes", "pids", "file_size_bytes", "disk_bytes", "cpu_s", "open_files"}
+            self._info = BackendInfo(
+                "docker",
+                frozenset(enforces | {"keep_bytes", "output_bytes"}),
+                (f"engine {found['engine']}", *_NOTES),
+            )
+            return self._info
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            with contextlib.suppress(SandboxFailed, SandboxUnavailable):
+                await self.broker.call("ping", timeout_s=15.0)  # keeps `trouble` true
+
+    @property
+    def running(self) -> int:
+        return self.running_now
+
+    @property
+    def trouble(self) -> str | None:
+        return self.broker.trouble
+
+    async def open(
+        self, *, base: str = "default", limits: Limits | None = None, spec: SandboxSpec | None = None
+    ) -> Sandbox:
+        await self.start()
+        image = await self._image(base)
+        home = await self.home(image, WORKSPACE)
+        shell = ShellState()
+        made = self._new(image, None, shell, WORKSPACE, home, limits)
+        if spec is not None:
+            try:
+                await made.prepare(spec)
+            except BaseException:
+                await made.destroy()
+                raise
+        return made
+
+    def _new(
+        self,
+        base: str,
+        record: LayerRecord | None,
+        shell: ShellState,
+        workdir: str,
+        home: str,
+        limits: Limits | None,
+    ) -> DockerSandbox:
+        name = uuid.uuid4().hex[:16]
+        made = DockerSandbox(
+            self,
+            name,
+            base=base,
+            record=record,
+            shell=shell,
+            workdir=workdir,
+            home=home,
+            limits=limits or self.limits,
+        )
+        self.live[name] = made
+        return made
+
+    async def restore(self, snapshot: SandboxSnapshot, *, limits: Limits | None = None) -> Sandbox:
+        await self.start()
+        ref = snapshot.ref
+        record: LayerRecord | None = None
+        if ref.kind == "layer":
+            record = await asyncio.to_thread(self.records.read, ref.id)
+            if record is None:
+                raise SandboxFailed(f"layer {ref.id[:12]} is not there: it was collected or belongs to another server")
+            base, workdir = record.base, record.workdir
+        else:
+            if not _IMAGE_ID.fullmatch(ref.id):
+                raise SandboxFailed(f"base {ref.id!r} is no image: it belongs to another backend")
+            base, workdir = f"sha256:{ref.id}", WORKSPACE
+        await self._base_container(base)
+        try:
+            shell = ShellState.unpack(snapshot.shell, workdir)
+        except ValueError as error:
+            raise SandboxFailed(f"the shell state of a snapshot cannot be read: {error}") from error
+        return self._new(base, record, shell, workdir, await self.home(base, workdir), limits)
+
+    # Images
+
+    async def _image(self, base: str) -> str:
+        """Return the id of the image of a base; the engine is asked once."""
+        if base not in self._images:
+            name = base if "/" in base or ":" in base else f"errata/base:{base}"
+            kind = Kind.of(name, self.limits)
+            try:
+                answer = await self.broker.call(
+                    "create", image=name, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
+                )
+            except BrokerRefused as error:
+                if error.why in ("image_missing", "image_refused"):
+                    raise SandboxUnavailable(error.message) from error
+                raise
+            image, container = str(answer["image"]), str(answer["container"])
+            if image in self._untouched:
+                self.containers.remove(container)
+            else:
+                self._untouched[image] = asyncio.ensure_future(_value(container))
+            self._images[base] = image
+        return self._images[base]
+
+    async def _base_container(self, image: str) -> str:
+        """Return a container of an image that is never started: what stands in the image is read from it."""
+        if image not in self._untouched:
+            self._untouched[image] = asyncio.ensure_future(self.containers.create(Kind.of(image, self.limits)))
+        try:
+            return await asyncio.shield(self._untouched[image])
+        except BrokerRefused:
+            self._untouched.pop(image, None)
+            raise
+
+    def tree_map(self, base: str) -> TreeMap:
+        return TreeMap(self.broker, lambda: self._base_container(base), self._trees.setdefault(base, {}))
+
+    async def home(self, base: str, workdir: str) -> str:
+        return DEFAULT_HOME if await self.tree_map(base).base_has(DEFAULT_HOME) else workdir
+
+    # What is kept
+
+    async def collect(self, keep: Iterable[SnapshotRef]) -> CollectReport:
+        await self.start()
+        await self.containers.removed()
+        layers = {str(row["image"]).removeprefix("sha256:"): row for row in (await self.broker.call("list"))["layers"]}
+        records = {name: await asyncio.to_thread(self.records.read, name) for name in self.records.names()}
+        wanted = [layer.id for box in list(self.live.values()) for layer in (box.image, box.layer) if layer is not None]
+        wanted += [ref.id for ref in keep if ref.kind == "layer"]
+        kept: set[str] = set()
+        for name in wanted:
+            while name and name not in kept:
+                kept.add(name)
+                record = records.get(name)
+                name = record.parent if record is not None else ""
+        gone = size = 0
+        depth = {name: record.depth for name, record in records.items() if record is not None}
+        for name in sorted({*layers, *records} - kept, key=lambda name: -depth.get(name, 0)):
+            if name in layers:
+                try:
+                    await self.broker.call("remove_image", image=f"sha256:{name}", timeout_s=330.0)
+                except BrokerRefused as error:
+                    if error.why != "unknown":  # a container of it is still being removed: the next time
+                        log.warning("layer %s was not removed: %s", name[:12], error.message)
+                        continue
+            await asyncio.to_thread(self.records.remove, name)
+            gone += 1
+            size += int(layers.get(name, {}).get("size_bytes", 0))
+        return CollectReport(layers=gone, size_bytes=size)
+
+    async def close(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+            await asyncio.gather(self._heart, return_exceptions=True)
+            self._heart = None
+        for box in list(self.live.values()):
+            await box.destroy()
+        for task in self._untouched.values():
+            with contextlib.suppress(SandboxFailed, SandboxUnavailable):
+                self.containers.remove(await task)
+        self._untouched.clear()
+        self._images.clear()
+        await self.containers.close()
+        self._info = None
+
+
+async def _value(value: str) -> str:
+    return value

@@ -1,0 +1,55 @@
+"""`DockerType`: the docker backend as an entry point: its maker and its checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..base import Backend, BackendType, Finding, Place
+from .backend import SPARE, DockerBackend
+
+SOCKET_VARIABLE, SPARE_VARIABLE = "ERRATA_SANDBOXD_SOCKET", "ERRATA_SANDBOXD_SPARE"
+DEFAULT_SOCKET = "/run/errata/sandboxd.sock"
+_COSTS = "no container sandboxes"
+
+
+class DockerType(BackendType):
+    """Containers of an engine, through the broker ``errata sandboxd``."""
+
+    descriptors = 256  # connections to the broker
+
+    def create(self, place: Place) -> Backend:
+        return DockerBackend(place.directory, _socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
+
+    def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
+        path = _socket()
+        try:
+            answer = _ask(path, {"do": "ping"})
+        except (OSError, ValueError) as error:
+            fix = f"start `errata sandboxd`, or set {SOCKET_VARIABLE}"
+            yield Finding("broker", "missing", f"{path}: {error}", _COSTS, fix, of_sandboxes=True)
+            return
+        if "error" in answer:
+            fix = "start the container engine, or the broker with the right --engine"
+            yield Finding("container engine", "missing", answer["error"]["message"], _COSTS, fix, of_sandboxes=True)
+            return
+        found = answer["ok"]
+        yield Finding("container engine", "ok", f"{found['engine']} through {path}")
+
+
+def _socket() -> Path:
+    return Path(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
+
+
+def _ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(15.0)
+        link.connect(str(path))
+        link.sendall(json.dumps(request).encode() + b"\n")
+        line = link.makefile("rb").readline()
+    answer: dict[str, Any] = json.loads(line)
+    return answer
