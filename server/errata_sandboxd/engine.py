@@ -22,6 +22,8 @@ LABEL = "errata.sandbox"
 """On every container and layer of a session; its value is the owner, which the broker's operator chose."""
 FACTS = "errata.facts"
 AGENT = "64000:64000"
+_TMPFS = "uid=64000,gid=64000,mode=1777,exec,nosuid,nodev"
+"""By its owner, because runc gives a tmpfs the mode of the directory that it hides."""
 QUICK_S, SLOW_S = 30.0, 300.0
 _AT_ONCE = 8
 """Engine calls at once: deletes of 150 containers at once hung an engine 20.10 until it was restarted."""
@@ -118,7 +120,7 @@ class Engine:
                 shm_size=policy.shm_bytes,
                 ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],
                 read_only=read_only,
-                tmpfs={at: f"size={size},mode=1777,exec,nosuid,nodev" for at, size in (tmpfs or {}).items()},
+                tmpfs={at: f"size={size},{_TMPFS}" for at, size in (tmpfs or {}).items()},
                 restart_policy={"Name": "no"},
                 log_config=docker.types.LogConfig(type="none"),
             )
@@ -311,9 +313,9 @@ def explained(timeout_s: float) -> Iterator[None]:
     try:
         yield
     except errors.NotFound as error:
-        raise Refused("unknown", str(error.explanation or error)) from error
+        raise Refused("unknown", _short(error)) from error
     except errors.APIError as error:
-        text = str(error.explanation or error)
+        text = _short(error)
         code = "conflict" if error.status_code == 409 else "engine_failed"
         if error.status_code == 409 and ("not running" in text or "is paused" in text or "restarting" in text):
             code = "not_running"
@@ -325,3 +327,9 @@ def explained(timeout_s: float) -> Iterator[None]:
             f"the container engine cannot be reached ({type(error).__name__}): start it, or mend the broker's --engine"
         )
         raise Refused("engine_away", text) from error
+
+
+def _short(error: Any) -> str:
+    """Return the engine's words, which name paths of any length that an agent made."""
+    text = str(error.explanation or error)
+    return text if len(text) <= 600 else f"{text[:300]} ... {text[-300:]}"

@@ -85,6 +85,7 @@ class Connection(socketserver.BaseRequestHandler):
 
     def _copy_in(self, container: str) -> dict[str, Any]:
         most = self.server.engine.policy.archive_bytes
+        self.server.engine.inspect(container)  # before anything of the archive is kept
         with tempfile.SpooledTemporaryFile(8 * 1024**2) as sent, tempfile.SpooledTemporaryFile(8 * 1024**2) as clean:
             for data in self.data():
                 sent.write(data)

@@ -66,7 +66,7 @@ if ((has_stdin)); then cat >"$place.stdin" && exec 8<"$place.stdin"; else exec 8
 rm -f "$place".*
 umask 022
 (
-  why=$(cd -- "$cwd" 2>&1) && cd -- "$cwd" || { printf '/bin/bash: cd: %s: %s\n' "$cwd" "${why##*: }" >&9; cd /; }
+  why=$(cd -- "$cwd" 2>&1) && cd -- "$cwd" || { printf '/bin/bash: cd: %s: %s\n' "$cwd" "${why##*: }" >&2; cd /; }
   set_limits
   exec /usr/bin/env -i "${environment[@]}" /bin/bash -c "$command"
 ) <&8 2>&9 8<&- 9>&- 253<&-
@@ -114,7 +114,7 @@ _DO_WRITE = r"""
 umask 022
 if ! why=$( { : >>"$at"; } 2>&1 ); then
   [[ $why == *'No such file'* ]] || fail "$why"
-  made=$(mkdir -p -- "${at%/*}" 2>&1) || fail "$made"
+  made=$(mkdir -p -- "${path%/*}/" 2>&1) || fail "$made"
   why=$( { : >>"$at"; } 2>&1 ) || fail "$why"
 fi
 why=$( { head -c "$size" >"$at"; } 2>&1 ) || fail "$why"
