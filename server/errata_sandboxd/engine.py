@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import docker
-import requests
 from docker import errors
 
 from .schema import Refused
@@ -320,12 +319,11 @@ def explained(timeout_s: float) -> Iterator[None]:
         if error.status_code == 409 and ("not running" in text or "is paused" in text or "restarting" in text):
             code = "not_running"
         raise Refused(code, text) from error
-    except (requests.exceptions.Timeout, TimeoutError) as error:
-        raise Refused("deadline", f"the engine did not answer in {timeout_s:.0f} s") from error
-    except (errors.DockerException, requests.exceptions.RequestException, http.client.HTTPException, OSError) as error:
-        text = (
-            f"the container engine cannot be reached ({type(error).__name__}): start it, or mend the broker's --engine"
-        )
+    except (errors.DockerException, http.client.HTTPException, OSError) as error:  # what requests raises is an OSError
+        name = type(error).__name__
+        if "Timeout" in name:
+            raise Refused("deadline", f"the engine did not answer in {timeout_s:.0f} s") from error
+        text = f"the container engine cannot be reached ({name}): start it, or mend the broker's --engine"
         raise Refused("engine_away", text) from error
 
 

@@ -88,6 +88,7 @@ class HTTPEnvServer(_UpstreamServer):
             volatile=self._volatile(volatile),
             detect=FieldMap.parse(detect, self.action_cls, self.observation_cls) if detect is not None else None,
             call_timeouts_s=spec.call_timeouts_s if spec is not None else {},
+            sandboxed=spec is not None and spec.sandbox,
         )
         decoder = Decoder(self.action_cls)
         self.runtime = runtime or Runtime.chosen()

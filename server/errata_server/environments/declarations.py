@@ -24,6 +24,7 @@ class Declared:
             `volatile_fields.resolved` returns them.
         call_timeouts_s: Deadlines of an action's tools in seconds where they are longer than the server's
             (`EnvironmentSpec.call_timeouts_s`).
+        sandboxed: It runs commands in sandboxes, whose backend may not have a snapshot for each step.
         detect: Where a foreign environment's observations hold a command's output (PROTOCOL B2); None marks nothing.
     """
 
@@ -31,6 +32,7 @@ class Declared:
     volatile: tuple[str, ...] = ()
     detect: FieldMap | None = None
     call_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    sandboxed: bool = False
 
     def timeout_s(self, action: Any, timeout_s: float) -> float:
         """Return the deadline of a step, which is ``timeout_s`` where nothing longer is declared of its tool."""

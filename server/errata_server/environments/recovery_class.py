@@ -22,19 +22,20 @@ _ARE_OURS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 """By environment class, because it is asked for each instance and looking into signatures is dear."""
 
 
-def recovery_of(factory: Any, *, deterministic: bool = False) -> Recovery:
+def recovery_of(factory: Any, *, deterministic: bool = False, snapshots: bool = True) -> Recovery:
     """Return the recovery class of an environment class or instance.
 
     Args:
         factory: The class, the instance, or a function, which tells no more than the class that it says it returns.
         deterministic: It is declared so elsewhere than by ``DETERMINISTIC = True`` in its class.
+        snapshots: Its snapshots may be taken after each step.
     """
     while isinstance(factory, functools.partial):
         factory = factory.func
     if inspect.isfunction(factory):
         promised = hints_of(factory).get("return")
         factory = promised if inspect.isclass(promised) and issubclass(promised, Environment) else factory
-    if _has_our_snapshots(factory):
+    if snapshots and _has_our_snapshots(factory):
         return Recovery.SNAPSHOT
     declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True
     return Recovery.REEXECUTE if declared else Recovery.NONE

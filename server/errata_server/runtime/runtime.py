@@ -337,6 +337,11 @@ class Runtime:
         if self.data_dir is not None:
             (self.data_dir / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
 
+    @property
+    def snapshots_each_step(self) -> bool:
+        """Whether the sandboxes' backend has a snapshot for each step."""
+        return registry.backend_type(self.settings.sandbox).snapshots_each_step
+
     def _open_journal(self) -> Journal:
         if self.data_dir is None:
             return MemoryJournal()

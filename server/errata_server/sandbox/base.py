@@ -339,10 +339,13 @@ class BackendType(ABC):
         unfit_file_systems: Kinds of file systems, as the mount table names them, on which its directory cannot lie,
             each with the reason.
         descriptors: File descriptors of the server that all its commands together may take.
+        snapshots_each_step: A snapshot costs little enough to be taken after each step. Where it does not, sessions of
+            environments that run commands come back by re-execution if they are declared deterministic, else not.
     """
 
     unfit_file_systems: Mapping[str, str] = MappingProxyType({})
     descriptors: int = 0
+    snapshots_each_step: bool = True
 
     @abstractmethod
     def create(self, place: Place) -> Backend:

@@ -33,6 +33,7 @@ class Waker:
         reexecution: Runs journaled requests again; None where nothing can read them back, and then no session is
             continued so.
         deterministic: The environment is declared so, by its spec or its operator.
+        snapshots: The environment's snapshots may be taken after each step.
     """
 
     def __init__(
@@ -42,15 +43,17 @@ class Waker:
         reexecution: Reexecution | None = None,
         *,
         deterministic: bool = False,
+        snapshots: bool = True,
     ) -> None:
         self._runtime = runtime
         self._factory = factory
         self._reexecution = reexecution
         self._deterministic = deterministic
+        self._snapshots = snapshots
 
     def recovery_of(self, env: EnvironmentFactory | Environment[Any, Any, Any]) -> Recovery:
         """Return the recovery class of the environment's factory or instance under what is declared of it."""
-        found = recovery_of(env, deterministic=self._deterministic)
+        found = recovery_of(env, deterministic=self._deterministic, snapshots=self._snapshots)
         return Recovery.NONE if found is Recovery.REEXECUTE and self._reexecution is None else found
 
     async def create(self, session: Session) -> EnvHost:

@@ -83,7 +83,8 @@ class Sessions(Idling):
         declared = declared or Declared()
         execution = Execution(runtime, declared)
         reexecution = Reexecution(runtime, execution, decoder) if decoder is not None else None
-        self.waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic)
+        snapshots = not declared.sandboxed or runtime.snapshots_each_step
+        self.waker = Waker(runtime, factory, reexecution, deterministic=declared.deterministic, snapshots=snapshots)
         self._admission = Admission(runtime, self.waker, execution, environment, agent_text_version, self._make_place)
         self._express = Express(runtime, execution, self._admission, environment, self.own)
         self.recovery = self.waker.recovery_of(factory)

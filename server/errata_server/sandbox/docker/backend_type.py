@@ -21,6 +21,7 @@ class DockerType(BackendType):
     """Containers of an engine, through the broker ``errata sandboxd``."""
 
     descriptors = 256  # connections to the broker
+    snapshots_each_step = False
 
     def create(self, place: Place) -> Backend:
         return DockerBackend(place.directory, _socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
