@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
+from errata_sandboxd.engine import Engine, Policy
+from errata_sandboxd.schema import Refused
 from errata_server.sandbox import registry
 from errata_server.sandbox.base import Place, SandboxSnapshot
 from errata_server.sandbox.docker.backend import DockerBackend
@@ -218,8 +221,6 @@ async def test_a_broker_that_ends_in_a_command_is_a_failure_and_comes_back(
 
 
 def _answers(path: Path) -> bool:
-    import socket
-
     with socket.socket(socket.AF_UNIX) as link:
         try:
             link.connect(str(path))
@@ -358,3 +359,15 @@ async def test_sessions_live_through_a_restart_of_the_engine_or_end_with_a_code(
     assert containers_of(api, made) == []
     made.stop()
     print(f"{failed} failed while the engine was away, slowest {slowest:.1f} s", file=sys.stderr)
+
+
+def test_an_engine_that_never_answers_meets_the_deadline(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "engine.sock"))
+        silent.listen()
+        engine = Engine(Policy(engine=f"unix://{tmp_path}/engine.sock"), "one")
+        began = time.monotonic()
+        with pytest.raises(Refused) as refused:
+            engine.ping()
+        assert refused.value.code == "deadline"
+        assert time.monotonic() - began < 20.0

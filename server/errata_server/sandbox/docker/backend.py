@@ -211,18 +211,29 @@ class DockerBackend(Backend):
                 name = record.parent if record is not None else ""
         gone = size = 0
         depth = {name: record.depth for name, record in records.items() if record is not None}
-        for name in sorted({*layers, *records} - kept, key=lambda name: -depth.get(name, 0)):
-            if name in layers:
-                try:
-                    await self.broker.call("remove_image", image=f"sha256:{name}", timeout_s=330.0)
-                except BrokerRefused as error:
-                    if error.why != "unknown":  # a container of it is still being removed: the next time
-                        log.warning("layer %s was not removed: %s", name[:12], error.message)
-                        continue
-            await asyncio.to_thread(self.records.remove, name)
-            gone += 1
-            size += int(layers.get(name, {}).get("size_bytes", 0))
+        left = sorted({*layers, *records} - kept, key=lambda name: -depth.get(name, 0))
+        while left:
+            # What has no record may stand below another layer; and a container of one may still be being removed.
+            again = [name for name in left if name in layers and not await self._removed(name)]
+            for name in left:
+                if name not in again:
+                    await asyncio.to_thread(self.records.remove, name)
+                    gone += 1
+                    size += int(layers.get(name, {}).get("size_bytes", 0))
+            if len(again) == len(left):
+                log.info("%d layers are still in use, and stay until the next collection", len(left))
+                break
+            left = again
         return CollectReport(layers=gone, size_bytes=size)
+
+    async def _removed(self, layer: str) -> bool:
+        try:
+            await self.broker.call("remove_image", image=f"sha256:{layer}", timeout_s=330.0)
+        except BrokerRefused as error:
+            if error.why not in ("unknown", "conflict"):
+                raise
+            return error.why == "unknown"
+        return True
 
     async def close(self) -> None:
         if self._heart is not None:

@@ -24,10 +24,10 @@ class DockerType(BackendType):
     snapshots_each_step = False
 
     def create(self, place: Place) -> Backend:
-        return DockerBackend(place.directory, _socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
+        return DockerBackend(place.directory, broker_socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
 
     def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
-        path = _socket()
+        path = broker_socket()
         try:
             answer = _ask(path, {"do": "ping"})
         except (OSError, ValueError) as error:
@@ -42,7 +42,8 @@ class DockerType(BackendType):
         yield Finding("container engine", "ok", f"{found['engine']} through {path}")
 
 
-def _socket() -> Path:
+def broker_socket() -> Path:
+    """Return where the broker is expected."""
     return Path(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
 
 
