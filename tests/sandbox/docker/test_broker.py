@@ -336,8 +336,9 @@ def test_a_program_ends_with_its_caller(attacker: Attacker, mine: str, broker: R
         eventually(lambda: "7777" in attacker.shell(mine, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
 
     def gone() -> bool:
-        answer = attacker.call("exec", container=mine, argv=["cat", "/proc/self/cmdline"], timeout_s=20)
-        return "ok" in answer and "7777" not in attacker.shell(mine, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        show = ["/bin/bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
+        answer = attacker.call("exec", container=mine, argv=show, timeout_s=20)  # refused while it is restarted
+        return answer.get("ok", {}).get("ended") == "exit" and b"7777" not in answer["output"]
 
     eventually(gone)
 
