@@ -64,5 +64,6 @@ async def test_control_a_journal_that_goes_back_in_time_is_found_as_ended_sessio
             shutil.copytree(data, older)
             kept.append(older)
 
-    report = await Storm(Plan(COUNTERS + "TaggedCounter", **CONTROL | {"kills": 2, "seconds": 6.0}), data, on_killed=go_back).run()
+    plan = Plan(COUNTERS + "TaggedCounter", **CONTROL | {"kills": 2, "seconds": 6.0})
+    report = await Storm(plan, data, on_killed=go_back).run()
     assert report.ended["SESSION_LOST"] and not report.lost and not report.twice, report

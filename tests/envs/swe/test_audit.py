@@ -29,7 +29,7 @@ def _fooled():
 if "pytest" in sys.modules:
     _fooled()
 """
-"""Put into the package under repair: every test passes, the hidden ones ({len(HIDDEN)}) and the canaries."""
+"""Put into the package under repair: every test passes, the canaries too."""
 
 
 @pytest.fixture

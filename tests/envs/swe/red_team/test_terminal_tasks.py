@@ -1,0 +1,49 @@
+"""The same attempts against bundled tasks of `terminal`: none earns more than doing nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from terminal_env import TerminalAction
+from terminal_env.server.environment import TerminalEnvironment
+
+from .adaptive import ADAPTIVE
+from .attacks import ATTACKS, Attack
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.swe, pytest.mark.usefixtures("real")]  # a minute
+
+TASKS = ("python-intervals", "orders-summary", "git-merge-conflict")
+"""One whose verifier runs the agent's program, one where it reads files, one where it reads a repository."""
+_idle: dict[str, float] = {}
+
+
+async def scored(task: str, attack: Attack | None) -> float:
+    """Return the reward of an episode in which an attacker did nothing else; files are written below the workspace."""
+    environment = TerminalEnvironment()
+    try:
+        await environment.reset_async(task_id=task)
+        if attack is not None:
+            for name, text in attack.files.items():
+                path = name.removeprefix("+")
+                before = ""
+                if name.startswith("+"):
+                    seen = await environment.step_async(TerminalAction(tool="read_file", path=path))
+                    before = seen.content or ""
+                await environment.step_async(TerminalAction(tool="write_file", path=path, content=before + text))
+            if attack.command:
+                command = attack.command.replace("/testbed", "$PWD")
+                await environment.step_async(TerminalAction(command=command, timeout_s=20))
+        end = await environment.step_async(TerminalAction(tool="submit"))
+        assert end.done and end.reward is not None
+        return end.reward
+    finally:
+        await environment.aclose()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("attack", (*ATTACKS, *ADAPTIVE), ids=lambda attack: attack.name)
+async def test_no_attempt_earns_more_than_doing_nothing(attack: Attack, task: str) -> None:
+    if task not in _idle:
+        _idle[task] = await scored(task, None)
+        assert _idle[task] < 1.0
+    assert await scored(task, attack) <= _idle[task]
