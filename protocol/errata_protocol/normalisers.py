@@ -24,6 +24,7 @@ _SUMMARY = re.compile(
 )
 _RAN = re.compile(r"^(Ran \d+ tests? in )\d+(?:\.\d+)?s$", re.MULTILINE)
 _SLOWEST = re.compile(r"^\d+(?:\.\d+)?s (?=(?:call|setup|teardown) +\S)", re.MULTILINE)
+_SLOWEST_LIST = re.compile(r"(?:^# (?:call|setup|teardown) .*\n){2,}", re.MULTILINE)
 _TOOK = re.compile(r"^(\S+ - Took )\d+(?:\.\d+)? seconds$", re.MULTILINE)
 _SEED = re.compile(
     r"^(random seed: +|hash randomization: on \(PYTHONHASHSEED=|Using --randomly-seed=|Using --random-order-seed=)\d+",
@@ -41,11 +42,15 @@ _KILLED = re.compile(
 
 
 def _durations(text: str, seen: dict[str, int]) -> str:
-    """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` fills the rest of its line."""
+    """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` fills the rest of its line.
+
+    pytest's list of the slowest comes in the order of names, because its own order is that of the durations.
+    """
     del seen
     text = _SUMMARY.sub(lambda found: f"== {found['counts']} in # ==", text) if " in " in text else text
     text = _TOOK.sub(r"\1# seconds", _RAN.sub(r"\1#", text))
-    return _SLOWEST.sub("# ", text)
+    text = _SLOWEST.sub("# ", text)
+    return _SLOWEST_LIST.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), text)
 
 
 def _seeds(text: str, seen: dict[str, int]) -> str:

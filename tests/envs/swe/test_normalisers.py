@@ -52,6 +52,14 @@ def test_two_equal_runs_have_one_digest() -> None:
         assert digest_of(FIRST, tuple(set(ALL) - {name})) != digest_of(SECOND, tuple(set(ALL) - {name})), name
 
 
+def test_the_order_of_the_slowest_is_no_outcome() -> None:
+    lines = ("0.02s call     a.py::test_x\n", "0.01s setup    a.py::test_x\n", "0.01s call     a.py::test_y\n")
+    usual = digest_of("".join(lines) + "end")
+    assert digest_of("".join(reversed(lines)) + "end") == usual
+    assert digest_of("".join((*lines[:2], lines[0])) + "end") != usual
+    assert digest_of("".join(lines[:2]) + "end") != usual
+
+
 def test_one_character_of_the_outcome_changes_the_digest() -> None:
     free = re.compile(
         r"(?<=seed: {8})\d+|(?<=SEED=)\d+|(?<=seed=)\d+|"
