@@ -26,6 +26,7 @@ SERVER = Path(errata_server.__file__).parent
 
 OTHERS = {
     "process.py": "reads the log of a server in another process, in tests and benchmarks",
+    "sandbox/docker/tree_map.py": "hashes one archive, whose reader waits for its end and raises what it met",
 }
 """Threads that may be started otherwise, with the reason."""
 

@@ -212,7 +212,7 @@ async def run_tests(
         SandboxFailed: The sandbox broke.
     """
     home = f"/tmp/home-{secrets.token_hex(8)}"
-    async with forked(backend, state, limits=GRADING_LIMITS) as fork:
+    async with forked(backend, state, limits=GRADING_LIMITS, wait=False) as fork:
         given = {**files, **(more or {})}
         answer = await workspace(fork, prepared, files=given, clear=_CLEAR, home=home, survey=True)
         survey = {path: (kind, digest) for path, (kind, digest) in answer["survey"].items()}

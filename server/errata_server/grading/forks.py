@@ -18,24 +18,33 @@ _ending: WeakKeyDictionary[Backend, set[asyncio.Task[None]]] = WeakKeyDictionary
 
 
 @asynccontextmanager
-async def forked(backend: Backend, state: SandboxSnapshot, *, limits: Limits | None = None) -> AsyncIterator[Sandbox]:
-    """Give a fork of a state without its saved shell state.
+async def forked(
+    backend: Backend, state: SandboxSnapshot, *, limits: Limits | None = None, wait: bool = True
+) -> AsyncIterator[Sandbox]:
+    """Give a fork of a state without its saved shell state; it is destroyed at the end.
 
-    At the end its destruction is begun and not waited for: to delete what a test suite wrote may take a second, in
-    which the next fork can run. `forks_gone` waits.
+    Args:
+        backend: Holds the state.
+        state: A snapshot.
+        limits: Of the fork; None for the backend's.
+        wait: Return when it is destroyed. Else its destruction is only begun, and `forks_gone` waits for it: to delete
+            what a test suite wrote may take a second, in which the next fork can run.
     """
     fork = await backend.restore(SandboxSnapshot(ref=state.ref), limits=limits)
     try:
         yield fork
     finally:
-        ending = _ending.setdefault(backend, set())
-        task = asyncio.get_running_loop().create_task(_destroy(fork))
-        ending.add(task)
-        task.add_done_callback(ending.discard)
+        if wait:
+            await fork.destroy()
+        else:
+            ending = _ending.setdefault(backend, set())
+            task = asyncio.get_running_loop().create_task(_destroy(fork))
+            ending.add(task)
+            task.add_done_callback(ending.discard)
 
 
 async def forks_gone(backend: Backend) -> None:
-    """Return when every fork on ``backend`` that this event loop has left is destroyed."""
+    """Return when every fork on ``backend`` that this event loop has left without waiting is destroyed."""
     loop = asyncio.get_running_loop()
     tasks = [task for task in _ending.get(backend, ()) if task.get_loop() is loop]
     if tasks:
