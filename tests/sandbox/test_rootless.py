@@ -72,6 +72,7 @@ def base_dir(user_home: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.chaos  # 35 s
 def test_the_suites_of_root_mode_pass(user_home: Path, base_dir: Path) -> None:
     arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-rs", "-k", f"not ({SLOW})", *SUITES]
     result = as_user(arguments, user_home, base_dir=base_dir, timeout_s=280.0, ERRATA_ONE_BACKEND="1")

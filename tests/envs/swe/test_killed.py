@@ -49,7 +49,14 @@ def runs_tests(server: ServerProcess) -> bool:
     return False
 
 
-@pytest.mark.parametrize("later_s", [0.0, 0.5, 1.0], ids=["as it begins", "in the middle", "later"])
+@pytest.mark.parametrize(
+    "later_s",
+    [
+        pytest.param(0.0, id="as it begins", marks=pytest.mark.swe),
+        pytest.param(0.5, id="in the middle"),
+        pytest.param(1.0, id="later", marks=pytest.mark.swe),
+    ],
+)
 @pytest.mark.parametrize("repaired", [True, False], ids=["repaired", "not repaired"])
 async def test_a_submission_is_answered_once_with_its_verdict(repaired: bool, later_s: float, tmp_path: Path) -> None:
     env = {"ERRATA_SWE_STORE": str(tmp_path / "store")}

@@ -87,6 +87,7 @@ async def shell(builder: Builder, row: Instance, made: Recipe, command: str) -> 
         await sandbox.destroy()
 
 
+@pytest.mark.swe  # 13 to 20 s
 async def test_two_instances_of_a_version_share_their_environment_read_only(builder: Builder, tmp_path: Path) -> None:
     write(tmp_path / "one", files("1.0.1", ("abacus",)))
     write(tmp_path / "two", files("1.0.2", ("abacus",)))
@@ -221,6 +222,7 @@ async def test_what_fails_is_said_with_its_output(builder: Builder, tmp_path: Pa
     assert not list(builder.store.directory.glob(".build-*")), "a failed build left its directory"
 
 
+@pytest.mark.swe  # 13 to 20 s
 async def test_an_environment_that_cannot_be_shared_is_made_anew(builder: Builder, tmp_path: Path) -> None:
     write(tmp_path / "source", files())
     first = (
