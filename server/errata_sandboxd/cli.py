@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
         from .schema import Refused
         from .service import Service
     except ImportError as error:
-        print(f"errata sandboxd: {error}: pip install 'openenv-errata[docker]'", file=sys.stderr)
+        print(f"errata sandboxd: {error}: install Errata with its extra `docker` (docs/sandboxd.md)", file=sys.stderr)
         return 1
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if not options.engine.startswith("unix://"):
