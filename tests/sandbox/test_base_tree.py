@@ -55,6 +55,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return bases
 
 
+class TestAnInstalledSystem:
+    """``errata base build --system``; ``make test-docker`` makes the tree of an image with it."""
+
+    def test_a_directory_that_is_none_is_refused_and_stays(self, home: Path, tmp_path: Path) -> None:
+        (tmp_path / "system/etc").mkdir(parents=True)
+        with pytest.raises(SandboxUnavailable, match="not the root directory of an installed Debian"):
+            build_base(system=tmp_path / "system")
+        assert (tmp_path / "system/etc").is_dir()
+        assert list(home.glob("default*")) == []
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can make a tree of an installed system")
+    def test_what_does_not_run_is_not_published(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        system = tmp_path / "system"
+        for name in ("usr/bin/bash", "usr/lib/os-release"):
+            (system / name).parent.mkdir(parents=True, exist_ok=True)
+            (system / name).write_text("VERSION_CODENAME=bookworm\n")
+        (system / "dev").mkdir()
+        monkeypatch.setattr(tree, "install_verifier_packages", lambda root: None)
+        with pytest.raises(SandboxUnavailable, match="the new base tree does not work"):
+            build_base(system=system)
+        assert list(home.glob("default*")) == []
+
+
 class TestFinding:
     def test_without_a_tree_one_line_says_what_to_run(self, home: Path) -> None:
         with pytest.raises(SandboxUnavailable) as caught:

@@ -445,3 +445,31 @@ def test_nothing_is_bound_to_one_event_loop(data_dir: Path) -> None:
     snapshot = asyncio.run(box.snapshot())
     assert asyncio.run(asyncio.run(backend.restore(snapshot)).run("cat n")).stdout == "3\n"
     asyncio.run(backend.close())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="rootless mode mounts its own /proc/sys nowhere")
+def test_a_read_only_proc_sys_as_in_a_container_does_not_matter(data_dir: Path) -> None:
+    """Engines mount /proc/sys read-only; a setting of each sandbox's network namespace is written there."""
+    program = (
+        "import asyncio, pathlib, sys\n"
+        "from errata_server.sandbox.namespace.backend import NamespaceBackend\n"
+        "async def main():\n"
+        "    backend = NamespaceBackend(pathlib.Path(sys.argv[1]))\n"
+        "    await backend.start()\n"
+        "    box = await backend.open()\n"
+        "    print((await box.run('echo ran')).stdout)\n"
+        "    await backend.close()\n"
+        "asyncio.run(main())\n"
+    )
+    container = (
+        "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && "
+        '! echo 0 2>/dev/null > /proc/sys/net/ipv4/tcp_max_tw_buckets && exec "$@"'
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "sh", "-c", container, "sh", sys.executable, "-c", program, str(data_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ran" in done.stdout, done.stderr[-2000:]

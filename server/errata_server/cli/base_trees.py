@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..sandbox.base_trees.importer import import_base
+from ..sandbox.base_trees.recipe import PACKAGES
 from ..sandbox.base_trees.tree import build_base, find_base
 
 cli = typer.Typer(help="Build and find base trees of sandboxes.", no_args_is_help=True, rich_markup_mode=None)
@@ -21,12 +22,27 @@ def build(
     directory: Annotated[Path | None, typer.Option(help="Directory of bases. [default: user cache]")] = None,
     mirror: Annotated[str | None, typer.Option(help="Package mirror. [default: this machine's]")] = None,
     suite: Annotated[str | None, typer.Option(help="Release. [default: this machine's]")] = None,
+    system: Annotated[
+        Path | None,
+        typer.Option(help="Root directory of an installed system with `errata base packages`; it is moved."),
+    ] = None,
 ) -> None:
     """Build a base tree, unless the same recipe was built before."""
     made = build_base(
-        name, directory=directory, mirror=mirror, suite=suite, progress=lambda line: print(line, file=sys.stderr)
+        name,
+        directory=directory,
+        mirror=mirror,
+        suite=suite,
+        system=system,
+        progress=lambda line: print(line, file=sys.stderr),
     )
     typer.echo(made.root)
+
+
+@cli.command("packages")
+def packages() -> None:
+    """List the Debian packages of a base tree, one a line."""
+    typer.echo("\n".join(PACKAGES))
 
 
 @cli.command("import")

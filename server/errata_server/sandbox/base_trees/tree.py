@@ -22,6 +22,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -175,6 +176,7 @@ def build_base(
     directory: Path | None = None,
     mirror: str | None = None,
     suite: str | None = None,
+    system: Path | None = None,
     progress: Progress = lambda line: None,
 ) -> BaseTree:
     """Make the tree with debootstrap, or return the one there is when it comes from today's recipe.
@@ -186,6 +188,8 @@ def build_base(
         directory: Directory of bases; default: the first of `base_directories`.
         mirror: Package archive; default: the host's own.
         suite: Release codename; default: the host's own. A tree of another suite is built anew.
+        system: Root directory of an installed Debian or Ubuntu with `PACKAGES`, instead of debootstrap's. It becomes
+            the tree: it is moved, or copied from another file system. For builds that may not mount, such as an image's.
         progress: Called with one line for each stage.
 
     Raises:
@@ -196,7 +200,10 @@ def build_base(
     current = _current(name, directory, suite)
     if current is not None:
         return current
-    _check_machine()
+    if system is None:
+        _check_machine()
+    elif os.geteuid() != 0:
+        raise SandboxUnavailable("a tree is made of an installed system by root only: run this as root")
     source = choose_source(suite=suite, mirror=mirror)
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
@@ -207,23 +214,27 @@ def build_base(
         )
     with locked(directory / f".{name}.lock", progress):
         current = _current(name, directory, suite)  # another process may have built it meanwhile
-        return current or _build(name, directory, source, progress)
+        return current or _build(name, directory, source, system, progress)
 
 
-def _build(name: str, directory: Path, source: AptSource, progress: Progress) -> BaseTree:
+def _build(name: str, directory: Path, source: AptSource, system: Path | None, progress: Progress) -> BaseTree:
     started = time.monotonic()
     packages = directory / ".packages"  # kept when a build fails, so that the next one does not download again
     packages.mkdir(exist_ok=True)
     is_root = os.geteuid() == 0
     with publish(name, directory) as work:
         root = work / "root"
-        progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
-        _bootstrap(root, source, packages, progress)
+        if system is None:
+            progress(f"base tree {name}: {source.suite} from {source.mirror} (about a minute)")
+            _bootstrap(root, source, packages, progress)
+        else:
+            progress(f"base tree {name}: {system}")
+            suite = _adopt(system, root)
         progress("installing the packages of verifiers")
-        _add_verifier_packages(root)
+        _add_verifier_packages(root, mounts=system is None)
         progress("trimming and closing the tree")
         _prepare(root)
-        _smoke(root)
+        _smoke(root, mounts=system is None)
         digest = content_digest(root)
         identity = f"{name}-{digest[:16]}"
         size = sum(path.lstat().st_blocks * 512 for path in root.rglob("*"))
@@ -232,7 +243,7 @@ def _build(name: str, directory: Path, source: AptSource, progress: Progress) ->
             "id": identity,
             "digest": f"sha256:{digest}",
             "recipe": recipe_digest(),
-            "suite": source.suite,
+            "suite": source.suite if system is None else suite,
             "architecture": platform.machine(),
             "created": int(time.time()),
             "size_bytes": size,
@@ -380,23 +391,46 @@ def _explain(complaint: str, source: AptSource) -> str:
     return f"{said}: check the network, http_proxy, or name a mirror with --mirror, then run this again"
 
 
-def _add_verifier_packages(root: Path) -> None:
+def _adopt(system: Path, root: Path) -> str:
+    """Make ``system`` the new tree's root; return its release codename."""
+    release = system / "usr/lib/os-release"
+    if not (system / "usr/bin/bash").is_file() or not release.is_file():
+        raise SandboxUnavailable(f"{system} is not the root directory of an installed Debian or Ubuntu")
+    codename = re.search(r"^VERSION_CODENAME=(\S+)$", release.read_text("utf-8"), re.MULTILINE)
+    done = subprocess.run(["mv", "-T", str(system), str(root)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SandboxUnavailable(f"{system} could not be moved ({done.stderr.strip()[-300:]})")
+    return codename[1] if codename else "unknown"
+
+
+def _add_verifier_packages(root: Path, mounts: bool) -> None:
     install_verifier_packages(root)
-    _inside(root, _COMPILE, "0:0")
+    _inside(root, _COMPILE, "0:0", mounts)
 
 
-def _smoke(root: Path) -> None:
+def _smoke(root: Path, mounts: bool) -> None:
     """Run the tools once as the agent: a tree that does not work is never published."""
-    _inside(root, _SMOKE, f"{AGENT_UID}:{AGENT_UID}")
+    _inside(root, _SMOKE, f"{AGENT_UID}:{AGENT_UID}", mounts)
 
 
-def _inside(root: Path, script: str, user: str) -> None:
-    """Run shell text with the new tree as its root."""
+def _inside(root: Path, script: str, user: str, mounts: bool) -> None:
+    """Run shell text with the new tree as its root; where mounts are allowed, in namespaces of its own."""
     enter = f'mount --rbind /dev "$0/dev" && exec chroot --userspec={user} "$0" /bin/bash -c "$1"'
-    command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
-    command = [*_fake_root(), *command, "/bin/sh", "-c", enter, str(root), script]
+    command = [*_fake_root(), "unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
+    command += ["/bin/sh", "-c", enter, str(root), script]
+    devices = {} if mounts else {root / "dev/null": (1, 3), root / "dev/urandom": (1, 9)}
+    if not mounts:
+        command = ["chroot", f"--userspec={user}", str(root), "/bin/bash", "-c", script]
     environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/agent", "LC_ALL": "C.UTF-8"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    try:
+        for path, numbers in devices.items():
+            path.unlink(missing_ok=True)
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(*numbers))
+            path.chmod(0o666)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        for path in devices:
+            path.unlink(missing_ok=True)
     if result.returncode != 0:
         raise SandboxUnavailable(f"the new base tree does not work ({result.stderr.strip()[-300:]}): report this")
 

@@ -201,6 +201,12 @@ def prepare_stage(stage, rootless):
     mount("dev", dev, "", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "")
 
 
+def make_sysctl_writable():
+    """Allow writes below /proc/sys in this mount namespace, where a container has a read-only mount over it."""
+    if not os.access("/proc/sys/net", os.W_OK):
+        mount("", "/proc/sys", "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NOEXEC)
+
+
 def launch(slot, config, unwanted):
     """Fork a runner; return its pid in the launcher's pid namespace, and the server's ends of its two sockets."""
     request_server, request_child = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -298,6 +304,8 @@ def main():
             unshare(CLONE_NEWNET)
         unshare(CLONE_NEWNS)
         mount("", "/", "", MS_REC | MS_PRIVATE)
+        if not config["rootless"]:
+            make_sysctl_writable()
         prepare_stage(config["stage"], config["rootless"])
         users, why_shared = try_mapping(config)
         slots = Slots(config["cgroups"], config["uid"], None if users is None else config["first_uid"])
