@@ -130,8 +130,23 @@ class Connection(Carrier):
             await asyncio.gather(*self._farewells, return_exceptions=True)
 
     def close(self) -> None:
-        """Do `aclose` from another thread than the loop's, e.g. in blocking code."""
-        if self._loop is not None and not self._loop.is_closed() and background.forks() == self._forks:
+        """Do `aclose` from another thread than the loop's, e.g. in blocking code.
+
+        Raises:
+            LocalProtocolError: It was called in the connection's own event loop, which it would stop.
+        """
+        try:
+            in_own_loop = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs in this thread
+            in_own_loop = False
+        if in_own_loop and not self._closing:
+            raise LocalProtocolError("close() would wait for the event loop that it is called in: use aclose()")
+        if (
+            self._loop is not None
+            and not in_own_loop
+            and not self._loop.is_closed()
+            and background.forks() == self._forks
+        ):
             asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result()
         self._closed = True
 

@@ -542,8 +542,11 @@ async def test_a_connection_stays_in_its_loop(peer: MuxPeer) -> None:
             asyncio.run(connection.connect())
 
     await asyncio.to_thread(elsewhere)
+    with pytest.raises(LocalProtocolError, match="use aclose"):
+        connection.close()  # it would wait for this loop, which it stops
     await connection.aclose()
     await connection.aclose()
+    connection.close()
 
 
 # -- late rewards
