@@ -42,8 +42,15 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@scripts/locked_environments.sh interop
 	@$(PYTEST) -m interop tests/interop
 
-test-docker: base ## sandboxes as containers of an engine, and the broker; ERRATA_ENGINE=unix:///PATH names the engine
-	@$(PYTEST) -m docker -rs tests/sandbox/docker
+CHECKER := check-jsonschema==0.39.0
+DOCKER_TESTS := $(PYTEST) -m docker -rs tests/sandbox/docker tests/docker
+test-docker: base ## compose.yaml, sandboxes as containers, the broker; on an engine of its own, or ERRATA_ENGINE=unix:///PATH
+	@scripts/locked_environments.sh interop
+	@scripts/locked_environments.sh compose
+	@if [ -n "$$ERRATA_ENGINE" ]; then exec $(DOCKER_TESTS); fi; \
+	docker/engine.sh run -- $(DOCKER_TESTS); status=$$?; \
+	if [ $$status = 69 ] && [ -z "$$REQUIRE_ALL" ]; then echo "test-docker: skipped, no engine runs here (above)"; exit 0; fi; \
+	exit $$status
 
 ORACLES := 5.0.2 4.1.0
 AGENTS := mini-swe-agent-2.4.6
@@ -130,6 +137,12 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@for pin in $(AGENTS); do echo $${pin%-*}==$${pin##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		-o requirements/$$pin.lock pyproject.toml - || exit 1; done
+	@.cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --generate-hashes \
+		--custom-compile-command "make lock" --extra docker -c requirements/dev.lock -o requirements/server.lock pyproject.toml
+	@printf 'setuptools>=77\nwheel\n' | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+		--generate-hashes --custom-compile-command "make lock" -o requirements/build.lock -
+	@echo $(CHECKER) | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+		--custom-compile-command "make lock" -o requirements/compose-$(subst ==,-,$(CHECKER)).lock -
 	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock

@@ -7,6 +7,7 @@ import configparser
 import email
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -238,6 +239,19 @@ def test_every_development_dependency_is_pinned_to_a_version_the_project_accepts
         pin = pins[normal(wanted.name)]
         (specifier,) = pin.specifier
         assert wanted.specifier.contains(specifier.version), f"{text}: locked at {specifier.version}, run make lock"
+
+
+def test_the_images_have_the_versions_that_the_tests_had() -> None:
+    pins = {"dev": {}, "server": {}}
+    for name in pins:
+        lines = (ROOT / "requirements" / f"{name}.lock").read_text("utf-8").splitlines()
+        pins[name] = {
+            line.split("==")[0]: line.split("==")[1].split()[0] for line in lines if re.match(r"[\w.-]+==", line)
+        }
+    assert len(pins["server"]) > 50
+    assert {name: pin for name, pin in pins["server"].items() if pins["dev"].get(name) != pin} == {}
+    hashed = (ROOT / "requirements/server.lock").read_text("utf-8").count("--hash=sha256:")
+    assert hashed >= len(pins["server"]), "pip refuses a line without a hash"
 
 
 def normal(name: str) -> str:

@@ -130,6 +130,13 @@ async def test_a_server_fixes_the_hash_seed_of_its_data_directory(target: tuple[
     await client.close()
 
 
+def test_the_operators_word_is_of_all_targets(tmp_path: Path) -> None:
+    targets = (UNDECLARED_ORDER, "terminal", "--deterministic")
+    with ServerProcess(targets[0], tmp_path, *targets[1:], env=NO_SEED | {"ERRATA_SANDBOX": "fake"}) as server:
+        told = httpx.get(f"{server.url}/capabilities").json()["environments"]
+        assert len(told) == 2 and all("fork" in one["extensions"] for one in told.values()), told
+
+
 @pytest.mark.parametrize(("first", "advice"), [("11", "serve with PYTHONHASHSEED=11"), (None, "keeps one from now on")])
 async def test_a_session_of_another_hash_seed_is_lost_and_the_message_says_which(
     first: str | None, advice: str, tmp_path: Path

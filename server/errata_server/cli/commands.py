@@ -124,7 +124,7 @@ def serve(
         bool,
         typer.Option(
             help="Continue and fork sessions without snapshots by running their requests again, under a hash seed that "
-            "the data directory keeps. One target; errata probe says whether it is true."
+            "the data directory keeps. Of all targets; errata probe says whether it is true."
         ),
     ] = False,
     volatile: Annotated[

@@ -105,7 +105,8 @@ def build(
 ) -> Served:
     """Load environments and make their application: one at the root and under its name, several each under its name.
 
-    The last arguments are as in `create_fastapi_app`, and of one environment.
+    The last arguments are as in `create_fastapi_app`; ``volatile`` and ``detect`` are of one environment,
+    ``deterministic`` is of all.
 
     Raises:
         InvalidRequest: Nothing to serve by that name, an unprotected public bind, a ``detect`` that maps no fields, or
@@ -115,10 +116,10 @@ def build(
     descriptors.checked(descriptors.raise_limit(), 0)  # before the first of them fails at some file
     settings = protected(settings, bind)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # of pages that the loaded application makes
-    if len(targets) > 1 and (deterministic or volatile or detect):
+    if len(targets) > 1 and (volatile or detect):
         raise InvalidRequest(
-            "--deterministic, --volatile and --detect are of one environment: serve it alone, or make its application "
-            "with errata_server.create_app"
+            "--volatile and --detect are of one environment: serve it alone, or make its application with "
+            "errata_server.create_app"
         )
     with _in_environment(settings):
         found = load_all(targets, mode=mode, stated=stated)

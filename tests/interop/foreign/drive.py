@@ -208,9 +208,22 @@ def terminal_sync(url: str) -> Record:
         }
 
 
+async def swe_bench_lite(url: str) -> Record:
+    """An instance that is looked at and submitted as it is."""
+    async with GenericEnvClient(base_url=url, message_timeout_s=300) as client:
+        return {
+            "reset": seen(await client.reset()),
+            "run": seen(await client.step({"tool": "run", "command": "git -C /testbed log --oneline"})),
+            "submit": seen(await client.step({"tool": "submit"})),
+        }
+
+
 SCENARIOS: dict[str, Callable[[str], Any]] = {
     scenario.__name__: scenario
-    for scenario in (ledger, ledger_sync, counter, echo, echo_sync, echo_http, attach, terminal, terminal_sync)
+    for scenario in (
+        *(ledger, ledger_sync, counter, echo, echo_sync, echo_http, attach),
+        *(terminal, terminal_sync, swe_bench_lite),
+    )
 }
 
 

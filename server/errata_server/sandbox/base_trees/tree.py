@@ -188,8 +188,8 @@ def build_base(
         directory: Directory of bases; default: the first of `base_directories`.
         mirror: Package archive; default: the host's own.
         suite: Release codename; default: the host's own. A tree of another suite is built anew.
-        system: Root directory of an installed Debian or Ubuntu with `PACKAGES`, instead of debootstrap's. It becomes
-            the tree: it is moved, or copied from another file system. For builds that may not mount, such as an image's.
+        system: Root directory of an installed Debian or Ubuntu with `PACKAGES`, instead of debootstrap's. It is moved,
+            or copied from another file system. For builds that may not mount, such as an image's.
         progress: Called with one line for each stage.
 
     Raises:

@@ -161,6 +161,8 @@ class DockerBackend(Backend):
         """Return the id of the image of a base; the engine is asked once."""
         if base not in self._images:
             name = base if "/" in base or ":" in base else f"errata/base:{base}"
+            if _IMAGE_ID.fullmatch(base):  # an id that a snapshot of kind "base" has
+                name = f"sha256:{base}"
             kind = Kind.of(name, self.limits)
             try:
                 answer = await self.broker.call(

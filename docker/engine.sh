@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# A container engine of one's own for tests, on a machine that runs none: Debian's docker.io under a directory, with its
+# own data root and socket, and the base image that the Dockerfiles use, made with debootstrap (no registry is asked).
+#
+#   docker/engine.sh up [DIR]       install what is missing (as root), start the engine, import the base image; prints
+#                                   its address for DOCKER_HOST
+#   docker/engine.sh down [DIR]     remove its containers, stop it, and remove its data
+#   docker/engine.sh run [DIR] -- COMMAND...     up, COMMAND with DOCKER_HOST and ERRATA_ENGINE set, down
+#
+# DIR is .cache/engine in the checkout unless it is given. Where the machine cannot run an engine the reason is one line
+# on standard error, and the exit status is 69. ENGINE_SUITE and ENGINE_MIRROR name another release and mirror.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+suite=${ENGINE_SUITE:-bookworm}
+mirror=${ENGINE_MIRROR:-http://deb.debian.org/debian}
+image=debian:$suite-slim
+say() { printf 'engine: %s\n' "$*" >&2; }
+cannot() { say "$*"; exit 69; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+install_packages() {
+    local missing=() tool
+    for tool in dockerd:docker.io docker:docker.io debootstrap:debootstrap docker-compose:docker-compose iptables:iptables; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null || cannot "install ${missing[*]}, then run this again"
+    say "installing Debian packages: ${missing[*]}"
+    # The package's own service is not wanted: policy-rc.d with 101 keeps apt from starting it.
+    local policy=/usr/sbin/policy-rc.d made=
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+        made=1
+    fi
+    local status=0
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } \
+        >"$directory/apt.log" 2>&1 || status=$?
+    [ -z "$made" ] || rm -f "$policy"
+    [ "$status" = 0 ] || { tail -n 5 "$directory/apt.log" >&2; cannot "apt-get install ${missing[*]} failed ($directory/apt.log)"; }
+}
+
+answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+
+start() {
+    answers && return 0
+    say "starting dockerd in $directory"
+    # In a process group of its own: an interrupt at the terminal is for the caller, who then says `down`.
+    setsid dockerd --data-root "$directory/data" --exec-root "$directory/exec" -H "$DOCKER_HOST" \
+        --pidfile "$directory/pid" >"$directory/dockerd.log" 2>&1 </dev/null 9>&- &
+    local waited
+    for waited in $(seq 300); do
+        answers && return 0
+        kill -0 $! 2>/dev/null || break
+        sleep 0.1
+    done
+    grep -iE 'level=(error|fatal)|failed' "$directory/dockerd.log" | tail -n 3 >&2 || tail -n 3 "$directory/dockerd.log" >&2
+    stop
+    cannot "this machine runs no engine: dockerd ended or did not answer within 30 s ($directory/dockerd.log)"
+}
+
+import_base() {
+    [ -z "$(docker images -q "$image")" ] || return 0
+    say "making $image with debootstrap (a minute)"
+    local tree=$directory/tree
+    rm -rf --one-file-system "$tree"
+    if ! unshare --mount --pid --fork --kill-child -- debootstrap --variant=minbase "$suite" "$tree" "$mirror" \
+        >"$directory/debootstrap.log" 2>&1; then
+        tail -n 3 "$directory/debootstrap.log" >&2
+        cannot "debootstrap failed ($directory/debootstrap.log): check the network, or name another mirror with ENGINE_MIRROR"
+    fi
+    rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/* "$tree"/usr/share/{doc,man,locale,info}/*
+    # What a proxy or a mirror of this machine needs is no part of the image; apt's source is the mirror above.
+    printf 'deb %s %s main\n' "$mirror" "$suite" >"$tree/etc/apt/sources.list"
+    tar -C "$tree" -c . | docker import -c 'CMD ["bash"]' - "$image" >/dev/null
+    rm -rf --one-file-system "$tree"
+}
+
+stop() {
+    if answers; then
+        # one at a time: several deletes at once can hang an engine
+        docker ps -aq | while read -r id; do timeout 60 docker rm -f "$id" >/dev/null || say "container $id stays"; done
+    fi
+    if [ -e "$directory/pid" ]; then
+        local pid
+        pid=$(cat "$directory/pid")
+        kill "$pid" 2>/dev/null || :
+        for _ in $(seq 300); do
+            kill -0 "$pid" 2>/dev/null || break
+            sleep 0.1
+        done
+        kill -KILL "$pid" 2>/dev/null || :
+    fi
+    awk -v under="$directory/" 'index($2, under) == 1 { print $2 }' /proc/mounts | tac | while read -r place; do umount -l "$place" || :; done
+    rm -rf --one-file-system "$directory" "$directory.lock"
+}
+
+[ $# -ge 1 ] || usage
+verb=$1
+shift
+directory=$root/.cache/engine
+if [ $# -gt 0 ] && [ "$1" != -- ]; then
+    directory=$(realpath -m "$1")
+    shift
+fi
+export DOCKER_HOST=unix://$directory/sock PATH=$PATH:/usr/sbin:/sbin
+# A path of a socket has room for 107 characters.
+[ "${#directory}" -le 100 ] || cannot "$directory is too long for a socket's path: name a shorter DIR"
+case $verb in
+up | run)
+    [ "$(id -u)" = 0 ] || cannot "an engine is started by root: put sudo before this"
+    mkdir -p "$directory"
+    exec 9>"$directory.lock"
+    flock 9 # two at once: the second finds the engine running
+    install_packages
+    start
+    import_base
+    exec 9>&-
+    if [ "$verb" = up ]; then
+        echo "$DOCKER_HOST"
+        exit
+    fi
+    [ "${1:-}" = -- ] && [ $# -gt 1 ] || usage
+    shift
+    trap stop EXIT
+    ERRATA_ENGINE=$DOCKER_HOST "$@"
+    ;;
+down) stop ;;
+*) usage ;;
+esac

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Starts a command in the container of environments.
+set -eu
+say() { printf 'entrypoint: %s\n' "$*" >&2; }
+
+if [ "$(id -u)" = 0 ] && [ "${ERRATA_SANDBOX:-namespace}" = namespace ]; then
+    # Engines mount /sys/fs/cgroup read-only, also for a container with CAP_SYS_ADMIN. Memory and processes of each
+    # sandbox are limited by cgroups below the container's own. A line of /proc/mounts: device, place, type, options.
+    for place in /sys/fs/cgroup /sys/fs/cgroup/memory /sys/fs/cgroup/pids /sys/fs/cgroup/cpu; do
+        if grep -q "^[^ ]* $place cgroup2\{0,1\} ro," /proc/mounts; then
+            mount -o remount,bind,rw "$place" 2>/dev/null || say "$place stays read-only: the server's log says what is not limited"
+        fi
+    done
+fi
+
+# The image's base tree goes to the volume, where mounts of it can be id-mapped: an engine's own overlay cannot. Base
+# trees of sessions on the volume stay; the new one is for sessions that start from now on.
+tree=/var/lib/errata/bases/default
+if [ "${ERRATA_SANDBOX:-namespace}" = namespace ] && [ -e "$tree" ] \
+    && [ ! -e "$ERRATA_BASE_DIR/$(readlink "$tree")" ]; then
+    errata base import "$tree" default --directory "$ERRATA_BASE_DIR" >/dev/null
+fi
+exec "$@"
