@@ -1,4 +1,4 @@
-"""What is public is what docs/reference says (STYLE 13)."""
+"""What is public is what docs/reference says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error tree and the wire codes (STYLE 7, PROTOCOL D5)."""
+"""The error tree and the wire codes (PROTOCOL D5)."""
 
 from __future__ import annotations
 

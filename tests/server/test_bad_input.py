@@ -1,4 +1,4 @@
-"""Whatever a door is sent: one answer with a code for each frame, and the session goes on where it stood (DESIGN 2.7).
+"""Whatever a door is sent: one answer with a code for each frame, and the session goes on where it stood.
 
 ``ERRATA_MUTATIONS`` sets how many mutations of valid frames each seeded run sends, 1,000 by default.
 """

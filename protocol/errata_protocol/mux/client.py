@@ -8,7 +8,7 @@
 What the trainer gets is in order and once: replies of a session by id, pushes by seq. A request is sent again until it
 has a recorded reply; which of them the server has accepted is what ``resumed`` says.
 
-Decisions where PROTOCOL.md is silent:
+Decisions of this client:
 
 - Go-back-n waits until the refusals of everything sent behind a refused request have come, then sends again from there:
   an answer to the first round is never taken for one to the second. `ClientConfig.drain_s` bounds that wait.

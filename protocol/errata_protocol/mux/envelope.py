@@ -8,7 +8,7 @@ might matter: it does not look into ``data`` for UTF-8 (decoding the frame as te
 equal keys (then the frame has more colons than the decoded fields account for: no other string of an envelope can hold
 one), and it nests as deep as the interpreter (``data`` with fewer brackets than levels is not looked into).
 
-Decisions where PROTOCOL.md is silent:
+Decisions that PROTOCOL D states:
 
 - An envelope nests at most `MAX_DEPTH` levels, itself counted, the array around it not. Far deeper than that
   (about a thousand levels) the decoder gives up, and the whole frame is unparsable.

@@ -5,7 +5,7 @@ what a client says to the protocol itself (open, resume, fork, ...) is read with
 
 It is longer than other modules because a message is a few lines and there are thirty-one of them.
 
-Decisions where PROTOCOL.md is silent:
+Decisions that PROTOCOL D states:
 
 - What a message says stands in ``data``; ``sid``, ``id`` and ``q`` address it and stand in the envelope. ``resume`` and
   ``close_group`` address no session and have no ``sid``; ``cancel`` has the ``id`` that it cancels.

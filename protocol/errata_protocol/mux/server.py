@@ -8,7 +8,7 @@ The shell feeds it frames and outcomes and performs the `effects` it returns:
 
 All of it is in memory and can be lost at any time: what a session was is then found in the journal, by `effects.Find`.
 
-Decisions where PROTOCOL.md is silent:
+Decisions that PROTOCOL D states:
 
 - One request of a session runs at a time, and the next one starts when its reply is committed. ``if``, cancel and
   ``deadline_ms`` are decided when its turn comes; each of these outcomes is recorded, in order, like a reply.
@@ -19,8 +19,8 @@ Decisions where PROTOCOL.md is silent:
 - A session that is over is told by its error to whoever resumes it with its key, and then the replies it missed.
 - ``detach_ttl`` counts from the last recorded reply or from the detaching, whichever is later.
 - A reply without a record (`rejected`) gives the id back: everything queued behind it is OUT_OF_ORDER.
-- The type of a request belongs to what D4 compares, ``if`` and ``deadline_ms`` do not. For forks only the bytes are
-  compared, since the key of the child is not kept.
+- The type of a request belongs to what PROTOCOL D4 compares, ``if`` and ``deadline_ms`` do not. For forks only the
+  bytes are compared, since the key of the child is not kept.
 - A resume of no session is INVALID_ENVELOPE. CAPACITY_REACHED without ``retry_after``: it does not help to wait.
 - mcp with ``id`` is tools/call, and nothing else is; a fork does not attach its child.
 - A fork whose child has a sid that is taken, by whomever, is VALIDATION_ERROR and recorded. CONFLICT is never a

@@ -1,4 +1,4 @@
-"""`McpDoor`: answers MCP JSON-RPC requests from HTTP and WebSocket, with or without a session (PROTOCOL, head)."""
+"""`McpDoor`: answers MCP JSON-RPC requests from HTTP and WebSocket, with or without a session (PROTOCOL Terms)."""
 
 from __future__ import annotations
 

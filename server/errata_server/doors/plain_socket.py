@@ -73,7 +73,7 @@ class PlainSocket(SocketDoor):
         self._action_cls = action_cls
         self._capabilities = capabilities
         self._attached_by_id = False
-        self._told = False  # the client asked for capabilities: frames may carry eid, t and digest (C1)
+        self._told = False  # the client asked for capabilities: frames may carry eid, t and digest (PROTOCOL C1)
 
     async def _session(self) -> Session:
         wanted = self._websocket.query_params.get("session_id")

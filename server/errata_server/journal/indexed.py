@@ -61,7 +61,7 @@ class IndexedJournal(IndexedReads):
 
     Args:
         directory: Where the index is, and by default the segments; made if missing, for its owner alone.
-        fsync: False trades the promise of E3 under power loss for speed; a process crash still loses nothing.
+        fsync: False trades the promise of PROTOCOL E3 under power loss for speed; a process crash still loses nothing.
         disk: Where the segments are, if not in ``directory``.
         writer: Makes the group writer.
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.

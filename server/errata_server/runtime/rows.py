@@ -109,7 +109,7 @@ def mcp_row(
 
 
 def error_row(admitted: Admitted, error: ErrataError) -> DeliveryRow:
-    """Build the row of a recorded error: no t, no payload of an episode (DESIGN section 3)."""
+    """Build the row of a recorded error: no t, no payload of an episode."""
     return _without_t(admitted, encode_payload(error.to_wire()), error.code)
 
 

@@ -249,7 +249,7 @@ class Twice(Exception):
 
 
 def oracle(frame: bytes) -> list[Any]:
-    """Read a frame with the standard library, slowly: which elements are good, by the words of D1."""
+    """Read a frame with the standard library, slowly: which elements are good, by the words of PROTOCOL D1."""
 
     def unique(pairs: list[tuple[str, Any]]) -> Any:
         return ("twice" if len({key for key, _ in pairs}) != len(pairs) else "once", dict(pairs))

@@ -1,4 +1,4 @@
-"""Nothing that a peer sends makes a machine raise but what it says it raises (PROTOCOL D1, promise 7 of the design)."""
+"""Nothing that a peer sends makes a machine raise but what it says it raises (PROTOCOL D1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes and schemas of every mux message are what rfcs/schemas and tests/golden/mux hold (STYLE 15, 19)."""
+"""Bytes and schemas of every mux message are what rfcs/schemas and tests/golden/mux hold."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def server() -> Server:
     return made
 
 
-# -- D1 ---------------------------------------------------------------------------------------------------------
+# -- PROTOCOL D1 ------------------------------------------------------------------------------------------------
 
 
 def test_d1_an_unparsable_frame_is_one_error_with_sid_null_and_no_effect(server: Server) -> None:
@@ -169,7 +169,7 @@ def test_d1_an_unknown_type_in_a_batch_is_told_by_its_index(server: Server) -> N
     assert (first["sid"], first["index"], second["sid"], second["index"]) == (SID, 1, None, 2)
 
 
-# -- D2, D4, D5 ---------------------------------------------------------------------------------------------------
+# -- PROTOCOL D2, D4, D5 ------------------------------------------------------------------------------------------
 
 
 def test_d2_requests_of_a_session_run_one_by_one_in_order_of_id(server: Server) -> None:
@@ -291,7 +291,7 @@ def test_d5_a_recorded_error_is_a_reply(server: Server) -> None:
     assert codes(server.told()) == ["EXECUTION_ERROR"]
 
 
-# -- D3, D7, D12, D13 ---------------------------------------------------------------------------------------------
+# -- PROTOCOL D3, D7, D12, D13 ------------------------------------------------------------------------------------
 
 
 def test_d3_open_reset_and_steps_may_be_pipelined() -> None:
@@ -638,7 +638,7 @@ def test_d4_what_follows_a_close_is_refused_behind_the_replies_that_are_still_re
     assert new.in_flight == 0
 
 
-# -- D6, D10 ------------------------------------------------------------------------------------------------------
+# -- PROTOCOL D6, D10 ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -691,7 +691,7 @@ def test_d10_a_deadline_counts_from_receipt_queue_included(server: Server) -> No
     assert codes(server.told()) == ["observation", "TIMEOUT"]
 
 
-# -- D8, D9, D11 --------------------------------------------------------------------------------------------------
+# -- PROTOCOL D8, D9, D11 -----------------------------------------------------------------------------------------
 
 
 def test_d8_pushes_leave_in_order_of_seq(server: Server) -> None:
