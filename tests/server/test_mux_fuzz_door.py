@@ -1,4 +1,4 @@
-"""Whatever comes through the multiplexed door: it stands, keeps nothing of it, and no other is touched (PROTOCOL D1, F2).
+"""Whatever comes through the multiplexed door: it stands and keeps nothing, no other is touched (PROTOCOL D1, F2).
 
 `make fuzz` does it with 100,000 frames; ERRATA_FUZZ_SEED draws others.
 """

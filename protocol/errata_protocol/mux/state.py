@@ -6,8 +6,8 @@ machines ask the table only for what the wire may bring in that state.
 
 The server's side. ABSENT is not stored: a session that is not in memory is absent, whether the journal knows it or not.
 Opening, finding and falling asleep are waits for the shell; whatever comes for the session meanwhile is parked and
-played again, in order, when the wait is over. So "a resume during hibernation waits" (PROTOCOL D12) needs no rule of its
-own.
+played again, in order, when the wait is over. So "a resume during hibernation waits" (PROTOCOL D12) needs no rule of
+its own.
 
              open                found                    socket lost
     ABSENT ---------> OPENING -----------+     +--------------------------> DETACHED ---+
