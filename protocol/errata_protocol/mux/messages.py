@@ -367,10 +367,14 @@ class Observation(Delivered):
     type: Literal["observation"]
 
 
-class McpReply(Delivered):
-    """Reply to an MCP tools/call."""
+class McpReply(Recorded):
+    """Reply to an MCP tools/call; one that reached no tool is no delivery, and has neither place nor digest."""
 
     type: Literal["mcp"]
+    eid: Eid | None = None
+    t: Count | None = None
+    digest: Digest | None = None
+    data: dict[str, Any]
 
 
 class McpReadReply(Told):
