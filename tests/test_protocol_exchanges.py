@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from errata_protocol.errors import CODES, Unparsable
+from errata_protocol.errors import Unparsable
 from errata_protocol.mux import CLIENT_MESSAGES, SERVER_MESSAGES
 from errata_protocol.mux.envelope import Malformed, read_frame, read_server_frame
 from errata_protocol.payload import digest
@@ -76,16 +76,3 @@ def test_the_exchanges_have_a_message_of_each_kind() -> None:
 def test_a_line_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError, match="no line of an exchange"):
         read_line("[1] ->> {}")
-
-
-def test_the_table_of_codes_is_what_the_code_says() -> None:
-    rows = [
-        f"| `{code}` | {info.fault} | {_yes(info.retryable)} | {_yes(info.consumes_id)} | "
-        f"{_yes(info.session_survives)} | {info.http_status} |"
-        for code, info in CODES.items()
-    ]
-    assert "\n".join(rows) in TEXT.read_text()
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
