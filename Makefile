@@ -43,7 +43,7 @@ test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in i
 	@$(PYTEST) -m interop tests/interop
 
 CHECKER := check-jsonschema==0.39.0
-DOCKER_TESTS := $(PYTEST) -m docker -rs tests/sandbox/docker tests/docker
+DOCKER_TESTS := $(PYTEST) -m docker -rs tests/docker tests/sandbox/docker
 test-docker: base ## compose.yaml, sandboxes as containers, the broker; on an engine of its own, or ERRATA_ENGINE=unix:///PATH
 	@scripts/locked_environments.sh interop
 	@scripts/locked_environments.sh compose

@@ -21,7 +21,7 @@ usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 install_packages() {
     local missing=() tool
-    for tool in dockerd:docker.io docker:docker.io debootstrap:debootstrap docker-compose:docker-compose iptables:iptables; do
+    for tool in dockerd:docker.io docker:docker.io debootstrap:debootstrap docker-compose:docker-compose iptables:iptables ip:iproute2; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -46,8 +46,13 @@ answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 start() {
     answers && return 0
     say "starting dockerd in $directory"
+    # A bridge of its own: docker0 is another engine's, if one runs here.
+    if ! ip link show "$bridge" >/dev/null 2>&1; then
+        ip link add name "$bridge" type bridge && ip addr add "10.213.$((sum % 250 + 1)).1/24" dev "$bridge" &&
+            ip link set "$bridge" up || cannot "no network bridge can be made here"
+    fi
     # In a process group of its own: an interrupt at the terminal is for the caller, who then says `down`.
-    setsid dockerd --data-root "$directory/data" --exec-root "$directory/exec" -H "$DOCKER_HOST" \
+    setsid dockerd --data-root "$directory/data" --exec-root "$directory/exec" -H "$DOCKER_HOST" -b "$bridge" \
         --pidfile "$directory/pid" >"$directory/dockerd.log" 2>&1 </dev/null 9>&- &
     local waited
     for waited in $(seq 300); do
@@ -92,6 +97,7 @@ stop() {
         done
         kill -KILL "$pid" 2>/dev/null || :
     fi
+    ip link del "$bridge" 2>/dev/null || :
     awk -v under="$directory/" 'index($2, under) == 1 { print $2 }' /proc/mounts | tac | while read -r place; do umount -l "$place" || :; done
     rm -rf --one-file-system "$directory" "$directory.lock"
 }
@@ -105,6 +111,9 @@ if [ $# -gt 0 ] && [ "$1" != -- ]; then
     shift
 fi
 export DOCKER_HOST=unix://$directory/sock PATH=$PATH:/usr/sbin:/sbin
+sum=$(printf %s "$directory" | cksum | cut -d ' ' -f 1)
+bridge=errata$sum
+bridge=${bridge:0:15}
 # A path of a socket has room for 107 characters.
 [ "${#directory}" -le 100 ] || cannot "$directory is too long for a socket's path: name a shorter DIR"
 case $verb in

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,9 +104,14 @@ class Compose:
         """Return the id of a service's container."""
         return self.run("ps", "-q", service).stdout.strip()
 
-    def wait_ready(self, timeout_s: float = 120.0, service: str = "envs") -> float:
+    def wait_ready(self, service: str = "envs") -> float:
         """Wait until a service says that it is ready; return how long that took, seconds."""
-        started, port = time.monotonic(), self.port if service == "envs" else self.containers_port
+        port = self.port if service == "envs" else self.containers_port
+        return self.wait_until_ready(port, lambda: self.run("logs", "--tail", "20", service).stdout)
+
+    def wait_until_ready(self, port: int, log: Callable[[], str], timeout_s: float = 120.0) -> float:
+        """Wait until the server on a port says that it is ready; return how long that took, seconds."""
+        started = time.monotonic()
         while True:
             try:
                 if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200:
@@ -114,9 +119,7 @@ class Compose:
             except httpx.TransportError:
                 pass
             if time.monotonic() - started > timeout_s:
-                raise AssertionError(
-                    f"not ready after {timeout_s} s: {self.run('logs', '--tail', '20', service).stdout}"
-                )
+                raise AssertionError(f"not ready after {timeout_s} s: {log()}")
             time.sleep(0.2)
 
 

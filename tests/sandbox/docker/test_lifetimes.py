@@ -273,7 +273,9 @@ class OwnEngine:
         options = ["--data-root", here / "data", "--exec-root", here / "exec", "--pidfile", here / "pid"]
         options += ["-H", self.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
         with (here / "log").open("ab") as log:
-            self._process = subprocess.Popen(["dockerd", *map(str, options)], stdout=log, stderr=log)
+            # in a network of its own: without a bridge it deletes docker0, which is another engine's
+            command = ["unshare", "--net", "--", "dockerd", *map(str, options)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         until_s = time.monotonic() + 60
         while True:
             try:
