@@ -119,7 +119,12 @@ bridge=${bridge:0:15}
 case $verb in
 up | run)
     [ "$(id -u)" = 0 ] || cannot "an engine is started by root: put sudo before this"
+    # `down` removes the directory, so it has to be ours from the start.
+    if [ ! -e "$directory/.engine" ] && [ -n "$(ls -A "$directory" 2>/dev/null)" ]; then
+        cannot "$directory is not empty: name a directory that is not there yet"
+    fi
     mkdir -p "$directory"
+    touch "$directory/.engine"
     exec 9>"$directory.lock"
     flock 9 # two at once: the second finds the engine running
     install_packages
@@ -135,6 +140,10 @@ up | run)
     trap stop EXIT
     ERRATA_ENGINE=$DOCKER_HOST "$@"
     ;;
-down) stop ;;
+down)
+    [ -e "$directory" ] || exit 0
+    [ -e "$directory/.engine" ] || cannot "$directory is no directory of an engine that this program started"
+    stop
+    ;;
 *) usage ;;
 esac
