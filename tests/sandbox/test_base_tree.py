@@ -184,8 +184,8 @@ class TestBuilding:
 
         monkeypatch.setattr(tree, "_check_machine", lambda: None)
         monkeypatch.setattr(tree, "_bootstrap", bootstrap)
-        monkeypatch.setattr(tree, "_add_verifier_packages", lambda root: None)
-        monkeypatch.setattr(tree, "_smoke", lambda root: None)
+        monkeypatch.setattr(tree, "_add_verifier_packages", lambda root, mounts: None)
+        monkeypatch.setattr(tree, "_smoke", lambda root, mounts: None)
         return made
 
     def test_a_second_build_returns_the_tree_there_is(self, home: Path, builds: list[AptSource]) -> None:
@@ -213,7 +213,7 @@ class TestBuilding:
     def test_a_failed_build_leaves_nothing_but_the_packages(
         self, home: Path, builds: list[AptSource], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(root: Path) -> None:
+        def broken(root: Path, mounts: bool) -> None:
             raise SandboxUnavailable("the new base tree does not work")
 
         monkeypatch.setattr(tree, "_smoke", broken)

@@ -54,6 +54,7 @@ from user_namespace import become_root, bind_device, fork_into
 
 LAST_UID = 0x6FFFFFFF
 """Up to here users are themselves inside; `NamespaceBackend` takes those of commands from above."""
+NO_TIME_WAIT = "/proc/sys/net/ipv4/tcp_max_tw_buckets"
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
@@ -100,7 +101,7 @@ class Slots:
             fcntl.ioctl(with_lo.fileno(), 0x8914, b"lo".ljust(16, b"\0") + b"\x41\0".ljust(24, b"\0"))  # IFF_UP
             with_lo.close()
             # A closed connection of the last borrower must not keep its port in TIME_WAIT for the next one.
-            write_file("/proc/sys/net/ipv4/tcp_max_tw_buckets", b"0")
+            write_file(NO_TIME_WAIT, b"0")
         finally:
             setns(self.own_network, CLONE_NEWNET)
         name = f"s{self.made}"
@@ -203,7 +204,7 @@ def prepare_stage(stage, rootless):
 
 def make_sysctl_writable():
     """Allow writes below /proc/sys in this mount namespace, where a container has a read-only mount over it."""
-    if not os.access("/proc/sys/net", os.W_OK):
+    if not os.access(NO_TIME_WAIT, os.W_OK):  # of a directory there it would say no everywhere
         mount("", "/proc/sys", "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NOEXEC)
 
 
