@@ -250,4 +250,4 @@ def test_another_event_loop_finds_its_own_ticks(tmp_path: Path) -> None:
     space = FreeSpace(tmp_path)
     for _ in range(3):  # each is closed before its tick could see that nobody waits
         asyncio.run(space.wait(1 << 62, 1 << 62, 1.0))
-    assert len(space._waiters) == 1
+    assert len(space._waiters) <= 1, "ended loops pile up"

@@ -290,7 +290,7 @@ async def test_a_burst_of_results_wakes_the_loop_few_times(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("factory", [ThreadedEnvironment, FreeEnvironment])
 async def test_64_steps_that_hang_for_ever_delay_no_other_session(factory: Any) -> None:
-    async with sessions_of(factory, step_timeout_s=2.0) as (sessions, runtime):
+    async with sessions_of(factory, step_timeout_s=4.0) as (sessions, runtime):
         made = await opened(sessions, 80)
         hanging = [asyncio.create_task(step(sessions, s, "hang")) for s in made[:64]]
         took: list[float] = []
@@ -299,7 +299,7 @@ async def test_64_steps_that_hang_for_ever_delay_no_other_session(factory: Any) 
             await asyncio.gather(*(step(sessions, s) for s in made[64:]))
             took.append(time.perf_counter() - started)
         took.sort()
-        assert took[int(len(took) * 0.99)] < 1.0  # half the deadline that the hanging ones wait for
+        assert took[int(len(took) * 0.99)] < 1.0  # a quarter of the deadline that the hanging ones wait for
         assert {type(task.exception()) for task in hanging} == {StepTimeout}
         assert runtime.threads.counts.written_off == 64
         (reason,) = runtime.unready()
