@@ -1,4 +1,4 @@
-"""Write the server's lines of the example exchanges in rfcs/PROTOCOL.md, as a server in this process says them.
+"""Write the server's lines of the example exchanges in rfcs/*.md, as a server in this process says them.
 
 python scripts/protocol_examples.py           # write
 python scripts/protocol_examples.py --check   # exit 1 where a line is not what would be written
@@ -12,21 +12,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.protocol_exchanges import BLOCK, TEXT, exchanges, recorded
+from tests.protocol_exchanges import BLOCK, RFCS, TEXT, exchanges, recorded
 
 
 def main() -> int:
-    """Write or compare the exchanges; return the exit status."""
-    text = TEXT.read_text()
-    written = [asyncio.run(recorded(exchange)) for exchange in exchanges(text)]
-    blocks = iter(written)
-    now = BLOCK.sub(lambda m: m[0].replace(m[3], "\n".join(next(blocks)) + "\n"), text)
-    if "--check" in sys.argv:
-        if now != text:
-            print(f"{TEXT.name}: an exchange is not what the server says: python scripts/protocol_examples.py")
-        return int(now != text)
-    TEXT.write_text(now)
-    return 0
+    """Write or compare the exchanges of each text; return the exit status."""
+    stale = 0
+    for path in (TEXT, *RFCS):
+        text = path.read_text()
+        blocks = iter([asyncio.run(recorded(exchange)) for exchange in exchanges(text)])
+        now = BLOCK.sub(lambda m: m[0].replace(m[3], "\n".join(next(blocks)) + "\n"), text)  # noqa: B023
+        if now != text and "--check" in sys.argv:
+            print(f"{path.name}: an exchange is not what the server says: python scripts/protocol_examples.py")
+            stale = 1
+        elif now != text:
+            path.write_text(now)
+    return stale
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Write rfcs/schemas/ (JSON Schema of each mux message) and tests/golden/mux/ (its bytes, as the machines send them).
+"""Write rfcs/schemas/ (JSON Schema of each mux message and of what other doors say) and tests/golden/mux/ (the bytes of
+each mux message, as the machines send them).
 
 python scripts/wire.py                # write
 python scripts/wire.py --check        # exit 1 where a file is not what would be written
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 
 from errata_protocol import Capabilities
 from errata_protocol.capabilities import ServerLimits
+from errata_protocol.markers import ErrorMarkers
 from errata_protocol.mux import (
     CLIENT_MESSAGES,
     SERVER_MESSAGES,
@@ -33,7 +35,9 @@ from errata_protocol.mux import (
     Stored,
     schemas,
 )
+from errata_protocol.mux.messages import StateAtReply
 from errata_protocol.payload import digest
+from errata_protocol.replay import ForkReply, ForkRequest, RewardPost, RewardRecord, StateAtRequest
 
 ROOT = Path(__file__).parents[1]
 SID, KEY = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "n4Jr6Lm8Po0Qs2Tu4Vw6Xy"
@@ -221,11 +225,30 @@ def _element(frame: bytes, envelope: dict[str, Any]) -> bytes:
     raise ValueError("not in the frame")
 
 
+def other_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file name without suffix, JSON Schema) of what observations, plain sockets and HTTP hold."""
+    for name, model in (
+        ("observation.ErrorMarkers", ErrorMarkers),
+        ("plain.Capabilities", Capabilities),
+        ("plain.StateAtRequest", StateAtRequest),
+        ("http.ForkRequest", ForkRequest),
+        ("http.ForkReply", ForkReply),
+        ("http.RewardPost", RewardPost),
+        ("http.RewardRecord", RewardRecord),
+    ):
+        yield name, {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+    frame = StateAtReply.model_json_schema()
+    for name in ("sid", "q"):  # of multiplexed sockets only
+        del frame["properties"][name]
+        frame["required"].remove(name)
+    yield "plain.StateAtFrame", {"$schema": "https://json-schema.org/draft/2020-12/schema", **frame}
+
+
 def files() -> dict[Path, bytes]:
     """Return what each file shall hold."""
     made = {
         ROOT / "rfcs" / "schemas" / f"{name}.json": (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode()
-        for name, schema in schemas()
+        for name, schema in (*schemas(), *other_schemas())
     }
     return made | {ROOT / "tests" / "golden" / "mux" / f"{name}.json": text for name, text in messages().items()}
 

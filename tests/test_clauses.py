@@ -38,7 +38,8 @@ def files() -> list[Path]:
     assert listed.returncode == 0, listed.stderr.decode()
     names = [name for name in listed.stdout.decode().split("\0") if name and name not in HERE]
     names = [name for name in names if name.endswith((".py", ".md", ".toml", ".sh", ".json", "Makefile"))]
-    aside = ("tests/golden/", "tests/protocol/data/", "envs/terminal_env/tasks/")
+    # RFCs are filed elsewhere and cite nothing of this repository; their own decisions are D1, D2 as upstream's.
+    aside = ("tests/golden/", "tests/protocol/data/", "envs/terminal_env/tasks/", "rfcs/0")
     return [ROOT / name for name in names if not name.startswith(aside) and (ROOT / name).is_file()]
 
 

@@ -1,0 +1,256 @@
+"""The RFCs: statements are numbered and tagged, schemas are the generated ones, examples run and are real bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import uvicorn
+from pydantic import BaseModel
+
+from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorMarkers, ErrorSite
+
+from .protocol_exchanges import RFCS, Exchange, exchanges, played
+
+ROOT = Path(__file__).parents[1]
+SCHEMAS = ROOT / "rfcs" / "schemas"
+EXCHANGES = [(path, exchange) for path in RFCS for exchange in exchanges(path.read_text())]
+each_rfc = pytest.mark.parametrize("path", RFCS, ids=lambda path: path.stem)
+each_exchange = pytest.mark.parametrize(("path", "exchange"), EXCHANGES, ids=[e.name for _, e in EXCHANGES])
+
+STATEMENT = re.compile(r"^- \*\*(R-(\d{3})-(\d+))\*\* (?:\(([^)]*)\) )?(.*?)(?=^- \*\*R-|^\s*$|^#)", re.M | re.S)
+TAG = re.compile(r"(?:wire|fault|inspection: \S.*)", re.S)
+SECTIONS = ("Summary", "Motivation", "Design", "Examples")
+"""Those that OpenEnv requires of an RFC."""
+
+
+def prose(text: str) -> str:
+    """Return a text without its code."""
+    return re.sub(r"```.*?```|`[^`\n]*`", " ", text, flags=re.S)
+
+
+def without_names(schema: Any) -> Any:
+    """Return a schema without titles and descriptions."""
+    if isinstance(schema, dict):
+        kept = {k: v for k, v in schema.items() if k not in ("title", "description", "$schema") or isinstance(v, dict)}
+        return {k: without_names(v) for k, v in kept.items()}
+    return [without_names(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def problems(text: str) -> list[str]:
+    """Return what is wrong with the statements of an RFC."""
+    number = re.search(r"^\*\*RFC ID\*\*: (\d{3})$", text, re.M)
+    found = STATEMENT.findall(prose(text))
+    wrong = [f"{name} has no tag" for name, _, _, tag, _ in found if not TAG.fullmatch(tag)]
+    wrong += [f"{name} says neither MUST nor SHOULD" for name, *_, said in found if not re.search("MUST|SHOULD", said)]
+    if number is None or {rfc for _, rfc, *_ in found} - {number[1]}:
+        wrong.append("a statement has another RFC's number")
+    if [int(n) for _, _, n, *_ in found] != list(range(1, len(found) + 1)):
+        wrong.append("the numbers are not 1, 2, 3 …")
+    rest = STATEMENT.sub("", prose(text))
+    wrong += [f"{m[0]!r} outside a statement" for m in re.finditer(r"\b(?:MUST|SHOULD|REQUIRED|SHALL)\b[^\n]*", rest)]
+    cited = set(re.findall(r"R-\d{3}-\d+", rest))
+    own = {name for name in cited if number is not None and name.startswith(f"R-{number[1]}-")}
+    return wrong + [f"{name} does not exist" for name in sorted(own - {name for name, *_ in found})]
+
+
+@each_rfc
+def test_statements_are_numbered_and_tagged(path: Path) -> None:
+    assert problems(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("- **R-014-1** (wire) It MUST.\n- **R-014-2** (fault) It\n  SHOULD.\n\nAs R-014-2 says.", None),
+        ("- **R-014-1** It MUST.\n", "R-014-1 has no tag"),
+        ("- **R-014-1** (inspection) It MUST.\n", "R-014-1 has no tag"),
+        ("- **R-014-1** (wire) It does.\n", "R-014-1 says neither MUST nor SHOULD"),
+        ("- **R-014-2** (wire) It MUST.\n", "the numbers are not 1, 2, 3 …"),
+        ("- **R-014-1** (wire) It MUST.\n- **R-014-1** (wire) It MUST.\n", "the numbers are not 1, 2, 3 …"),
+        ("- **R-015-1** (wire) It MUST.\n", "a statement has another RFC's number"),
+        ("It MUST.\n", "'MUST.' outside a statement"),
+        ("As R-014-7 says.\n", "R-014-7 does not exist"),
+    ],
+)
+def test_a_wrong_statement_is_found(text: str, mistake: str | None) -> None:
+    assert problems(f"**RFC ID**: 014\n\n{text}") == ([mistake] if mistake else [])
+
+
+@each_rfc
+def test_an_rfc_has_upstreams_header_and_sections(path: Path) -> None:
+    text = path.read_text()
+    header = (
+        r"# RFC: .+\n\n\*\*Status\*\*: Draft\n\*\*Created\*\*: \d{4}-\d\d-\d\d\n\*\*Authors\*\*: .+\n\*\*RFC ID\*\*: "
+    )
+    assert re.match(header + path.name[:3], text)
+    if path.name.startswith("000"):
+        return  # the umbrella decides nothing
+    headings = re.findall(r"^## (.+)$", prose(text), re.M)
+    assert [heading for heading in headings if heading in SECTIONS] == list(SECTIONS)
+    assert {"Problem Statement", "Goals", "Architecture Overview", "Core Abstractions", "Key Design Decisions"} <= set(
+        re.findall(r"^### (.+)$", text, re.M)
+    )
+    decisions = re.findall(r"^#### D\d+\. .*?(?=^##)", text, re.M | re.S)
+    assert decisions
+    for decision in decisions:
+        assert all(f"- **{part}**:" in decision for part in ("Chosen approach", "Rationale", "Trade-offs")), decision
+
+
+@each_rfc
+def test_an_rfc_stands_by_itself(path: Path) -> None:
+    """It links to other RFCs of the same filing and to the web, and cites nothing of this repository."""
+    text = prose(path.read_text())
+    links = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if not target.startswith(("https://", "#"))]
+    assert all(re.fullmatch(r"(\./)?0\d\d-[\w-]+\.md(#[\w-]+)?", target) for target in links), links
+    assert all((path.parent / target.partition("#")[0]).exists() for target in links)
+    assert not re.search(r"\bPROTOCOL\b|\bdecisions? \d|docs/|\.\./", text)
+
+
+@each_rfc
+def test_each_schema_is_the_generated_one(path: Path) -> None:
+    text = path.read_text()
+    found = re.findall(r"<!-- schema (\S+) -->\n+```json\n(.*?)```", text, re.S)
+    for name, excerpt in found:
+        assert without_names(json.loads(excerpt)) == without_names(json.loads((SCHEMAS / f"{name}.json").read_text()))
+    assert len(found) == text.count("```json"), "each block of JSON says which schema it is"
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
+
+
+@each_exchange
+async def test_a_server_says_what_the_rfc_says(path: Path, exchange: Exchange) -> None:
+    assert await played(exchange) == list(exchange.lines), (
+        "python scripts/protocol_examples.py writes the server's lines"
+    )
+
+
+@each_rfc
+def test_each_block_of_text_with_frames_is_played(path: Path) -> None:
+    text = path.read_text()
+    assert len(exchanges(text)) == text.count("```text")
+
+
+def frames(exchange: Exchange) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name of the schema, value) of each part of an exchange that a schema describes."""
+    asked = None
+    for line in exchange.lines:
+        if (found := re.match(r"HTTP --> POST \S+/fork (.*)", line)) is not None:
+            asked = json.loads(found[1])
+        elif (found := re.match(r"HTTP <-- 200 (\{.*)", line)) is not None and asked is not None:
+            yield from (("http.ForkRequest", asked), ("http.ForkReply", json.loads(found[1])))
+            asked = None
+        elif (found := re.match(r"\[\d\] <-- (\{.*)", line)) is not None:
+            frame = json.loads(found[1])
+            if "sid" in frame or "q" in frame:
+                continue  # multiplexed: the models say more
+            if frame["type"] == "state_at":
+                yield "plain.StateAtFrame", frame
+            elif frame["type"] == "capabilities":
+                yield "plain.Capabilities", frame["data"]
+            yield from (("observation.ErrorMarkers", marker) for marker in markers(frame["data"]))
+
+
+def markers(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects with all five marker fields in a value."""
+    if isinstance(value, dict):
+        if set(ErrorMarkers.model_fields) <= set(value):
+            yield value
+        for one in value.values():
+            yield from markers(one)
+
+
+@each_exchange
+def test_examples_validate(path: Path, exchange: Exchange) -> None:
+    for name, value in frames(exchange):
+        jsonschema.validate(value, json.loads((SCHEMAS / f"{name}.json").read_text()))
+
+
+def test_examples_have_one_of_each_schema() -> None:
+    shown = {name for _, exchange in EXCHANGES for name, _ in frames(exchange)}
+    embedded = {name for path in RFCS for name in re.findall(r"<!-- schema (\S+) -->", path.read_text())}
+    assert {name for name in embedded if not name.startswith(("client.", "server."))} - {
+        "plain.StateAtRequest",
+        "http.RewardPost",
+    } <= shown
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def programs(path: Path) -> dict[str, str]:
+    """Return the programs of an RFC by file name."""
+    return dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", path.read_text(), re.S))
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an application on a port of this machine; yield its address."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            deadline = time.monotonic() + 30
+            while not server.started and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert server.started
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def files(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The programs of an RFC in a directory from which they can be imported."""
+    for name, text in programs(path).items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in programs(path):
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize("path", [p for p in RFCS if "client.py" in programs(p)], ids=lambda path: path.stem)
+def test_the_client_of_an_rfc_speaks_with_its_server(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(runpy.run_path(str(files / "server.py"))["app"]) as address:
+        monkeypatch.setenv("BASE_URL", address)
+        runpy.run_path(str(files / "client.py"), run_name="__main__")
+
+
+def test_each_program_of_an_rfc_has_a_name_and_belongs_to_a_pair() -> None:
+    for path in RFCS:
+        assert path.read_text().count("```python") == len(programs(path))
+        assert ("client.py" in programs(path)) == ("server.py" in programs(path))
+
+
+# -- 014 --------------------------------------------------------------------------------------------------------------
+
+(MARKERS,) = [path for path in RFCS if path.name.startswith("014")]
+
+
+@pytest.mark.parametrize("path", [MARKERS], ids=["014"])
+@pytest.mark.parametrize("model", [ErrorMarkers, ErrorSite], ids=lambda model: model.__name__)
+def test_the_mixin_of_014_has_the_fields_of_ours(files: Path, model: type[BaseModel]) -> None:
+    proposed = runpy.run_path(str(files / "markers.py"))[model.__name__]
+    assert without_names(proposed.model_json_schema()) == without_names(model.model_json_schema())
+
+
+def test_014_has_our_kinds_and_keys_in_our_order() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([\w.]+)` \|$", MARKERS.read_text(), re.M)
+    assert rows == [(kind.value, key) for kind, key in HINT_TEMPLATE_KEYS.items()]
