@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorMarkers, ErrorSite
 
-from .protocol_exchanges import RFCS, Exchange, exchanges, played
+from .protocol_exchanges import RFCS, Exchange, Player, exchanges, played, read_line
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = ROOT / "rfcs" / "schemas"
@@ -46,6 +46,13 @@ def without_names(schema: Any) -> Any:
         kept = {k: v for k, v in schema.items() if k not in ("title", "description", "$schema") or isinstance(v, dict)}
         return {k: without_names(v) for k, v in kept.items()}
     return [without_names(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def part(schema: Any, shown: Any) -> Any:
+    """Return what a schema has of the keys that an excerpt shows."""
+    if isinstance(schema, dict) and isinstance(shown, dict):
+        return {key: part(schema[key], value) for key, value in shown.items() if key in schema}
+    return schema
 
 
 def problems(text: str) -> list[str]:
@@ -121,9 +128,11 @@ def test_an_rfc_stands_by_itself(path: Path) -> None:
 @each_rfc
 def test_each_schema_is_the_generated_one(path: Path) -> None:
     text = path.read_text()
-    found = re.findall(r"<!-- schema (\S+) -->\n+```json\n(.*?)```", text, re.S)
-    for name, excerpt in found:
-        assert without_names(json.loads(excerpt)) == without_names(json.loads((SCHEMAS / f"{name}.json").read_text()))
+    found = re.findall(r"<!-- (schema|excerpt) (\S+) -->\n+```json\n(.*?)```", text, re.S)
+    for kind, name, shown in found:
+        generated = without_names(json.loads((SCHEMAS / f"{name}.json").read_text()))
+        excerpt = without_names(json.loads(shown))
+        assert excerpt == (generated if kind == "schema" else part(generated, excerpt)), name
     assert len(found) == text.count("```json"), "each block of JSON says which schema it is"
 
 
@@ -180,7 +189,7 @@ def test_examples_validate(path: Path, exchange: Exchange) -> None:
 
 def test_examples_have_one_of_each_schema() -> None:
     shown = {name for _, exchange in EXCHANGES for name, _ in frames(exchange)}
-    embedded = {name for path in RFCS for name in re.findall(r"<!-- schema (\S+) -->", path.read_text())}
+    embedded = {name for path in RFCS for name in re.findall(r"<!-- (?:schema|excerpt) (\S+) -->", path.read_text())}
     assert {name for name in embedded if not name.startswith(("client.", "server."))} - {
         "plain.StateAtRequest",
         "http.RewardPost",
@@ -231,6 +240,50 @@ def test_the_client_of_an_rfc_speaks_with_its_server(files: Path, monkeypatch: p
     with served(runpy.run_path(str(files / "server.py"))["app"]) as address:
         monkeypatch.setenv("BASE_URL", address)
         runpy.run_path(str(files / "client.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("path", [p for p in RFCS if p.name.startswith("015")], ids=["015"])
+async def test_the_minimal_server_of_015_says_what_ours_says(path: Path, files: Path) -> None:
+    """All but texts for people, random ids, and what capabilities and HTTP say beyond the RFC."""
+    app = runpy.run_path(str(files / "server.py"))["app"]
+    for exchange in exchanges(path.read_text()):
+        ids: dict[str, str] = {}
+        async with AsyncExitStack() as stack:
+            player = Player(app, None, stack)
+            answer: str | None = None
+            for line in exchange.lines:
+                part = read_line(renamed(line, ids))
+                if part["answer"] is not None:
+                    got = f"HTTP <-- {answer}"
+                elif part["way"] == "<--" or part["closed"]:
+                    got = await player.next_frame(part["socket"])
+                else:
+                    answer = await player.do(part)
+                    continue
+                ids |= dict(zip(ID.findall(line), ID.findall(got), strict=False))
+                assert comparable(got) == comparable(renamed(line, ids))
+
+
+ID = re.compile(r"ep_[\w-]{24}|[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def renamed(line: str, ids: dict[str, str]) -> str:
+    """Return a line of the text with the ids that a server made instead of those that stand there."""
+    return ID.sub(lambda found: ids.get(found[0], found[0]), line)
+
+
+def comparable(line: str) -> Any:
+    """Return a server's line without what may differ between servers."""
+    line = re.sub(r"; x-errata-[^;\]]*", "", line)
+    head, brace, text = line.partition("{")
+    said = json.loads(brace + text) if brace else None
+    for holder in (said, said.get("data")) if isinstance(said, dict) else ():
+        if isinstance(holder, dict) and "code" in holder:
+            holder.pop("message")
+    if isinstance(said, dict) and said.get("type") == "capabilities":
+        said["data"] = said["data"]["session"]
+    payload = text.partition('"data":')[2] if isinstance(said, dict) and "observation" in said.get("data", {}) else ""
+    return head, said, payload
 
 
 def test_each_program_of_an_rfc_has_a_name_and_belongs_to_a_pair() -> None:
