@@ -12,7 +12,7 @@ RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --i
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,10 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 
 test: base trainer ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance"
+
+test-conformance: setup ## every wrong server of the conformance kit is caught by what it breaks; waits more than it computes
+	@$(PYTEST) -n 6 -m conformance tests/conformance
 
 test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
 	@scripts/chromium.sh
@@ -99,12 +102,12 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not sandbox"
+	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \

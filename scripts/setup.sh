@@ -91,7 +91,7 @@ add_trainer() {
 
 install_project() {
     if ! "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --no-build-isolation -q \
-        -e . >.cache/pip.log 2>&1; then
+        -e . -e conformance >.cache/pip.log 2>&1; then
         tail -n 5 .cache/pip.log >&2
         stop "the project itself could not be installed (.cache/pip.log)"
     fi
@@ -118,7 +118,7 @@ if [ "${1:-}" = trainer ]; then
         touch "$venv/.trainer-$key"
     fi
 fi
-project=$({ pwd; cat pyproject.toml; } | sha256sum) # entry points and package folders are written down at installation
+project=$({ pwd; cat pyproject.toml conformance/pyproject.toml; } | sha256sum) # entry points and package folders are written down at installation
 if [ "$(cat "$venv/.project" 2>/dev/null)" != "$project" ]; then
     say "installing the project"
     install_project "$venv"

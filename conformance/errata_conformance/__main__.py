@@ -1,0 +1,7 @@
+"""``python -m errata_conformance URL``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,141 @@
+"""``errata conformance URL``: hold a server against the RFCs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .report import as_json, as_junit, as_text, broken
+from .results import Outcome, Result
+from .server_side.probe import KNOWN, Probe
+from .server_side.run import prepared, run, selected
+from .server_side.target import Target
+
+RFCS = ("014", "015", "016")
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="errata conformance",
+        description="Hold an OpenEnv server against RFC 014 (error-site markers), 015 (state replay and fork) and 016 "
+        "(connection multiplexing). Each check names its statement. 'not supported' and 'not tested' are no passes.",
+        epilog="Exit status: 0 nothing is broken, 1 a MUST is broken, 2 the call is wrong or nobody answers.",
+    )
+    parser.add_argument("url", help="base URL of the server, as http://127.0.0.1:8000, with its path if it has one")
+    parser.add_argument("--rfc", nargs="+", choices=RFCS, default=list(RFCS), help="only these RFCs")
+    parser.add_argument(
+        "--profile",
+        choices=("0.3", "0.5", "0.10", "none"),
+        default="none",
+        help="also check the released protocol of this version of OpenEnv",
+    )
+    parser.add_argument("--only", nargs="+", metavar="ID", default=[], help="only these statements, as R-016-7")
+    parser.add_argument(
+        "--probe",
+        help=f"actions for the environment: {', '.join(KNOWN)}, or a JSON file (default: guessed from GET /schema)",
+    )
+    parser.add_argument("--token", help="bearer token")
+    parser.add_argument("--other-token", help="token of another principal, for the checks of R-015-29")
+    parser.add_argument("--production", action="store_true", help="the server runs in production mode")
+    parser.add_argument("--faults", action="store_true", help="also flood the server and cut many connections")
+    parser.add_argument("--stop", metavar="CMD", help="with --faults: a command that asks the server to stop (SIGTERM)")
+    parser.add_argument("--kill", metavar="CMD", help="with --faults: a command that kills the server (SIGKILL)")
+    parser.add_argument("--start", metavar="CMD", help="with --stop or --kill: starts the server again, and returns")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="checks at once; more than 1 needs places for as many sessions (default 1)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=15.0, metavar="S", help="how long a reply may take (default 15)"
+    )
+    parser.add_argument("--strict", action="store_true", help="a broken SHOULD counts for the exit status")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the report as JUnit XML")
+    parser.add_argument("-v", "--verbose", action="store_true", help="name the checks that passed too")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = arguments()
+    asked = parser.parse_args(argv)
+    if "://" not in asked.url:
+        asked.url = f"http://{asked.url}"
+    probe, given = None, Probe()
+    if asked.probe in KNOWN:
+        probe = asked.probe
+    elif asked.probe is not None:
+        try:
+            given = Probe.read(Path(asked.probe))
+        except (OSError, ValueError) as error:
+            parser.error(f"--probe {asked.probe}: {error}; or one of {', '.join(KNOWN)}")
+    if (asked.stop or asked.kill) and not (asked.faults and asked.start):
+        parser.error("--stop and --kill need --faults and --start")
+    target = Target(
+        asked.url,
+        given,
+        asked.token,
+        asked.other_token,
+        asked.production,
+        asked.stop,
+        asked.kill,
+        asked.start,
+        reply_s=asked.timeout,
+    )
+    return asyncio.run(_main(asked, target, probe))
+
+
+async def _main(asked: argparse.Namespace, target: Target, probe: str | None) -> int:
+    try:
+        name = await prepared(target, probe)
+    except OSError as error:
+        print(f"errata conformance: {asked.url} does not answer: {error}", file=sys.stderr)
+        return 2
+    profile = None if asked.profile == "none" else asked.profile
+    checks = [
+        one for one in selected(asked.rfc, profile, asked.only) if asked.faults or not _by_faults(one.body.__module__)
+    ]
+    if not checks:
+        print("errata conformance: no check is selected", file=sys.stderr)
+        return 2
+    done = 0
+
+    def progress(result: Result) -> None:
+        nonlocal done
+        done += 1
+        if not asked.quiet and sys.stderr.isatty():
+            print(
+                f"\r{done}/{len(checks)} {result.statement:12}", end="" if done < len(checks) else "\n", file=sys.stderr
+            )
+
+    results = await run(target, checks, max(1, asked.jobs), progress)
+    about = {
+        "url": asked.url,
+        "probe": name,
+        "extensions": target.extensions,
+        "recovery": target.recovery,
+        "rfcs": asked.rfc,
+        "profile": profile,
+    }
+    if asked.junit is not None:
+        asked.junit.write_text(as_junit(results, f"conformance of {asked.url}"))
+    if asked.json:
+        print(as_json(results, about))
+    else:
+        print(f"{asked.url}: actions {name}; extensions {target.extensions or 'none'}; recovery {target.recovery}")
+        print(as_text(results, asked.verbose))
+    if any(one.outcome is Outcome.FAILED and one.statement == "base.connect" for one in results):
+        return 1
+    return 1 if broken(results, asked.strict) else 0
+
+
+def _by_faults(module: str) -> bool:
+    return module.endswith("check_faults")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Graders of ``openenv validate`` (RFC 008), by the entry points ``openenv.validation.graders``.
+
+`EpisodeDeterminism` plays the measured episode in two new sessions and compares what is delivered. `Replayability`
+reads every delivery of a new episode again and compares the bytes. Both need a running server. This is the only module
+of the kit that imports OpenEnv: it is loaded by OpenEnv alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from openenv.validation.report import CheckResult
+from openenv.validation.types import CheckStatus, Level
+
+from .results import Blocked, Broken, NotSupported, NotTested
+from .server_side.check_fork import same
+from .server_side.check_replay import probed
+from .server_side.sockets import Message, Wire
+from .server_side.target import Target
+
+
+class _Grader:
+    check_id = ""
+    level = Level.RUNTIME
+    requires_capabilities: frozenset[str] = frozenset()
+    requires_provider: frozenset[Any] = frozenset()
+    depends_on: tuple[str, ...] = ("runtime.startup",)
+    remediation = ""
+
+    def applies_to(self, manifest: Any) -> bool:
+        """Return True: every environment can be asked."""
+        return True
+
+    def run(self, subject: Any) -> CheckResult:
+        """Grade a running server."""
+        started = time.monotonic()
+        status, lines, measured = CheckStatus.PASS, [f"{self.check_id} holds"], {}
+        evidence = subject.runtime_evidence
+        if subject.running is None or evidence is None:
+            status, lines = CheckStatus.SKIP, ["no server is running"]
+        else:
+            try:
+                measured = asyncio.run(self.graded(Target(subject.running.base_url), requests(evidence)))
+            except (NotSupported, NotTested) as error:
+                status, lines = CheckStatus.SKIP, [str(error)]
+            except (Broken, Blocked) as error:
+                status, lines = CheckStatus.FAIL, [str(error)[:2000]]
+        return CheckResult(
+            check_id=self.check_id,
+            status=status,
+            measured=measured,
+            evidence=lines,
+            remediation=self.remediation if status is CheckStatus.FAIL else None,
+            duration_s=time.monotonic() - started,
+        )
+
+    async def graded(self, target: Target, episode: list[dict[str, Any]]) -> dict[str, Any]:
+        """Grade; return what was measured.
+
+        Raises:
+            Broken: It fails.
+        """
+        raise NotImplementedError
+
+
+def requests(evidence: Any) -> list[dict[str, Any]]:
+    """Return the resets and steps of the measured episode, in their order."""
+    return [json.loads(one.request_json) for one in evidence.exchanges if one.operation in ("reset", "step")]
+
+
+async def played(wire: Wire, episode: list[dict[str, Any]]) -> list[Message]:
+    """Send an episode's requests and return what was delivered."""
+    return [await wire.works(one["type"], one.get("data", {})) for one in episode]
+
+
+class EpisodeDeterminism(_Grader):
+    """The same requests give the same answers."""
+
+    check_id = "runtime.episode_determinism"
+    remediation = "Seed every generator from reset(seed=...), and leave durations and times out of observations."
+
+    async def graded(self, target: Target, episode: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play the episode twice and compare."""
+        if not episode:
+            raise NotTested("no reset and no step was measured")
+        async with target.plain() as wire:
+            first = await played(wire, episode)
+        async with target.plain() as wire:
+            second = await played(wire, episode)
+        for t, (one, other) in enumerate(zip(first, second, strict=True)):
+            if not same(target, one, other):
+                raise Broken(f"request {t} was answered with {one}, and then with {other}")
+        return {"deliveries": len(first)}
+
+
+class Replayability(_Grader):
+    """Every delivery can be read again, byte for byte (RFC 015)."""
+
+    check_id = "semantic.replayability"
+    level = Level.SEMANTIC
+    remediation = "Keep the bytes of each delivery and answer state(t) with them: RFC 015, R-015-9."
+
+    async def graded(self, target: Target, episode: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play the episode and read it again."""
+        await target.learn()
+        target.offers("state_at")
+        async with target.plain() as wire:
+            await probed(wire)
+            seen = await played(wire, episode)
+            for t, message in enumerate(seen):
+                again = await wire.ask("state", {"t": t})
+                if again.type != "state_at" or again.payload != message.payload:
+                    raise Broken(f"t={t} was {message}, and is {again}")
+        return {"deliveries": len(seen)}
+
+
+replayability = Replayability()
+episode_determinism = EpisodeDeterminism()

@@ -1,0 +1,152 @@
+"""Runs checks against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from websockets.exceptions import InvalidHandshake, WebSocketException
+
+from ..results import Blocked, Broken, KnownDefect, NotSupported, NotTested, Outcome, Result
+from ..statements import statements
+from . import (
+    check_base,
+    check_faults,
+    check_fork,
+    check_lost,
+    check_markers,
+    check_mux,
+    check_numbers,
+    check_replay,
+    check_rewards,
+)
+from .probe import KNOWN, guess
+from .registry import CHECKS, Check
+from .target import Target
+
+__all__ = ["ROOMS", "prepared", "run", "selected"]
+
+ROOMS = (
+    check_base,
+    check_markers,
+    check_replay,
+    check_fork,
+    check_mux,
+    check_numbers,
+    check_lost,
+    check_rewards,
+    check_faults,
+)
+"""The modules of the checks, in the order in which they are reported."""
+
+CHECK_S = 90.0
+"""How long one check may take, in seconds."""
+
+
+async def prepared(target: Target, probe: str | None = None) -> str:
+    """Ask the server what it offers, and choose a probe; return the probe's name.
+
+    Args:
+        target: Its `probe` is replaced unless it has actions.
+        probe: A name of `KNOWN`, or None to guess from ``GET /schema``.
+
+    Raises:
+        OSError: Nobody answers.
+    """
+    await target.learn()
+    if target.probe.step:
+        return "given"
+    if probe is not None:
+        target.probe = KNOWN[probe]
+        return probe
+    try:
+        name, target.probe = guess(target.schema.get("action"))
+    except NotTested as error:
+        return f"none ({error})"
+    return name
+
+
+def selected(rfcs: Collection[str], profile: str | None, only: Collection[str] = ()) -> list[Check]:
+    """Return the checks of some RFCs and a profile of the released protocol, in the order in which they are reported.
+
+    Args:
+        rfcs: Numbers of three digits.
+        profile: ``0.3``, ``0.5`` or ``0.10``, or None for none.
+        only: Ids of statements; empty for all.
+    """
+    order = {room.__name__: i for i, room in enumerate(ROOMS)}
+    chosen = [
+        one
+        for one in CHECKS
+        if (profile in one.profiles if one.profiles else one.statement.split("-")[1] in rfcs)
+        and (not only or one.statement in only)
+    ]
+    return sorted(chosen, key=lambda one: order[one.body.__module__])
+
+
+async def run(
+    target: Target, checks: list[Check], jobs: int = 1, report: Callable[[Result], None] = lambda _: None
+) -> list[Result]:
+    """Run checks; return their results in the order of the checks.
+
+    Args:
+        target: After `prepared`.
+        checks: Of `selected`.
+        jobs: How many run at once. Those that load the server run alone, after the others.
+        report: Called with each result as soon as it is there.
+    """
+    places = asyncio.Semaphore(jobs)
+    results: dict[int, Result] = {}
+
+    async def one(i: int) -> None:
+        async with places:
+            results[i] = await _run(target, checks[i])
+            report(results[i])
+
+    await asyncio.gather(*(one(i) for i, check in enumerate(checks) if not check.alone))
+    for i, check in enumerate(checks):
+        if check.alone:
+            await one(i)
+    return [results[i] for i in range(len(checks))]
+
+
+async def _run(target: Target, check: Check) -> Result:
+    started = time.monotonic()
+
+    def result(outcome: Outcome, detail: object = "", blocked_by: str | None = None) -> Result:
+        return Result(check.statement, check.name, outcome, str(detail), blocked_by, time.monotonic() - started)
+
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await check.body(target)
+    except Broken as error:
+        return result(Outcome.FAILED, error)
+    except Blocked as error:
+        if error.statement == check.statement:
+            return result(Outcome.FAILED, error)
+        return result(Outcome.BLOCKED, error, error.statement)
+    except KnownDefect as error:
+        return result(Outcome.FINDING, error)
+    except NotSupported as error:
+        return result(Outcome.NOT_SUPPORTED, error)
+    except NotTested as error:
+        return result(Outcome.NOT_TESTED, error)
+    except TimeoutError:
+        return result(Outcome.FAILED, f"the check did not end within {CHECK_S:.0f} s")
+    except (InvalidHandshake, WebSocketException, OSError) as error:
+        return result(Outcome.BLOCKED, f"{type(error).__name__}: {error}", "base.connect")
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        # The server's message has another form than the check reads.
+        return result(Outcome.FAILED, f"a message of another form came: {type(error).__name__}: {error}")
+    return result(Outcome.PASSED)
+
+
+def unchecked() -> list[str]:
+    """Return the statements that bind a server, show from outside, and have no check."""
+    checked = {check.statement for check in CHECKS}
+    return [
+        one.id
+        for one in statements().values()
+        if one.side == "server" and one.tag != "inspection" and one.id not in checked
+    ]

@@ -1,0 +1,235 @@
+"""The server that is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidHandshake, NegotiationError
+from websockets.typing import Subprotocol
+
+from ..results import Blocked, Broken, NotSupported, NotTested
+from .probe import Probe
+from .sockets import Message, Session, Wire
+
+MUX = "openenv.mux.v1"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of HTTP.
+
+    Args:
+        status: As 200.
+        headers: By their lower-case names.
+        body: Its bytes.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the value of the body.
+
+        Raises:
+            Broken: It is no JSON.
+        """
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise Broken(f"a body of JSON was expected, with status {self.status}: {self.body[:200]!r}") from None
+
+
+@dataclass
+class Target:
+    """A server and what is known of it.
+
+    Args:
+        url: Its base URL, as ``http://127.0.0.1:8000``, or with the path that its routes have in common.
+        probe: Actions for its environment.
+        token: Sent as bearer token with every request and handshake.
+        other_token: A token of another principal.
+        production: The server runs in production mode.
+        stop: A shell command that asks the server to stop, as SIGTERM does. It is started again with `start`.
+        kill: A shell command that kills the server, as SIGKILL does.
+        start: A shell command that starts the server again and returns.
+        reply_s: How long a reply may take, in seconds.
+        quiet_s: How long nothing comes until a check takes it that nothing will, in seconds.
+    """
+
+    url: str
+    probe: Probe = field(default_factory=Probe)
+    token: str | None = None
+    other_token: str | None = None
+    production: bool = False
+    stop: str | None = None
+    kill: str | None = None
+    start: str | None = None
+    reply_s: float = 15.0
+    quiet_s: float = 0.3
+    extensions: dict[str, int] = field(default_factory=dict)
+    recovery: str = "none"
+    limits: dict[str, Any] = field(default_factory=dict)
+    answers_capabilities: bool = False
+    speaks_mux: bool = False
+    schema: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ws_url(self) -> str:
+        """URL of ``/ws``."""
+        return self.url.rstrip("/").replace("http", "ws", 1) + "/ws"
+
+    def headers(self, token: str | None) -> dict[str, str]:
+        """Return the header that carries a token."""
+        return {"Authorization": f"Bearer {token}"} if token is not None else {}
+
+    @asynccontextmanager
+    async def connected(
+        self, subprotocols: list[str] | None = None, query: str = "", token: str | None = None, bare: bool = False
+    ) -> AsyncIterator[Wire]:
+        """Connect to ``/ws``.
+
+        Args:
+            subprotocols: Offered.
+            query: Behind the path, with its question mark.
+            token: In place of the target's.
+            bare: Send no token.
+
+        Raises:
+            InvalidHandshake: The server refuses.
+        """
+        headers = {} if bare else self.headers(token or self.token)
+        offered = [Subprotocol(one) for one in subprotocols] if subprotocols else None
+        socket = await connect(
+            self.ws_url + query,
+            subprotocols=offered,
+            additional_headers=headers,
+            max_size=None,
+            compression=None,
+            open_timeout=self.reply_s,
+            ping_interval=None,
+            close_timeout=2,
+            proxy=None,
+        )
+        wire = Wire(socket, self.reply_s, self.quiet_s, socket.subprotocol == MUX)
+        try:
+            yield wire
+        finally:
+            await wire.close()
+
+    @asynccontextmanager
+    async def plain(self, query: str = "", token: str | None = None) -> AsyncIterator[Wire]:
+        """Open a plain socket: one session.
+
+        Raises:
+            Blocked: The server refuses it.
+        """
+        try:
+            async with self.connected(query=query, token=token) as wire:
+                yield wire
+        except (InvalidHandshake, OSError) as error:
+            raise Blocked("base.connect", f"a plain /ws{query}: {error}") from None
+
+    @asynccontextmanager
+    async def multiplexed(self, token: str | None = None) -> AsyncIterator[Wire]:
+        """Open a multiplexed socket.
+
+        Raises:
+            NotSupported: The server names no subprotocol.
+            Blocked: It refuses the handshake.
+        """
+        try:
+            async with self.connected([MUX], token=token) as wire:
+                if not wire.mux:
+                    raise NotSupported(f"the server does not name {MUX} in its handshake")
+                yield wire
+        except (InvalidHandshake, OSError) as error:
+            raise Blocked("R-016-2", f"/ws with {MUX} offered: {error}") from None
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Open a multiplexed socket with one open session."""
+        async with self.multiplexed() as wire:
+            session = Session(wire)
+            await session.open()
+            yield session
+
+    async def http(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = None
+    ) -> Answer:
+        """Send a request over HTTP; `body` is sent as JSON."""
+        return await asyncio.to_thread(self._http, method, path, body, headers or {}, token or self.token)
+
+    def _http(self, method: str, path: str, body: Any, headers: dict[str, str], token: str | None) -> Answer:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=self.reply_s)
+        try:
+            content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+            told = {
+                **({"Content-Type": "application/json"} if content is not None else {}),
+                **self.headers(token),
+                **headers,
+            }
+            connection.request(method, parts.path.rstrip("/") + path, content, told)
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Broken(f"{method} {path}: {type(error).__name__}: {error}") from None
+        finally:
+            connection.close()
+
+    async def learn(self) -> None:
+        """Ask the server what it offers.
+
+        Raises:
+            OSError: Nobody answers.
+        """
+        try:
+            answer = await self.http("GET", "/schema")
+            found = answer.json() if answer.status == 200 else {}
+            self.schema = found if isinstance(found, dict) else {}
+        except Broken as error:
+            raise OSError(str(error)) from None
+        try:
+            async with self.connected() as wire:
+                reply = await wire.ask("capabilities")
+                if reply.type == "capabilities" and isinstance(reply.data, dict):
+                    self.answers_capabilities = True
+                    self._offers(reply)
+        except (Broken, NotTested, InvalidHandshake, NegotiationError):
+            pass  # the checks of plain sockets say what is wrong
+        try:
+            async with self.connected([MUX]) as wire:
+                self.speaks_mux = wire.mux
+                if wire.mux:
+                    await wire.send({"q": 1, "type": "capabilities"})
+                    self._offers(await wire.take(lambda m: m.get("q") == 1, "the reply to capabilities"))
+        except (Broken, InvalidHandshake):
+            pass
+
+    def _offers(self, reply: Message) -> None:
+        data = reply.data if isinstance(reply.data, dict) else {}
+        extensions = data.get("extensions")
+        if isinstance(extensions, dict):
+            self.extensions |= {k: v for k, v in extensions.items() if isinstance(v, int)}
+        self.recovery = str(data.get("recovery", self.recovery))
+        if isinstance(data.get("limits"), dict):
+            self.limits |= data["limits"]
+
+    def offers(self, extension: str) -> None:
+        """Go on if the server names an extension.
+
+        Raises:
+            NotSupported: It does not.
+        """
+        if extension not in self.extensions:
+            raise NotSupported(f"the server does not name `{extension}` in extensions")
