@@ -158,6 +158,14 @@ async def _(target: Target) -> None:
         ensure(reply.code == "SESSION_ERROR", f"{reply}")
 
 
+@check("base.session_id_heeded", "an unknown session_id gives no environment", profiles=("0.3",))
+async def _(target: Target) -> None:
+    async with target.plain("?session_id=00000000-0000-0000-0000-000000000000") as wire:
+        reply = await wire.ask("reset", {})
+        if reply.type == "observation":
+            raise KnownDefect("session_id is ignored: the client gets another environment", "mended in OpenEnv 0.5.0")
+
+
 @check("base.metadata_delivered", "metadata of an observation reaches the client", profiles=ALL)
 async def _(target: Target) -> None:
     async with target.plain() as wire:
