@@ -186,7 +186,10 @@ async def _(target: Target) -> None:
     async with target.plain() as wire:
         await probed(wire)
         eid = (await delivered(wire, "reset", {})).get("eid")
-        await delivered(wire, "step", random)
+        first = await delivered(wire, "step", random)
+        await delivered(wire, "reset", {})
+        if same(target, first, await delivered(wire, "step", random)):
+            raise NotTested("the probe's `random` has the same observation twice")
         child = await forked(target, eid, 1)
         async with target.plain(f"?session_id={child['session_id']}") as own:
             reply = await own.ask("step", target.probe.need("step")[0])

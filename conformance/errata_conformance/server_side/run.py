@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
@@ -55,16 +56,33 @@ async def prepared(target: Target, probe: str | None = None) -> str:
         OSError: Nobody answers.
     """
     await target.learn()
-    if target.probe.step:
-        return "given"
-    if probe is not None:
-        target.probe = KNOWN[probe]
-        return probe
-    try:
-        name, target.probe = guess(target.schema.get("action"))
-    except NotTested as error:
-        return f"none ({error})"
+    name = "given"
+    if not target.probe.step:
+        try:
+            name, target.probe = (probe, KNOWN[probe]) if probe is not None else guess(target.schema.get("action"))
+        except NotTested as error:
+            return f"none ({error})"
+    if target.probe.slow is not None and not await _is_slow(target):
+        target.probe = replace(target.probe, slow=None)
+        name += ", without `slow`: it takes less than half of slow_s here"
     return name
+
+
+async def _is_slow(target: Target) -> bool:
+    try:
+        if target.speaks_mux:
+            async with target.session() as session:
+                await session.works("reset")
+                started = time.monotonic()
+                await session.request("step", target.probe.slow)
+        else:
+            async with target.plain() as wire:
+                await wire.works("reset", {})
+                started = time.monotonic()
+                await wire.ask("step", target.probe.slow)
+    except (Broken, Blocked, NotTested, NotSupported):
+        return True  # the checks say what is wrong
+    return time.monotonic() - started > target.probe.slow_s / 2
 
 
 def selected(rfcs: Collection[str], profile: str | None, only: Collection[str] = ()) -> list[Check]:
