@@ -44,7 +44,7 @@ def of_machine(sessions: int, batches: int) -> float:
     held = [machine.open(f"session-{n:0>20}", "k" * 24) for n in range(sessions)]
     machine.connected(0.0)
     machine.data_to_send()
-    position = {"next_id": 1, "eid": None, "t": None, "seq": 0, "status": "open", "recovery": "none", "fence": 1}
+    position = {"next_id": 1, "eid": None, "t": None, "seq": 0, "recovery": "none", "fence": 1}
     for session in held:
         machine.receive(json.dumps({"sid": session.sid, "type": "opened", "data": position}), 0.0)
     payload = b'{"observation":{"total":12},"reward":1.0,"done":false}'

@@ -20,8 +20,6 @@ from errata_protocol.errors import (
     NoReset,
     NotSupported,
     ServiceError,
-    StateNotReady,
-    StateOutOfRange,
     UnknownEpisode,
 )
 from errata_protocol.replay import ForkReply, StateAt
@@ -410,10 +408,6 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
             except UnknownEpisode:
                 if eid is None:
                     raise
-            except StateNotReady as error:  # all that was asked before has its reply: nothing more is coming
-                if target != self._log.eid or self._log.t is None:
-                    raise
-                raise StateOutOfRange(target, t, self._log.t + 1) from error
         if reply is None:  # the socket knows the episodes of its session; the journal knows those of all
             reply = await self._http().fork(target, t, str(uuid.uuid4()))
             child._session_id, child._ends_at_close = reply.session_id, not self._durable

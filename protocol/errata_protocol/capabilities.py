@@ -22,7 +22,6 @@ class ServerLimits(BaseModel):
 
     Attributes:
         max_frame: Largest accepted frame, bytes.
-        max_payload: Largest payload an environment may deliver, bytes.
         max_elements: Elements of one mux frame.
         in_flight_socket: Requests in flight on one mux socket.
         in_flight_session: Requests in flight of one mux session.
@@ -30,7 +29,6 @@ class ServerLimits(BaseModel):
     """
 
     max_frame: int = 16 * 1024**2
-    max_payload: int = 16 * 1024**2
     max_elements: int = 256
     in_flight_socket: int = 1024
     in_flight_session: int = 16

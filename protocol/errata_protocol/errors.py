@@ -5,7 +5,6 @@
     │   ├── InvalidRequest          a frame or field that cannot be read          VALIDATION_ERROR
     │   ├── UnknownEpisode          no such eid, or not yours                     UNKNOWN_EPISODE
     │   ├── StateOutOfRange         the episode has no delivery t                 T_OUT_OF_RANGE
-    │   ├── StateNotReady           t lies beyond the last commit                 T_NOT_READY
     │   ├── NoReset                 t=0 was never delivered                       NO_RESET
     │   ├── SessionUnknown          no such session, or not yours                 SESSION_ERROR
     │   ├── Conflict                same id, other content                        CONFLICT
@@ -79,7 +78,6 @@ CODES: dict[str, CodeInfo] = {
     # ours
     "UNKNOWN_EPISODE": CodeInfo("caller", False, True, True, 404),
     "T_OUT_OF_RANGE": CodeInfo("caller", False, True, True, 404),
-    "T_NOT_READY": CodeInfo("caller", True, True, True, 409),
     "NO_RESET": CodeInfo("caller", False, True, True, 404),
     "CONFLICT": CodeInfo("caller", False, False, True, 409),
     "OUT_OF_ORDER": CodeInfo("caller", True, False, True, 409),
@@ -180,12 +178,6 @@ class StateOutOfRange(CallerError):
             t=t,
             deliveries=deliveries,
         )
-
-
-class StateNotReady(CallerError):
-    """t lies beyond the last committed delivery of a running episode."""
-
-    code = "T_NOT_READY"
 
 
 class NoReset(CallerError):

@@ -17,7 +17,7 @@ from .replay import Kind
 
 SCHEMA_VERSION = 1
 
-_META_KEY = "openenv/errata"
+_META_KEY = "openenv/error_markers"
 
 
 class _Row(BaseModel):

@@ -104,4 +104,4 @@ class Settings(BaseSettings):
     @property
     def limits(self) -> ServerLimits:
         """The bounds that capabilities advertise."""
-        return ServerLimits(max_frame=self.max_frame, max_payload=self.max_frame, detach_ttl_s=self.detach_ttl_s)
+        return ServerLimits(max_frame=self.max_frame, detach_ttl_s=self.detach_ttl_s)

@@ -31,7 +31,7 @@ from errata_protocol.errors import (
     SandboxFailed,
     SessionClosed,
     SessionLost,
-    StateNotReady,
+    StateOutOfRange,
     StepTimeout,
     UnknownEpisode,
 )
@@ -180,7 +180,7 @@ async def test_a_fork_goes_on_from_where_its_parent_was() -> None:
         assert found.payload == at[1].payload and found.kind == "reset"
         assert n_of(await trainer.ask(child, "step", {"n": 1})) == 6
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 16
-        with pytest.raises(StateNotReady):
+        with pytest.raises(StateOutOfRange):
             await trainer.fork(session, 9)
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 17
 

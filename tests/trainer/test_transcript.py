@@ -248,7 +248,7 @@ def test_rows_of_a_journal_export_are_deliveries() -> None:
             2,
             "mcp",
             {"method": "tools/call", "params": {"name": "look", "arguments": {"at": 1}}},
-            state_t=json.dumps({"result": {"_meta": {"openenv/errata": {"error_kind": "timeout"}}}}),
+            state_t=json.dumps({"result": {"_meta": {"openenv/error_markers": {"error_kind": "timeout"}}}}),
         ),
     ]
     first, bad, second = deliveries_of(rows)

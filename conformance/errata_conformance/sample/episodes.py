@@ -14,13 +14,12 @@ from .tally import NO_MARKER, InvalidAction, MachineFailed, Tally
 
 LIMITS: dict[str, Any] = {
     "max_frame": 16 << 20,
-    "max_payload": 16 << 20,
     "max_elements": 64,
     "in_flight_socket": 256,
     "in_flight_session": 8,
     "detach_ttl_s": 600.0,
 }
-META_KEY = "openenv/errata"
+META_KEY = "openenv/error_markers"
 STATUS = {"VALIDATION_ERROR": 422, "CONFLICT": 409, "NOT_SUPPORTED": 501}
 
 

@@ -88,7 +88,7 @@ class MuxSession(Instance):
 
     def position(self) -> dict[str, Any]:
         """Return the data of opened and resumed."""
-        rest = {"seq": self.seq, "status": "open", "recovery": self.world.recovery, "fence": self.fence}
+        rest = {"seq": self.seq, "recovery": self.world.recovery, "fence": self.fence}
         return {"next_id": self.next_id, **self.place, **rest}
 
     def say(self, head: dict[str, Any], payload: str) -> None:
@@ -250,7 +250,7 @@ class MuxSession(Instance):
         if self.episode is None:
             raise Refusal("NO_RESET")
         if data.get("eid") in (None, self.episode.eid) and t > self.episode.t:
-            raise Refusal("T_NOT_READY", **self.place)
+            raise Refusal("T_OUT_OF_RANGE", eid=self.episode.eid, t=t, deliveries=self.episode.t + 1)
         episode = self.world.forked(data.get("eid") or self.episode.eid, t, self.owner)
         session = MuxSession(self.world, self.owner, child["sid"], child["key"], self.group)
         session.episode = episode

@@ -13,7 +13,7 @@ from .target import Target
 FIELDS = ("error_kind", "severity", "error_site", "error_sites", "hint_template_key")
 SITE = {"t", "action_field", "action_span", "file", "line", "column", "test_id", "source", "message"}
 MIRRORED = ("error_kind", "hint_template_key", "error_site")
-META_KEY = "openenv/errata"
+META_KEY = "openenv/error_markers"
 
 
 def declared(target: Target) -> set[str]:

@@ -279,7 +279,6 @@ class PositionData(Told):
     eid: Eid | None
     t: Count | None
     seq: Count
-    status: Literal["open"]
     recovery: Literal["snapshot", "reexecute", "none"]
     fence: RequestId
 

@@ -270,7 +270,6 @@ class ServerSession:
                 "eid": self.eid,
                 "t": self.t,
                 "seq": self.seq,
-                "status": "open",
                 "recovery": self.recovery,
                 "fence": self.fence,
             }

@@ -24,7 +24,7 @@ from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMa
 
 from .host_files import is_host_file
 
-META_KEY = "openenv/errata"
+META_KEY = "openenv/error_markers"
 """Key of the markers in an MCP result's ``_meta``, and in the ``data`` of a JSON-RPC error."""
 
 MAX_TEXT_RESULT = 1024**2

@@ -60,7 +60,7 @@ class Client:
 
 
 def position(type: str = "resumed", next_id: int = 1, **more: Any) -> dict[str, Any]:
-    told = {"next_id": next_id, "eid": None, "t": None, "seq": 0, "status": "open", "recovery": "none", "fence": 1}
+    told = {"next_id": next_id, "eid": None, "t": None, "seq": 0, "recovery": "none", "fence": 1}
     return {"sid": SID, "type": type, "data": told | more}
 
 

@@ -125,7 +125,6 @@ def test_nothing_a_server_sends_makes_the_client_raise_anything_but_that_it_is_w
             "eid": None,
             "t": None,
             "seq": 0,
-            "status": "open",
             "recovery": "none",
         }
         refusal = {

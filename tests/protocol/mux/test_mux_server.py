@@ -308,7 +308,7 @@ def test_d3_open_reset_and_steps_may_be_pipelined() -> None:
     assert isinstance(run, Run) and run.kind == "reset" and isinstance(read, Read)
     (opened,) = server.told()
     assert opened["data"] == {
-        "next_id": 1, "eid": None, "t": None, "seq": 0, "status": "open", "recovery": "none", "fence": 1,
+        "next_id": 1, "eid": None, "t": None, "seq": 0, "recovery": "none", "fence": 1,
     }  # fmt: skip
     assert server.socket.in_flight == 3
 
@@ -487,7 +487,7 @@ def test_d7_resume_after_a_restart_goes_on_where_the_journal_stands() -> None:
     assert (recall.first, recall.last, pushes.first, pushes.last) == (6, 7, 2, 3)
     (resumed,) = server.told()
     assert resumed["data"] == {
-        "next_id": 8, "eid": "e-1", "t": 4, "seq": 3, "status": "open", "recovery": "snapshot", "fence": 1,
+        "next_id": 8, "eid": "e-1", "t": 4, "seq": 3, "recovery": "snapshot", "fence": 1,
     }  # fmt: skip
     server.protocol.pushes_recalled(pushes, [(2, b"{}"), (3, b"{}")])
     assert [m["seq"] for m in server.told()] == [2, 3]

@@ -108,7 +108,7 @@ class Journal:
             fork = effect.fork
             assert fork is not None
             if row.t is None or fork.t > row.t:
-                return Reply("error", b'{"message":"not yet","code":"T_NOT_READY"}')
+                return Reply("error", b'{"message":"none","code":"T_OUT_OF_RANGE"}')
             eid = f"{row.eid}-{fork.sid[-3:]}-{effect.id}"
             self.rows[fork.sid] = Row(fork.key_hash, row.principal, eid=eid, t=0)
             data = {"sid": fork.sid, "eid": eid, "t": 0, "origin": {"eid": row.eid, "t": fork.t}}

@@ -16,10 +16,10 @@ from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
     JournalUnavailable,
+    NoReset,
     SessionClosed,
     SessionLost,
     SessionUnknown,
-    StateNotReady,
     UnknownEpisode,
 )
 from errata_protocol.mux import Record, Reply, Run, injected_fork
@@ -184,9 +184,7 @@ class Answers:
         assert fork is not None
         eid = fork.eid or session.eid
         if eid is None:
-            raise StateNotReady("this session has delivered nothing yet: reset it first")
-        if eid == session.eid and fork.t > (session.t or 0):
-            raise StateNotReady(f"t={fork.t} is beyond the last commit, t={session.t}: step first", t=session.t)
+            raise NoReset("this session has delivered nothing yet: reset it first")
         parent = await owned_delivery(self._shell.runtime.store, eid, fork.t, session.row.principal)
         if parent.sid != session.sid:
             raise UnknownEpisode(eid)
