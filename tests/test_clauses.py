@@ -104,6 +104,17 @@ def test_what_is_cited_exists(room: str) -> None:
     assert not found
 
 
+def test_every_statement_of_an_rfc_that_is_cited_exists() -> None:
+    stated = {
+        name
+        for path in sorted(PROTOCOL.parent.glob("0*.md"))
+        for name in re.findall(r"^- \*\*(R-\d{3}-\d+)\*\*", path.read_text(), re.M)
+    }
+    own = {path: set(re.findall(r"\bR-\d{3}-\d+\b", path.read_text())) for path in files()}
+    wrong = {path.relative_to(ROOT).as_posix(): sorted(found - stated) for path, found in own.items() if found - stated}
+    assert len(stated) > 90 and not wrong
+
+
 def test_the_text_names_its_own_clauses() -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", " ", PROTOCOL.read_text(), flags=re.S)
     assert set(re.findall(r"(?<![\w.])[A-G][1-9]\d*\b", text)) <= clauses()

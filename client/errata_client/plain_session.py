@@ -79,6 +79,13 @@ class PlainSession(SocketClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]
             self._session_id = await self._http().create_session()
         await self.open_socket()
         position = self._capabilities.session if self._capabilities is not None else None
+        if self._session_id is not None and position is not None and position.eid is None and self._log.eid is not None:
+            self.drop_socket()  # servers before OpenEnv 0.5 take no notice of session_id
+            raise SessionLost(
+                f"the server attached another environment than that of episode {self._log.eid}: open another session",
+                eid=self._log.eid,
+                t=self._log.t,
+            )
         if self._session_id is None or position is None or position.eid is None or position.t is None:
             return
         eid, t = position.eid, position.t

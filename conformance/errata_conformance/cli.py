@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,12 @@ def arguments() -> argparse.ArgumentParser:
         "(connection multiplexing). Each check names its statement. 'not supported' and 'not tested' are no passes.",
         epilog="Exit status: 0 nothing is broken, 1 a MUST is broken, 2 the call is wrong or nobody answers.",
     )
-    parser.add_argument("url", help="base URL of the server, as http://127.0.0.1:8000, with its path if it has one")
+    parser.add_argument("url", nargs="?", help="base URL of the server, as http://127.0.0.1:8000, with its path if any")
+    parser.add_argument(
+        "--client",
+        metavar="CMD",
+        help="hold a client against the RFCs in place of a server: a program that is driven by JSON lines (README)",
+    )
     parser.add_argument("--rfc", nargs="+", choices=RFCS, default=list(RFCS), help="only these RFCs")
     parser.add_argument(
         "--profile",
@@ -63,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = arguments()
     asked = parser.parse_args(argv)
+    if (asked.url is None) == (asked.client is None):
+        parser.error("give the URL of a server, or --client CMD")
+    if asked.client is not None:
+        return _client(asked)
     if "://" not in asked.url:
         asked.url = f"http://{asked.url}"
     probe, given = None, Probe()
@@ -87,6 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         reply_s=asked.timeout,
     )
     return asyncio.run(_main(asked, target, probe))
+
+
+def _client(asked: argparse.Namespace) -> int:
+    try:
+        from .client_side.scenarios import run_client
+    except ModuleNotFoundError as error:
+        print(
+            f"errata conformance: --client needs {error.name}: install openenv-errata-conformance[sample]",
+            file=sys.stderr,
+        )
+        return 2
+    results = asyncio.run(run_client(shlex.split(asked.client), asked.only))
+    results = [one for one in results if one.statement.split("-")[1] in asked.rfc]
+    if asked.junit is not None:
+        asked.junit.write_text(as_junit(results, f"conformance of {asked.client}"))
+    print(
+        as_json(results, {"client": asked.client, "rfcs": asked.rfc}) if asked.json else as_text(results, asked.verbose)
+    )
+    return 1 if broken(results, asked.strict) else 0
 
 
 async def _main(asked: argparse.Namespace, target: Target, probe: str | None) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shlex
+from typing import Any
 
 import pytest
 
 from errata_client import ErrataClient
 
-from .conftest import Compose
+from .conftest import ROOT, Compose
 from .vanilla import GENERATIONS, played
 
 
@@ -41,3 +44,53 @@ def test_vanilla_clients_play_both_environments(containers: Compose, generation:
     terminal, swe = played(generation, containers.token, containers.containers_port)
     assert (terminal["submit"]["reward"], terminal["submit"]["done"]) == (1.0, True)
     assert (swe["submit"]["reward"], swe["submit"]["done"]) == (0.0, True)
+
+
+INSTANCES = [
+    json.loads(line)
+    for line in (ROOT / "envs/swe_bench_lite_env/tasks/instances.jsonl").read_text("utf-8").splitlines()
+]
+
+
+async def graded(url: str, headers: dict[str, str], row: dict[str, Any], patch: str) -> float | None:
+    """Return the reward of a patch on an instance."""
+    async with ErrataClient(f"{url}/swe_bench_lite", headers=headers, message_timeout_s=300) as client:
+        await client.reset(instance_id=row["instance_id"])
+        if patch:
+            applied = await client.step({"tool": "run", "command": f"printf %s {shlex.quote(patch)} | git apply"})
+            assert applied.observation["exit_code"] == 0, applied.observation
+        over = await client.step({"tool": "submit"})
+        assert over.done
+        return over.reward
+
+
+@pytest.mark.parametrize("row", INSTANCES[:3], ids=lambda row: row["instance_id"])
+async def test_gradings_are_those_of_the_namespace_backend(
+    envs: Compose, containers: Compose, row: dict[str, Any]
+) -> None:
+    services = [f"http://127.0.0.1:{port}" for port in (envs.port, containers.containers_port)]
+    for patch, reward in ((row["patch"], 1.0), ("", 0.0)):
+        here, there = [await graded(url, envs.headers, row, patch) for url in services]
+        assert here == there == reward
+
+
+async def test_a_killed_server_gives_back_or_refuses_and_leaves_no_container(containers: Compose) -> None:
+    url = f"http://127.0.0.1:{containers.containers_port}/terminal"
+    mine = ("ps", "-aq", "--filter", f"label=errata.sandbox={containers.project}")
+    clients = [ErrataClient(url, headers=containers.headers, message_timeout_s=120) for _ in range(4)]
+    for n, client in enumerate(clients):
+        await client.reset()
+        assert (await client.step({"command": f"echo {n} > kept; cat kept"})).observation["stdout"] == f"{n}\n"
+    containers.docker("kill", "--signal", "KILL", containers.container("containers"))
+    containers.run("--profile", "engine", "up", "-d", "containers")
+    containers.wait_ready("containers")
+    for n, client in enumerate(clients):  # the bundled tasks are deterministic: their requests run again
+        assert (await client.step({"command": "cat kept"})).observation["stdout"] == f"{n}\n"
+        assert json.loads((await client.state_at(1)).payload)["observation"]["stdout"] == f"{n}\n"
+        await client.close()
+    for _ in range(100):
+        left = containers.docker(*mine, "--filter", "status=running").splitlines()
+        if len(left) <= 4:  # those that are started ahead
+            break
+        await asyncio.sleep(0.2)
+    assert len(left) <= 4, left

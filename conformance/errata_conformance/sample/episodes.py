@@ -99,6 +99,8 @@ class World:
         self.sessions: dict[str, Any] = {}
         """Multiplexed sessions by their sid."""
         self.turn = asyncio.Lock()
+        self.answers_capabilities = True
+        """False: as a released server, which does not know the message."""
 
     def wrong(self, name: str) -> bool:
         """Return whether the server has this defect."""

@@ -48,7 +48,7 @@ class PlainSession(Instance):
             raise Refusal("VALIDATION_ERROR")
         kind: Any = message.get("type")
         data: Any = message.get("data")
-        if kind == "capabilities":
+        if kind == "capabilities" and self.world.answers_capabilities:
             self.told = True
             place = {"session_id": self.session_id, **self.place}
             return encode({"type": kind, "data": {**self.world.capabilities(), "session": place}})
@@ -105,6 +105,9 @@ class Server:
         self.world = world
         self.sockets: set[Socket] = set()
         self.stopping = False
+        self.socket_type: type[Socket] = Socket
+        self.ignores_session_id = False
+        """As OpenEnv before 0.5 does."""
         episode = "/episodes/{eid}"
         routes: list[Any] = [
             Route("/health", self.health),
@@ -307,7 +310,7 @@ class Server:
 
     async def plain(self, connection: WebSocket, owner: str | None) -> None:
         """Serve a plain socket."""
-        session_id = connection.query_params.get("session_id")
+        session_id = None if self.ignores_session_id else connection.query_params.get("session_id")
         session = PlainSession(self.world, owner) if session_id is None else self.world.plain.get(session_id)
         if session is None and self.world.wrong("sid-as-session-id") and session_id in self.world.sessions:
             session = PlainSession(self.world, owner)
@@ -340,7 +343,7 @@ class Server:
 
     async def multiplexed(self, connection: WebSocket, owner: str | None) -> None:
         """Serve a multiplexed socket."""
-        socket = Socket(self.world, owner)
+        socket = self.socket_type(self.world, owner)
         self.sockets.add(socket)
 
         async def sending() -> None:
@@ -390,9 +393,9 @@ class Running(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def running(world: World, port: int, host: str = "127.0.0.1") -> Running:
-    """Return a server that is ready to run."""
-    server = Server(world)
+def running(world: World, port: int, host: str = "127.0.0.1", server: Server | None = None) -> Running:
+    """Return a server that is ready to run: of a world, or one that is given."""
+    server = server or Server(world)
     config = uvicorn.Config(
         server.app,
         host,

@@ -1,0 +1,124 @@
+"""The client that is checked, as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..results import Broken, ensure
+
+Answer = dict[str, Any]
+
+
+class Program:
+    """A running client.
+
+    Args:
+        process: It.
+        reply_s: How long an answer may take, in seconds.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, reply_s: float) -> None:
+        self.process, self.reply_s = process, reply_s
+        self.printed: list[Answer] = []
+        self._news = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+        self._errors = asyncio.create_task(self._drain())
+        self.errors = b""
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue  # a client may print a log beside
+            if isinstance(found, dict) and "session" in found:
+                self.printed.append(found)
+            async with self._news:
+                self._news.notify_all()
+        async with self._news:
+            self._news.notify_all()
+
+    async def _drain(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.errors = (self.errors + line)[-4000:]
+
+    async def say(self, session: str, kind: str, data: Any = None) -> None:
+        """Give a request to the client."""
+        assert self.process.stdin is not None
+        line = {"session": session, "type": kind, **({} if data is None else {"data": data})}
+        try:
+            self.process.stdin.write(json.dumps(line).encode() + b"\n")
+            await self.process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            raise Broken(f"the client has ended: {self.errors.decode(errors='replace')[-500:]}") from None
+
+    async def answer(self, session: str) -> Answer:
+        """Wait for the next answer of a session.
+
+        Raises:
+            Broken: None came.
+        """
+        deadline = time.monotonic() + self.reply_s
+        async with self._news:
+            while True:
+                for i, one in enumerate(self.printed):
+                    if one["session"] == session:
+                        return self.printed.pop(i)
+                left = deadline - time.monotonic()
+                if left <= 0 or self._reader.done():
+                    ended = "" if not self._reader.done() else "; the client has ended"
+                    errors = self.errors.decode(errors="replace")[-300:]
+                    raise Broken(f"the client printed no answer within {self.reply_s:.0f} s{ended}: {errors}")
+                try:
+                    await asyncio.wait_for(self._news.wait(), left)
+                except TimeoutError:
+                    continue
+
+    async def ask(self, session: str, kind: str, data: Any = None) -> Answer:
+        """Give a request and wait for its answer."""
+        await self.say(session, kind, data)
+        return await self.answer(session)
+
+    async def total(self, session: str, kind: str, data: Any, total: float) -> Answer:
+        """Give a request whose observation has this total.
+
+        Raises:
+            Broken: It has another one, or the answer is another.
+        """
+        answer = await self.ask(session, kind, data)
+        wanted = f"{kind} {data}: an observation with total {total} was expected: {json.dumps(answer)[:400]}"
+        ensure(answer["type"] == "observation", wanted)
+        ensure(answer["data"]["observation"]["total"] == total, wanted)
+        return answer
+
+
+@asynccontextmanager
+async def program(command: Sequence[str], url: str, reply_s: float) -> AsyncIterator[Program]:
+    """Start a client against a server, and end it with everything that it started."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        url,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "BASE_URL": url},
+        start_new_session=True,
+        limit=64 << 20,
+    )
+    try:
+        yield Program(process, reply_s)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        await process.wait()

@@ -1,0 +1,341 @@
+"""A small client that follows RFC 014, 015 and 016, driven by JSON lines; ``--defect NAME`` makes a wrong one of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.typing import Subprotocol
+
+from ..exact import digest, elements, encode, members
+from ..server_side.sockets import name
+from ..server_side.target import MUX
+
+DEFECTS: dict[str, tuple[str, str]] = {
+    "no-offer": ("R-016-1", "offers no subprotocol"),
+    "mux-anyway": ("R-016-1", "speaks in envelopes where the subprotocol is not named"),
+    "closed-by-unknown-type": ("R-015-7", "ends its session when capabilities is UNKNOWN_TYPE"),
+    "known-kinds-only": ("R-014-12", "takes an observation with an unknown kind for invalid"),
+    "strict-fields": ("R-016-4", "ends where a message has a field that it does not know"),
+    "strict-types": ("R-016-4", "ends where a message has a type that it does not know"),
+    "ids-per-episode": ("R-016-15", "counts ids from 1 in each episode"),
+    "new-id-after-cut": ("R-016-22", "sends a request again under another id"),
+    "gives-up-after-cut": ("R-016-22", "does not come back"),
+    "forgets-unsent": ("R-016-22", "does not send again what was not accepted"),
+    "opens-anew": ("R-016-22", "opens another session after a cut"),
+    "one-fence": ("R-016-28", "sends the same fence with each attach"),
+    "refusal-is-reply": ("R-016-18", "takes a refusal for the reply"),
+    "refusal-takes-next": ("R-016-18", "sends a refused request under the next id"),
+    "unknown-code-again": ("R-016-40", "sends a request again on a code that it does not know"),
+    "any-reply": ("R-016-24", "does not compare `request`"),
+    "no-parts": ("R-016-33", "does not put parts together"),
+    "no-digest": ("R-015-13", "does not compute digests"),
+    "child-unchecked": ("R-015-24", "steps in a child without asking where it stands"),
+}
+"""Name -> (what it breaks, what it does)."""
+KNOWN_FIELDS = {"sid", "id", "q", "type", "data", "eid", "t", "digest", "kind", "seq", "index", "request"}
+ANSWERS = {"opened", "resumed", "observation", "state", "state_at", "forked", "closed", "error"}
+KNOWN_TYPES = ANSWERS | {"reward", "detached", "goaway", "capabilities", "part"}
+RECORDED = {"VALIDATION_ERROR", "EXECUTION_ERROR", "PRECONDITION_FAILED", "TIMEOUT", "CANCELLED", "NOT_SUPPORTED"}
+RECORDED |= {"T_OUT_OF_RANGE", "NO_RESET", "UNKNOWN_EPISODE", "ENV_OUTPUT_INVALID", "REPLY_EXPIRED"}
+REFUSED = {"OUT_OF_ORDER", "CONFLICT", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_REACHED", "JOURNAL_UNAVAILABLE"}
+
+
+class Stopped(Exception):
+    """A defect ends the client."""
+
+
+@dataclass
+class Session:
+    """A session of the client."""
+
+    sid: str = field(default_factory=name)
+    key: str = field(default_factory=name)
+    fence: int = 0
+    last: int = 0
+    next_id: int = 1
+    q: int = 0
+    socket: Any = None
+
+
+class Client:
+    """Both ways to speak with a server: envelopes where it names the subprotocol, else a plain socket a session.
+
+    Args:
+        url: Base URL of the server.
+        defect: Name of what is wrong, or None.
+    """
+
+    def __init__(self, url: str, defect: str | None) -> None:
+        self.url, self.defect = url, defect
+        self.sessions: dict[str, Session] = {}
+        self.mux: ClientConnection | None = None
+        self.plain = False
+        self._waiting: list[str] = []
+        self._parts: dict[tuple[Any, ...], list[str]] = {}
+        self._of: ClientConnection | None = None
+
+    def wrong(self, name: str) -> bool:
+        """Return whether the client has this defect."""
+        return self.defect == name
+
+    async def connect(self, query: str = "", offer: bool = True) -> ClientConnection:
+        """Connect to ``/ws``."""
+        offered = [Subprotocol(MUX)] if offer and not self.wrong("no-offer") else None
+        where = self.url.replace("http", "ws", 1) + "/ws" + query
+        return await connect(where, subprotocols=offered, max_size=None, proxy=None, ping_interval=None)
+
+    async def handle(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Do what a line asks for; return the answer."""
+        session = self.sessions.setdefault(line["session"], Session())
+        kind, data = line["type"], line.get("data", {})
+        if self.mux is None and not self.plain:
+            self.mux = await self.connect()
+            self.plain = self.mux.subprotocol != MUX and not self.wrong("mux-anyway")
+            if self.plain:
+                session.socket, self.mux = self.mux, None
+                await self.probe(session)
+        if self.plain:
+            return await self.handle_plain(session, kind, data)
+        if kind == "fork":
+            return {"type": "error", "data": {"code": "NOT_SUPPORTED"}}
+        return await self.handle_mux(session, kind, data)
+
+    # A plain socket
+
+    async def probe(self, session: Session) -> dict[str, Any]:
+        """Ask what the server offers; UNKNOWN_TYPE is an answer."""
+        await session.socket.send('{"type":"capabilities"}')
+        reply = json.loads(await session.socket.recv())
+        if reply["type"] == "error" and self.wrong("closed-by-unknown-type"):
+            raise Stopped
+        return reply["data"] if reply["type"] == "capabilities" else {}
+
+    async def handle_plain(self, session: Session, kind: str, data: Any) -> dict[str, Any]:
+        """Do what a line asks for on a plain socket."""
+        if session.socket is None:
+            session.socket = await self.connect(offer=False)
+        if kind == "fork":
+            return await self.fork(session, data)
+        await session.socket.send(encode({"type": kind, **({} if kind == "close" else {"data": data})}))
+        if kind == "close":
+            return {"type": "closed", "data": {}}
+        text = await session.socket.recv()
+        reply = json.loads(text)
+        return {"type": reply["type"], "data": reply["data"]}
+
+    async def fork(self, session: Session, data: dict[str, Any]) -> dict[str, Any]:
+        """Fork over HTTP and attach the child."""
+        place = (await self.probe(session)).get("session")
+        if not place:
+            return {"type": "error", "data": {"code": "NOT_SUPPORTED"}}
+        made = await asyncio.to_thread(
+            self.post, f"/episodes/{place['eid']}/fork", {"t": data["t"], "request_id": name()}
+        )
+        child = Session()
+        child.socket = await self.connect(f"?session_id={made['session_id']}", offer=False)
+        here = (await self.probe(child)).get("session") or {}
+        if here.get("eid") != made["eid"] and not self.wrong("child-unchecked"):
+            return {"type": "error", "data": {"code": "SESSION_LOST", "message": "the server gave another environment"}}
+        self.sessions[data["child"]] = child
+        return {"type": "forked", "data": made}
+
+    def post(self, path: str, body: Any) -> Any:
+        """Post JSON."""
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        connection.request("POST", path, encode(body), {"Content-Type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+    # A multiplexed socket
+
+    async def handle_mux(self, session: Session, kind: str, data: Any) -> dict[str, Any]:
+        """Do what a line asks for on the multiplexed socket."""
+        if session.fence == 0:
+            await self.attach(session)
+        if kind == "state":
+            return await self.read(session, data)
+        if kind == "reset" and self.wrong("ids-per-episode"):
+            session.next_id = 1
+        id = session.next_id
+        text = encode(data)
+        while True:
+            try:
+                await self.send(session, id, kind, text)
+                return await self.reply(session, id, kind, text)
+            except Again as again:
+                if again.wait_s:
+                    await asyncio.sleep(again.wait_s)
+                id = again.id or id
+            except ConnectionClosed:
+                if self.wrong("gives-up-after-cut"):
+                    raise Stopped from None
+                accepted = await self.come_back(session)
+                if self.wrong("new-id-after-cut"):
+                    id += 1
+                elif id < accepted:
+                    try:
+                        return await self.reply(session, id, kind, text)
+                    except Again as again:
+                        id = again.id or id
+                elif self.wrong("forgets-unsent"):
+                    return await self.reply(session, id, kind, text)
+
+    async def send(self, session: Session, id: int, kind: str, text: str) -> None:
+        """Send a numbered request."""
+        assert self.mux is not None
+        await self.mux.send(f'{{"sid":"{session.sid}","id":{id},"type":"{kind}","data":{text}}}')
+
+    async def attach(self, session: Session) -> int:
+        """Open or resume; return next_id."""
+        assert self.mux is not None
+        fresh = session.fence == 0 or self.wrong("opens-anew")
+        if fresh and session.fence:
+            session.sid, session.key, session.last, session.next_id = name(), name(), 0, 1
+        session.fence += 0 if self.wrong("one-fence") and session.fence else 1
+        entry = {"key": session.key, "fence": session.fence}
+        if fresh:
+            await self.mux.send(encode({"sid": session.sid, "type": "open", "data": entry}))
+        else:
+            await self.mux.send(
+                encode({"type": "resume", "data": [{"sid": session.sid, **entry, "last": session.last}]})
+            )
+        while True:
+            text = await self.next()
+            message = json.loads(text)
+            if message["type"] in ("opened", "resumed"):
+                return int(message["data"]["next_id"])
+            if message["type"] == "error":
+                raise Stopped
+
+    async def come_back(self, session: Session) -> int:
+        """Connect again and resume; return next_id."""
+        while True:
+            try:
+                self.mux = await self.connect()
+                return await self.attach(session)
+            except (OSError, ConnectionClosed, InvalidHandshake):
+                await asyncio.sleep(0.05)
+
+    async def reply(self, session: Session, id: int, kind: str, sent: str) -> dict[str, Any]:
+        """Wait for the reply to a request.
+
+        Raises:
+            Again: It was refused: send it again.
+        """
+        while True:
+            text = await self.next()
+            message = json.loads(text)
+            if message.get("id") != id or message.get("sid") != session.sid:
+                continue
+            data = message["data"]
+            if message["type"] == "error" and not self.wrong("refusal-is-reply"):
+                code = data["code"]
+                refusal = code in REFUSED or (code not in RECORDED and "next_id" in data)
+                if code not in RECORDED | REFUSED and self.wrong("unknown-code-again"):
+                    refusal = True
+                if refusal:
+                    raise Again(data.get("retry_after", 0.1), id + 1 if self.wrong("refusal-takes-next") else None)
+            session.last, session.next_id = id, id + 1
+            other = message.get("request") not in (None, digest(sent))
+            if other and not self.wrong("any-reply"):
+                raise Again(0.0, id + 1)
+            self.check(message, members(text).get("data", ""))
+            return {"type": message["type"], "data": data}
+
+    async def read(self, session: Session, data: Any) -> dict[str, Any]:
+        """Read a delivery, and compare its digest."""
+        assert self.mux is not None
+        session.q += 1
+        await self.mux.send(encode({"sid": session.sid, "q": session.q, "type": "state", "data": data}))
+        while True:
+            text = await self.next()
+            message = json.loads(text)
+            if message.get("q") != session.q:
+                continue
+            if (
+                message["type"] == "state_at"
+                and message["digest"] != digest(members(text)["data"])
+                and not self.wrong("no-digest")
+            ):
+                return {
+                    "type": "error",
+                    "data": {"code": "DIGEST", "message": "the payload is not the one of its digest"},
+                }
+            return {"type": message["type"], "data": message["data"]}
+
+    def check(self, message: dict[str, Any], payload: str) -> None:
+        """Look into an observation."""
+        observation = message["data"].get("observation") or {}
+        known = {None, "command_not_found", "own"}
+        if self.wrong("known-kinds-only") and observation.get("error_kind") not in known:
+            raise Stopped
+
+    async def next(self) -> str:
+        """Return the next envelope's text; parts are put together."""
+        assert self.mux is not None
+        if self._of is not self.mux:  # what a lost connection began is lost with it
+            self._waiting, self._parts, self._of = [], {}, self.mux
+        while True:
+            while self._waiting:
+                text = self._waiting.pop(0)
+                message = json.loads(text)
+                if self.wrong("strict-fields") and set(message) - KNOWN_FIELDS:
+                    raise Stopped
+                if self.wrong("strict-types") and message["type"] not in KNOWN_TYPES:
+                    raise Stopped
+                if message["type"] == "part" and not self.wrong("no-parts"):
+                    address = tuple(message.get(one) for one in ("sid", "id", "q", "seq"))
+                    held = self._parts.setdefault(address, [])
+                    held.append(message["data"]["text"])
+                    if len(held) < message["data"]["of"]:
+                        continue
+                    return "".join(self._parts.pop(address))
+                return text
+            frame = await self.mux.recv()
+            self._waiting += elements(frame if isinstance(frame, str) else frame.decode())
+
+
+class Again(Exception):
+    """A request has to be sent again.
+
+    Args:
+        wait_s: After so many seconds.
+        id: Under this id, or None for its own.
+    """
+
+    def __init__(self, wait_s: float, id: int | None) -> None:
+        super().__init__()
+        self.wait_s, self.id = wait_s, id
+
+
+async def main(url: str, defect: str | None) -> None:
+    """Read lines, and print answers, until standard input ends."""
+    client = Client(url, defect)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        asked = json.loads(line)
+        try:
+            answer = await client.handle(asked)
+        except (ConnectionClosed, OSError) as error:
+            answer = {"type": "error", "data": {"code": "CONNECTION", "message": str(error)}}
+        print(json.dumps({"session": asked["session"], **answer}), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m errata_conformance.client_side.sample", description=__doc__)
+    parser.add_argument("--defect", choices=tuple(DEFECTS))
+    parser.add_argument("url")
+    asked = parser.parse_args()
+    try:
+        asyncio.run(main(asked.url, asked.defect))
+    except Stopped:
+        sys.exit(1)

@@ -1,0 +1,368 @@
+"""The scenarios: what a client of RFC 014, 015 and 016 has to do when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..exact import digest, encode
+from ..results import Blocked, Broken, NotSupported, NotTested, Outcome, Result, ensure
+from ..sample.episodes import World
+from .program import Program, program
+from .stage import Envelope, Stage, staged, text_of
+
+REPLY_S = 15.0
+SCENARIO_S = 60.0
+Body = Callable[[Sequence[str]], Awaitable[None]]
+SCENARIOS: list[tuple[str, str, Body]] = []
+"""(statement, name, body) in the order in which they are reported."""
+NUMBERED = ("reset", "step", "close", "fork")
+
+
+def scenario(statement: str, name: str) -> Callable[[Body], Body]:
+    """Register a scenario."""
+
+    def registered(body: Body) -> Body:
+        SCENARIOS.append((statement, name, body))
+        return body
+
+    return registered
+
+
+async def run_client(command: Sequence[str], only: Collection[str] = ()) -> list[Result]:
+    """Hold a client against the RFCs.
+
+    Args:
+        command: The program and its arguments; the base URL is added.
+        only: Ids of statements; empty for all.
+    """
+    results = []
+    for statement, name, body in SCENARIOS:
+        if not only or statement in only:
+            results.append(await _run(statement, name, body, command))
+    return results
+
+
+async def _run(statement: str, name: str, body: Body, command: Sequence[str]) -> Result:
+    started = time.monotonic()
+
+    def result(outcome: Outcome, detail: object = "") -> Result:
+        return Result(statement, name, outcome, str(detail), None, time.monotonic() - started)
+
+    try:
+        async with asyncio.timeout(SCENARIO_S):
+            await body(command)
+    except Broken as error:
+        return result(Outcome.FAILED, error)
+    except Blocked as error:
+        return Result(statement, name, Outcome.BLOCKED, str(error), error.statement, time.monotonic() - started)
+    except NotSupported as error:
+        return result(Outcome.NOT_SUPPORTED, error)
+    except NotTested as error:
+        return result(Outcome.NOT_TESTED, error)
+    except TimeoutError:
+        return result(Outcome.FAILED, f"the scenario did not end within {SCENARIO_S:.0f} s")
+    except (KeyError, TypeError, AttributeError) as error:
+        return result(Outcome.FAILED, f"an answer of another form was printed: {type(error).__name__}: {error}")
+    return result(Outcome.PASSED)
+
+
+def connected(stage: Stage) -> None:
+    """Go on if the client came by a multiplexed socket.
+
+    Raises:
+        Broken: It did not.
+    """
+    ensure(any("openenv.mux.v1" in one for one in stage.offered), f"offered were {stage.offered}")
+
+
+async def first_steps(client: Program) -> None:
+    """Reset, and step to a total of 2."""
+    await client.total("a", "reset", {}, 0)
+    await client.total("a", "step", {"n": 2}, 2)
+
+
+@scenario("R-016-1", "the subprotocol is offered, and used where it is named")
+async def _(command: Sequence[str]) -> None:
+    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+        await client.say("a", "reset", {})
+        for _ in range(200):
+            if stage.offered:
+                break
+            await asyncio.sleep(0.05)
+        connected(stage)
+        answer = await client.answer("a")
+        ensure(answer["type"] == "observation", f"{answer}")
+        ensure(stage.of("open") and stage.of("reset"), f"the client sent {[one.envelope for one in stage.seen]}")
+
+
+@scenario("R-016-1", "where it is not named, the socket is a plain one")
+async def _(command: Sequence[str]) -> None:
+    async with staged(Stage(multiplexed=False)) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+
+
+@scenario("R-015-7", "UNKNOWN_TYPE is an answer: nothing is offered, and the session goes on")
+async def _(command: Sequence[str]) -> None:
+    world = World(production=True)
+    world.answers_capabilities = False
+    async with staged(Stage(multiplexed=False), world) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+
+
+@scenario("R-014-12", "an unknown kind of error is text")
+async def _(command: Sequence[str]) -> None:
+    def renamed(head: Envelope, payload: str) -> list[str] | None:
+        if head.get("type") != "observation" or "command_not_found" not in payload:
+            return None
+        changed = payload.replace("command_not_found", "quantum_decoherence").replace("cmd.missing", "quantum.key")
+        return [text_of({**head, "digest": digest(changed)}, changed)]
+
+    async with staged(Stage(on_send=renamed)) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        answer = await client.ask("a", "step", {"do": "mark"})
+        ensure(answer["type"] == "observation", f"an observation with an unknown kind: {json.dumps(answer)[:300]}")
+        ensure(answer["data"]["observation"]["error_kind"] == "quantum_decoherence", f"{json.dumps(answer)[:300]}")
+        await client.total("a", "step", {"n": 1}, 4)
+
+
+@scenario("R-016-4", "fields and types of the server that a client does not know are ignored")
+async def _(command: Sequence[str]) -> None:
+    def extended(head: Envelope, payload: str) -> list[str] | None:
+        noise = encode({"sid": head.get("sid"), "type": "weather", "data": {"sun": True}})
+        value = json.loads(payload)
+        if head.get("type") in ("opened", "resumed"):
+            payload = encode({**value, "colour": "blue"})
+        return [
+            noise,
+            text_of({**head, "colour": "blue", "more": {"x": [1]}}, payload),
+            encode({"type": "moon", "data": 1}),
+        ]
+
+    async with staged(Stage(on_send=extended)) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+
+
+@scenario("R-016-15", "ids count from 1 without a gap, over all episodes")
+async def _(command: Sequence[str]) -> None:
+    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        await client.total("a", "reset", {}, 0)
+        await client.total("a", "step", {"n": 3}, 3)
+        ids = [one["id"] for one in stage.of(*NUMBERED)]
+        ensure(ids == [1, 2, 3, 4], f"ids of reset, step, reset, step: {ids}")
+
+
+def fences(stage: Stage) -> list[Any]:
+    """Return the fences of all attaches, in their order."""
+    attaches = [one["data"] for one in stage.of("open")]
+    attaches += [entry for one in stage.of("resume") for entry in one["data"]]
+    return [one.get("fence") for one in attaches]
+
+
+@asynccontextmanager
+async def fenced(stage: Stage) -> AsyncIterator[None]:
+    """Blame a failure on the fences, where they do not count up.
+
+    Raises:
+        Blocked: They do not.
+    """
+    try:
+        yield
+    except Broken as error:
+        found = [one for one in fences(stage) if one is not None]
+        if found != sorted(set(found)):
+            raise Blocked("R-016-28", f"fences of the attaches: {found}; {error}") from None
+        raise
+
+
+def sent_once(stage: Stage) -> None:
+    """Go on if each id stands for one request.
+
+    Raises:
+        Broken: It does not.
+    """
+    by_id: dict[tuple[Any, Any], str] = {}
+    for one in stage.of(*NUMBERED):
+        request = encode([one["type"], one.get("data", {})])
+        other = by_id.setdefault((one["sid"], one["id"]), request)
+        ensure(other == request, f"id {one['id']} stands for {other} and for {request}")
+
+
+@scenario("R-016-22", "a request that was accepted before a cut is not sent under another id")
+async def _(command: Sequence[str]) -> None:
+    stage = Stage()
+    armed = [True]
+
+    def lost(head: Envelope, _payload: str) -> list[str] | None:
+        if head.get("type") == "observation" and head.get("t") == 2 and armed and armed.pop():
+            asyncio.get_running_loop().call_later(0.02, stage.cut)
+            return []
+        return None
+
+    stage.on_send = lost
+    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+        await client.total("a", "step", {"n": 5}, 10)
+        sent_once(stage)
+        entries = [entry for one in stage.of("resume") for entry in one["data"]]
+        ensure(entries, f"the client did not resume: {[one['type'] for one in stage.of('open', 'resume')]}")
+        ensure(entries[0].get("last", 0) in (1, 2), f"`last` of the resume: {entries[0]}")
+
+
+@scenario("R-016-22", "a request that was lost before it was accepted is sent again under its id")
+async def _(command: Sequence[str]) -> None:
+    stage = Stage()
+    armed = [True]
+
+    def lost(envelope: Envelope) -> bool:
+        if envelope.get("type") == "step" and envelope.get("id") == 3 and armed and armed.pop():
+            stage.cut()
+            return False
+        return True
+
+    stage.on_message = lost
+    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+        sent_once(stage)
+        ids = [one["id"] for one in stage.of("step")]
+        ensure(ids == [2, 3, 3], f"ids of two steps, the second of which was lost once: {ids}")
+
+
+@scenario("R-016-28", "fence counts up with each attach")
+async def _(command: Sequence[str]) -> None:
+    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        for n in (1, 2):
+            stage.cut()
+            await client.total("a", "step", {"n": 1}, 2 + n)
+        found = fences(stage)
+        ensure(all(isinstance(one, int) for one in found), f"fences of the attaches (SHOULD): {found}")
+        ensure(len(found) >= 3 and found == sorted(set(found)), f"fences of the attaches: {found}")
+
+
+@scenario("R-016-18", "a refused request is sent again under its id")
+async def _(command: Sequence[str]) -> None:
+    armed = [True]
+    stage = Stage()
+
+    def first(envelope: Envelope) -> bool:
+        if envelope.get("type") == "step" and envelope.get("id") == 3 and armed and armed.pop():
+            error = {"code": "OVERLOADED", "message": "too much at once", "retry_after": 0.2}
+            text = text_of({"sid": envelope["sid"], "id": 3, "type": "error"}, encode(error))
+            stage.inject(text)
+            return False
+        return True
+
+    stage.on_message = first
+    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+        ids = [one["id"] for one in stage.of("step")]
+        ensure(ids == [2, 3, 3], f"ids after OVERLOADED for 3: {ids}")
+
+
+@scenario("R-016-40", "an unknown code with an id and no next_id is a recorded reply")
+async def _(command: Sequence[str]) -> None:
+    stage = Stage()
+
+    def strange(head: Envelope, payload: str) -> list[str] | None:
+        if head.get("type") == "error" and "EXECUTION_ERROR" in payload:
+            return [text_of(head, encode({"code": "QUANTUM_ERROR", "message": "nobody knows this code"}))]
+        return None
+
+    stage.on_send = strange
+    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        answer = await client.ask("a", "step", {"do": "fail"})
+        ensure(answer["type"] == "error", f"an error was expected: {answer}")
+        await client.total("a", "step", {"n": 3}, 5)
+        ids = [one["id"] for one in stage.of("step")]
+        ensure(ids == [2, 3, 4], f"ids after a recorded error for 3: {ids}")
+
+
+@scenario("R-016-24", "another process's reply is not taken for one's own")
+async def _(command: Sequence[str]) -> None:
+    stage = Stage()
+    armed = [True]
+
+    def stolen(envelope: Envelope) -> bool:
+        """Put another process's request in the place of the client's, and cut."""
+        if envelope.get("type") == "step" and envelope.get("id") == 3 and armed and armed.pop():
+            for socket in stage.sockets:
+                socket.pass_on(encode({"sid": envelope["sid"], "id": 3, "type": "step", "data": {"n": 1000}}))
+            asyncio.get_running_loop().call_later(0.05, stage.cut)
+            return False
+        return True
+
+    def silent(head: Envelope, _payload: str) -> list[str] | None:
+        return [] if head.get("id") == 3 and not head.get("request") else None
+
+    stage.on_message, stage.on_send = stolen, silent
+    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+        await first_steps(client)
+        await client.say("a", "step", {"n": 3})
+        answer = await client.answer("a")
+        if answer["type"] == "observation":
+            total = answer["data"]["observation"]["total"]
+            ensure(total != 1002, "the client took the reply to another process's step for its own")
+            ensure(total == 1005, f"its own step acts after the other one: total {total}")
+
+
+@scenario("R-016-33", "an envelope in parts is put together")
+async def _(command: Sequence[str]) -> None:
+    def cut_up(head: Envelope, payload: str) -> list[str] | None:
+        if head.get("type") != "observation":
+            return None
+        text = text_of(head, payload)
+        size = -(-len(text) // 3)
+        texts = [text[at : at + size] for at in range(0, len(text), size)]
+        address = {name: head[name] for name in ("sid", "id")}
+        return [
+            encode({**address, "type": "part", "data": {"n": n + 1, "of": len(texts), "text": one}})
+            for n, one in enumerate(texts)
+        ]
+
+    async with staged(Stage(on_send=cut_up)) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+
+
+@scenario("R-015-13", "a payload whose digest differs is not used")
+async def _(command: Sequence[str]) -> None:
+    def forged(head: Envelope, payload: str) -> list[str] | None:
+        if head.get("type") != "state_at":
+            return None
+        return [text_of(head, payload.replace('"total":', '"total":7'))]
+
+    async with staged(Stage(on_send=forged)) as stage, program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        answer = await client.ask("a", "state", {"t": 1})
+        if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
+            raise NotSupported("the client does not read state(t)")
+        ensure(answer["type"] == "error", f"a forged payload was used: {json.dumps(answer)[:300]}")
+
+
+@scenario("R-015-24", "a child of a plain fork is compared with its eid before it is used")
+async def _(command: Sequence[str]) -> None:
+    stage = Stage(multiplexed=False)
+    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+        await first_steps(client)
+        stage.server.ignores_session_id = True
+        answer = await client.ask("a", "fork", {"t": 1, "child": "b"})
+        if answer["type"] == "error":
+            if answer["data"].get("code") == "NOT_SUPPORTED":
+                raise NotSupported("the client does not fork plain sessions")
+            return  # it compared at once
+        answer = await client.ask("b", "step", {"n": 1})
+        ensure(
+            answer["type"] == "error", f"the client used another environment as the child: {json.dumps(answer)[:300]}"
+        )

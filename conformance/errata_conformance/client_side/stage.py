@@ -1,0 +1,175 @@
+"""The server that a client meets: the sample server, whose connections can be cut and whose messages can be changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+from ..exact import elements, encode
+from ..sample.episodes import World
+from ..sample.mux import Socket
+from ..sample.server import Server, running
+
+Envelope = dict[str, Any]
+
+
+@dataclass
+class Seen:
+    """One message of the client.
+
+    Args:
+        connection: Number of its connection, from 0.
+        envelope: It.
+    """
+
+    connection: int
+    envelope: Envelope
+
+
+@dataclass
+class Stage:
+    """A server for one scenario.
+
+    Args:
+        multiplexed: Whether it names the subprotocol.
+        on_message: Called with each envelope of the client; if it returns False, the server does not see it.
+        on_send: Called with (head, payload) of each message of the server; returns the texts to send in its place.
+    """
+
+    multiplexed: bool = True
+    on_message: Callable[[Envelope], bool] = lambda _: True
+    on_send: Callable[[Envelope, str], list[str] | None] = lambda _head, _payload: None
+    seen: list[Seen] = field(default_factory=list)
+    offered: list[list[str]] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    url: str = ""
+    server: StageServer = field(init=False)
+    _links: set[asyncio.StreamWriter] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def cut(self) -> None:
+        """Break every connection, as a network does."""
+        for writer in list(self._links):
+            writer.transport.abort()
+
+    @property
+    def sockets(self) -> list[StageSocket]:
+        """The multiplexed sockets that are connected."""
+        return [one for one in self.server.sockets if isinstance(one, StageSocket)]
+
+    def inject(self, text: str) -> None:
+        """Send a text to the client, on every socket."""
+        for socket in self.sockets:
+            socket.out.put_nowait(text)
+
+    def of(self, *kinds: str) -> list[Envelope]:
+        """Return the client's messages of some types."""
+        return [one.envelope for one in self.seen if one.envelope.get("type") in kinds]
+
+    def received(self, text: str) -> str | None:
+        """Note a frame; return what the server gets of it."""
+        kept = []
+        for one in elements(text):
+            envelope = json.loads(one)
+            if isinstance(envelope, dict):
+                self.seen.append(Seen(len(self.offered) - 1, envelope))
+                if not self.on_message(envelope):
+                    continue
+            kept.append(one)
+        return f"[{','.join(kept)}]" if kept else None
+
+
+class StageSocket(Socket):
+    """Lets the stage see and change what is said."""
+
+    stage: Stage
+
+    def receive(self, frame: str) -> None:
+        """Take what the stage lets through."""
+        kept = self.stage.received(frame)
+        if kept is not None:
+            self.pass_on(kept)
+
+    def pass_on(self, frame: str) -> None:
+        """Take a frame that the stage does not see."""
+        super().receive(frame)
+
+    def send(self, head: Envelope, payload: str) -> None:
+        """Send what the stage makes of a message."""
+        texts = self.stage.on_send(head, payload)
+        if texts is None:
+            super().send(head, payload)
+        for text in texts or ():
+            self.out.put_nowait(text)
+
+
+class StageServer(Server):
+    """The sample server on a stage."""
+
+    def __init__(self, world: World, stage: Stage) -> None:
+        super().__init__(world)
+        self.stage = stage
+        self.socket_type = type("StageSocket", (StageSocket,), {"stage": stage})
+
+    async def ws(self, connection: WebSocket) -> None:
+        """Serve a socket, as the stage wants it."""
+        self.stage.offered.append(list(connection.scope["subprotocols"]))
+        self.stage.queries.append(connection.scope["query_string"].decode())
+        if not self.stage.multiplexed:
+            connection.scope["subprotocols"] = []
+        await super().ws(connection)
+
+
+def text_of(head: Envelope, payload: str) -> str:
+    """Return a message as the sample server sends it."""
+    return f'{encode(head)[:-1]},"data":{payload}}}'
+
+
+@asynccontextmanager
+async def staged(stage: Stage, world: World | None = None) -> AsyncIterator[Stage]:
+    """Run a stage's server, behind a proxy whose connections can be cut."""
+    world = world or World()
+    stage.server = StageServer(world, stage)
+    server = running(world, 0, server=stage.server)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.005)
+    inside = server.servers[0].sockets[0].getsockname()[1]
+
+    async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", inside)
+        both = {writer, ours}
+        stage._links |= both
+
+        async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+            try:
+                while data := await source.read(1 << 16):
+                    to.write(data)
+                    await to.drain()
+            except (ConnectionError, OSError):
+                pass
+            finally:
+                to.close()
+
+        try:
+            await asyncio.gather(copy(reader, ours), copy(theirs, writer))
+        finally:
+            stage._links -= both
+
+    proxy = await asyncio.start_server(link, "127.0.0.1", 0)
+    stage.url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    try:
+        yield stage
+    finally:
+        stage.cut()
+        proxy.close()
+        server.should_exit = server.force_exit = True
+        await asyncio.wait([serving], timeout=10)
+        for session in world.sessions.values():
+            session.worker.cancel()
