@@ -12,7 +12,7 @@ RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --i
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,10 @@ test-upstream: setup ## OpenEnv's own server tests on our server and on adopted 
 		$(UPSTREAM_PRIVATE:%=--deselect tests/test_production_mode_routes.py::%) || exit 1; done; \
 	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
+test-upstream-patches: setup ## rfcs/upstream/*.patch on OpenEnv's published wheel and sdist: their tests, OpenEnv's, and the bytes of stock
+	@scripts/upstream_patches.sh
+	@$(PYTEST) -m interop -rs tests/upstream_patches
+
 test-chaos: base ## networks, servers and disks that fail under load, a few minutes; docs/guarantees.md
 	@$(PYTEST) -m chaos
 
@@ -107,7 +111,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
-test-full: check test test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \

@@ -1,0 +1,204 @@
+"""rfcs/upstream/*.patch on the published wheel and sdist of OpenEnv: they apply, tests pass, and who
+does not ask for anything gets the bytes of stock."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("0*.patch"))
+FETCHED = ROOT / ".cache" / "upstream-patches" / "dist"
+SUITE = ROOT.parent / "shared" / "upstream_suite"
+ORDERS = {"none": [], "0001": PATCHES[:1], "0002": PATCHES[1:], "0001-0002": PATCHES, "0002-0001": PATCHES[::-1]}
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+def unpacked(kind: str, to: Path) -> Path:
+    """Unpack a distribution as a checkout lies: packages below src, no tests of the patches' names."""
+    assert FETCHED.is_dir(), "run `make test-upstream-patches`, which fetches the distributions"
+    if kind == "wheel":
+        (wheel,) = FETCHED.glob("*.whl")
+        zipfile.ZipFile(wheel).extractall(to / "src")
+    else:
+        (sdist,) = FETCHED.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(to, filter="data")
+        (inner,) = to.iterdir()
+        for one in inner.iterdir():
+            one.rename(to / one.name)
+        inner.rmdir()
+    return to
+
+
+def apply(tree: Path, patch: Path) -> None:
+    """Apply a patch exactly: no fuzz, no offset in whitespace."""
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}  # not a part of any repository
+    for more in (["--check"], []):
+        subprocess.run(["git", "apply", "--whitespace=error", *more, str(patch)], cwd=tree, env=environment, check=True)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """The source trees by distribution and order of patches."""
+    made = {}
+    for kind in ("wheel", "sdist"):
+        for order, patches in ORDERS.items():
+            tree = made[kind, order] = unpacked(kind, tmp_path_factory.mktemp(f"{kind}-{order}-"))
+            for patch in patches:
+                apply(tree, patch)
+    return made
+
+
+def run(tree: Path, *command: str, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python with the OpenEnv of a tree in place of the installed one."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ERRATA_", "OPENENV_", "PYTEST_"))}
+    environment = kept | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    return subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, input=text, capture_output=True, text=True, check=False
+    )
+
+
+def files(tree: Path) -> dict[str, bytes]:
+    """Return a tree's files by path."""
+    return {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+
+
+def changed(patch: Path) -> set[str]:
+    """Return the paths that a patch touches."""
+    return set(re.findall(r"^diff --git a/\S+ b/(\S+)$", patch.read_text(), re.M))
+
+
+def test_there_are_two_patches() -> None:
+    assert [patch.name[:4] for patch in PATCHES] == ["0001", "0002"]
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("order", [order for order in ORDERS if order != "none"])
+def test_a_patch_changes_what_it_names_and_nothing_else(
+    trees: dict[tuple[str, str], Path], kind: str, order: str
+) -> None:
+    stock, patched = files(trees[kind, "none"]), files(trees[kind, order])
+    differing = {path for path in stock.keys() | patched.keys() if stock.get(path) != patched.get(path)}
+    assert differing == set().union(*map(changed, ORDERS[order]))
+    assert not stock.keys() - patched.keys()
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_order_does_not_matter(trees: dict[tuple[str, str], Path], kind: str) -> None:
+    assert files(trees[kind, "0001-0002"]) == files(trees[kind, "0002-0001"])
+
+
+@pytest.mark.parametrize(("kind", "order"), [("wheel", "0001"), ("wheel", "0002"), ("sdist", "0001-0002")])
+def test_a_patchs_own_tests_pass(trees: dict[tuple[str, str], Path], kind: str, order: str) -> None:
+    tree = trees[kind, order]
+    own = sorted(p for patch in ORDERS[order] for p in changed(patch) if p.startswith("tests/"))
+    done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert re.search(r"^\d+ passed", done.stdout, re.M)
+    assert run(tree, "-c", "import openenv; print(openenv.__file__)").stdout.startswith(str(tree))
+
+
+@pytest.mark.parametrize("order", ["0001", "0002"])
+def test_a_patchs_tests_fail_on_stock(trees: dict[tuple[str, str], Path], order: str, tmp_path: Path) -> None:
+    tree = unpacked("wheel", tmp_path / "tree")
+    (own,) = [p for p in changed(*ORDERS[order]) if p.startswith("tests/")]
+    (tree / own).parent.mkdir(parents=True)
+    (tree / own).write_bytes((trees["wheel", order] / own).read_bytes())
+    assert run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", own).returncode != 0
+
+
+def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path]) -> None:
+    tree = trees["sdist", "0001-0002"]
+    touched = sorted(path for patch in PATCHES for path in changed(patch))
+    config = ["--no-cache", "--config", str(tree / "pyproject.toml")]
+    for command in (["format", "--check"], ["check"]):
+        done = run(tree, "-m", "ruff", *command, *config, *touched)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- OpenEnv's own suite ----------------------------------------------------------------------------------------------
+
+
+def outcomes(tree: Path, report: Path) -> dict[str, str]:
+    """Run OpenEnv's server tests on a tree; return outcome by test."""
+    path = f"{tree / 'src'}:{SUITE}:{SUITE / 'envs'}"
+    options = ["-p", "suite_target", "-p", "no:cacheprovider", "--rootdir", str(SUITE), "-q", f"--junitxml={report}"]
+    done = run(tree, "-m", "pytest", *options, "-c", str(SUITE / "pytest.ini"), str(SUITE / "tests"), PYTHONPATH=path)
+    assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
+    return {
+        f"{case.get('classname')}::{case.get('name')}": case[0].tag if len(case) else "passed"
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+
+
+@pytest.mark.skipif(not SUITE.is_dir(), reason="OpenEnv's own tests are not beside this checkout (../shared)")
+def test_upstreams_suite_passes_as_before(trees: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    before = outcomes(trees["wheel", "none"], tmp_path / "stock.xml")
+    after = outcomes(trees["wheel", "0001-0002"], tmp_path / "patched.xml")
+    assert sum(outcome == "passed" for outcome in before.values()) >= 100
+    assert after == before
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def lines(name: str) -> str:
+    return (HERE / f"{name}.jsonl").read_text()
+
+
+def played(tree: Path, *more: str) -> list[Any]:
+    """Return what the OpenEnv of a tree answers to the recorded and the written messages."""
+    done = run(tree, str(HERE / "transcript.py"), "play", *more, text=lines("recorded") + lines("written"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["openenv"].startswith(str(tree))
+    return list(said["answers"])
+
+
+@pytest.fixture(scope="module")
+def stock_answers(trees: dict[tuple[str, str], Path]) -> list[Any]:
+    return played(trees["wheel", "none"])
+
+
+def pairs(before: list[Any], after: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+    asked = (lines("recorded") + lines("written")).splitlines()
+    yield from zip(asked, before, after, strict=True)
+
+
+@pytest.mark.parametrize("order", ["0001", "0002", "0001-0002"])
+def test_who_asks_for_nothing_gets_the_bytes_of_stock(
+    trees: dict[tuple[str, str], Path], stock_answers: list[Any], order: str
+) -> None:
+    for asked, before, after in pairs(stock_answers, played(trees["wheel", order])):
+        assert after == before, asked
+
+
+def test_a_server_that_records_differs_only_where_an_earlier_state_is_asked_for(
+    trees: dict[tuple[str, str], Path], stock_answers: list[Any]
+) -> None:
+    differing = [
+        asked
+        for asked, before, after in pairs(stock_answers, played(trees["wheel", "0001-0002"], "records"))
+        if after != before
+    ]
+    assert len(differing) == 1
+    assert json.loads(json.loads(differing[0])["frames"][0]) == {"type": "state", "data": {"t": 0}}
+
+
+def test_the_recorded_messages_are_what_upstreams_clients_send(trees: dict[tuple[str, str], Path]) -> None:
+    done = run(trees["wheel", "none"], str(HERE / "transcript.py"), "record")
+    assert done.stdout == lines("recorded"), done.stderr[-2000:]
