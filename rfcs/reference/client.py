@@ -1,0 +1,273 @@
+"""A client of RFC 016 in one file, on websockets and the standard library: ``python client.py URL``.
+
+It reads requests as JSON lines on stdin, ``{"session": "a", "type": "step", "data": {"n": 1}}``, and prints a JSON
+line for each reply and push, with ``session`` in place of ``sid``. Requests of a session are pipelined. At the end of
+its input it waits for the replies. A line may have ``if``, ``deadline_ms``, and for ``cancel`` the victim's ``id``.
+
+Left out: plain sockets (it ends where the server does not name the subprotocol) and sending parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+MUTATING = ("reset", "step", "fork", "close")  # and mcp tools/call
+REFUSALS = {"OUT_OF_ORDER", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_REACHED", "JOURNAL_UNAVAILABLE"}  # to be sent again
+OVER = {"SESSION_LOST", "SESSION_CLOSED", "SESSION_EXPIRED"}
+WAIT_S = 0.05  # before a reconnect or a resend, where the server names no time
+
+
+def member(text: str, name: str) -> str:
+    """Return the exact text of a member of a JSON object (R-015-13)."""
+    decoder, at = json.JSONDecoder(), text.index("{") + 1
+    while True:
+        key, at = decoder.raw_decode(text, re.compile(r"[\s,]*").match(text, at).end())
+        start = re.compile(r"\s*:\s*").match(text, at).end()
+        _, at = decoder.raw_decode(text, start)
+        if key == name:
+            return text[start:at]
+
+
+def digest(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def envelopes(frame: str) -> list[str]:
+    """Return the exact texts of a frame's envelopes (R-016-3)."""
+    if not frame.lstrip().startswith("["):
+        return [frame]
+    decoder, at, found = json.JSONDecoder(), frame.index("[") + 1, []
+    while frame[at := re.compile(r"[\s,]*").match(frame, at).end()] != "]":
+        start, (_, at) = at, decoder.raw_decode(frame, at)
+        found.append(frame[start:at])
+    return found
+
+
+class Session:
+    """One session: what was sent and has no reply yet, and what was received."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sid, self.key = secrets.token_urlsafe(18), secrets.token_urlsafe(18)  # 144 random bits each (R-016-8)
+        self.fence = self.last = self.last_seq = 0
+        self.sent: dict[int, str] = {}  # id -> envelope as sent: a resend has the same bytes (R-016-16)
+        self.reads: dict[int, str] = {}  # q -> envelope
+        self.opened = self.attaching = False
+        self.resending: asyncio.TimerHandle | None = None
+        self.next_id = 1
+
+
+class Client:
+    """Sessions on one connection at a time; it reconnects until each request has its reply.
+
+    Args:
+        url: ``ws://HOST/ws``.
+        say: Called with each reply and push.
+    """
+
+    def __init__(self, url: str, say: Callable[[dict[str, Any]], None]) -> None:
+        self.url, self.say = url, say
+        self.sessions: dict[str, Session] = {}
+        self.by_sid: dict[str, Session] = {}
+        self.parts: dict[tuple[Any, ...], list[str]] = {}
+        self.socket: ClientConnection | None = None
+        self.pending: asyncio.Queue[str] = asyncio.Queue()
+        self.idle = asyncio.Event()
+        self.next_q = 1
+
+    # -- requests --
+
+    def request(self, line: dict[str, Any]) -> None:
+        """Number a request and send it; it is sent again until it has its reply."""
+        session = self.sessions.setdefault(line["session"], Session(line["session"]))
+        self.by_sid[session.sid] = session
+        kind, data = line["type"], line.get("data", {})
+        envelope = {"sid": session.sid, "type": kind}
+        if kind in ("cancel", "ack"):
+            self.put(json.dumps(envelope | ({"id": line["id"]} if kind == "cancel" else {"data": data})))
+            return
+        if kind in MUTATING or (kind == "mcp" and data.get("method") == "tools/call"):
+            envelope |= {"id": session.next_id}  # from 1, without a gap (R-016-15)
+            session.next_id += 1
+        else:
+            envelope |= {"q": self.next_q}
+            self.next_q += 1
+        envelope |= {k: line[k] for k in ("if", "deadline_ms") if k in line} | {"data": data}
+        text = json.dumps(envelope)
+        (session.sent if "id" in envelope else session.reads)[envelope.get("id") or envelope["q"]] = text
+        self.idle.clear()
+        if not session.opened:
+            self.attach([session])
+        self.put(text)  # may follow its open at once (R-016-11)
+
+    def put(self, text: str) -> None:
+        if self.socket is not None:
+            self.pending.put_nowait(text)
+
+    def attach(self, sessions: list[Session]) -> None:
+        """Open or resume, each with a higher fence (R-016-28)."""
+        if self.socket is None:
+            return
+        resumed = []
+        for session in sessions:
+            session.fence += 1
+            place = {"key": session.key, "fence": session.fence}
+            if session.last == 0 and session.last_seq == 0:  # a repeated open is the same session (R-016-7)
+                self.put(json.dumps({"sid": session.sid, "type": "open", "data": place}))
+            else:
+                seen = {"last": session.last, "last_seq": session.last_seq}
+                resumed.append({"sid": session.sid, **place, **seen})
+            session.opened = session.attaching = True
+        if resumed:
+            self.put(json.dumps({"type": "resume", "data": resumed}))
+
+    def resend(self, session: Session, start: int) -> None:
+        """Send the ids from ``start`` on again, in order: go-back-n (R-016-18)."""
+        session.resending = None
+        for id in sorted(session.sent):
+            if id >= start:
+                self.put(session.sent[id])
+
+    # -- replies --
+
+    def receive(self, text: str) -> None:
+        """Take one envelope; unknown types and fields are ignored (R-016-4)."""
+        envelope = json.loads(text)
+        kind, data = envelope.get("type"), envelope.get("data")
+        session = self.by_sid.get(envelope.get("sid") or "")
+        if session is None:  # a read may be answered without sid: q alone names it
+            session = next((s for s in self.sessions.values() if envelope.get("q") in s.reads), None)
+        if kind == "part":  # R-016-33
+            address = tuple(envelope.get(k) for k in ("sid", "id", "q", "seq"))
+            texts = self.parts.setdefault(address, [])
+            texts.append(data["text"])
+            if len(texts) == data["of"]:
+                self.receive("".join(self.parts.pop(address)))
+            return
+        if "digest" in envelope and envelope["digest"] != digest(member(text, "data")):
+            raise ValueError(f"a payload has another digest than it names: {text[:200]}")  # R-015-13
+        if session is None:
+            if kind in ("goaway", "error"):
+                self.say(envelope)
+            return
+        if kind in ("opened", "resumed"):
+            session.attaching = False
+            self.resend(session, data["next_id"]) if kind == "resumed" else None
+            for read in session.reads.values() if kind == "resumed" else ():
+                self.put(read)
+        elif kind == "error" and "id" not in envelope and "q" not in envelope:  # of open or resume
+            if session.attaching:  # otherwise of an ack, which needs no answer
+                session.attaching = False
+                self.over(session, envelope)
+        elif "id" in envelope:
+            self.answered(session, envelope)
+        elif "q" in envelope:
+            if session.reads.pop(envelope["q"], None) is not None:
+                self.tell(session, envelope)
+        elif kind == "reward" and envelope["seq"] == session.last_seq + 1:  # once each (R-016-37)
+            session.last_seq = envelope["seq"]
+            self.tell(session, envelope)
+        elif kind == "detached":
+            self.over(session, envelope)
+        self.idle.set() if not any(s.sent or s.reads for s in self.sessions.values()) else None
+
+    def answered(self, session: Session, envelope: dict[str, Any]) -> None:
+        id, data = envelope["id"], envelope.get("data")
+        code = data.get("code") if envelope["type"] == "error" else None
+        if id not in session.sent:
+            return  # a repeat of what was answered
+        if code in REFUSALS:
+            if session.resending is None:
+                wait = data.get("retry_after") or WAIT_S
+                start = min(data.get("next_id", id), id)
+                session.resending = asyncio.get_running_loop().call_later(wait, self.resend, session, start)
+            return
+        if id != session.last + 1:
+            raise ValueError(f"reply {id} of a session came after {session.last}")  # R-016-19
+        if "request" in envelope and envelope["request"] != digest(member(session.sent[id], "data")):
+            self.over(session, envelope)  # another process spoke for the session (R-016-24)
+            return
+        del session.sent[id]
+        session.last = id
+        self.tell(session, envelope)
+        if envelope["type"] != "closed":
+            seen = {"last": id, "last_seq": session.last_seq}
+            self.put(json.dumps({"sid": session.sid, "type": "ack", "data": seen}))  # R-016-21
+        if code in OVER:
+            self.over(session, envelope)
+
+    def over(self, session: Session, envelope: dict[str, Any]) -> None:
+        """The session does not go on for this client: nothing of it is sent again."""
+        session.sent.clear()
+        session.reads.clear()
+        self.tell(session, envelope)
+
+    def tell(self, session: Session, envelope: dict[str, Any]) -> None:
+        self.say({"session": session.name} | {k: v for k, v in envelope.items() if k != "sid"})
+
+    # -- connection --
+
+    async def run(self) -> None:
+        """Connect, and again after each loss; ends by being cancelled."""
+        while True:
+            try:
+                async with connect(self.url, subprotocols=["openenv.mux.v1"], max_size=None) as socket:
+                    if socket.subprotocol != "openenv.mux.v1":
+                        raise SystemExit("the server does not name openenv.mux.v1: use a plain socket")  # R-016-1
+                    self.socket, self.pending, self.parts = socket, asyncio.Queue(), {}
+                    again = [s for s in self.sessions.values() if s.sent or s.reads]
+                    fresh = [s for s in again if s.last == 0 and s.last_seq == 0]
+                    self.attach(again)
+                    for session in fresh:  # an open re-sends replies; equal repeats change nothing (R-016-16)
+                        self.resend(session, 1)
+                        for read in session.reads.values():
+                            self.put(read)
+                    for session in self.sessions.values():
+                        session.opened = session in again
+                    writer = asyncio.create_task(self.write(socket))
+                    try:
+                        async for frame in socket:
+                            for text in envelopes(str(frame)):
+                                self.receive(text)
+                    finally:
+                        writer.cancel()
+            except (OSError, WebSocketException):
+                pass
+            self.socket = None
+            await asyncio.sleep(WAIT_S)
+
+    async def write(self, socket: ClientConnection) -> None:
+        while True:
+            await socket.send(await self.pending.get())
+
+
+async def main(url: str) -> None:
+    """Read requests from stdin until its end; return when each has its reply."""
+    address = re.sub("^http", "ws", url)
+    client = Client(
+        address if address.endswith("/ws") else address.rstrip("/") + "/ws", lambda e: print(json.dumps(e), flush=True)
+    )
+    running = asyncio.create_task(client.run())
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        if running.done():
+            break
+        client.request(json.loads(line))
+    if any(s.sent or s.reads for s in client.sessions.values()):
+        await asyncio.wait([running, asyncio.create_task(client.idle.wait())], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    running.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
