@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .hints import ChatTokenizer
@@ -42,3 +45,118 @@ def action_ids(
         raise ValueError("this chat template has no token boundary behind its generation prompt")
     said = ids[len(context) :]
     return tuple(said[: said.index(end_id) + 1] if end_id is not None and end_id in said else said)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAction:
+    """Where the action of a student's turn begins.
+
+    Attributes:
+        start: Tokens of the turn before it: reasoning and, before a call, prose.
+        lead: Text between that token boundary and the action; empty where a token begins with the action.
+    """
+
+    start: int
+    lead: str
+
+
+class ActionTokens:
+    """Puts another's action behind the student's own reasoning and prose, so that a pair compares actions only.
+
+    Where a turn's reasoning and calls are is read from the tokenizer's ``response_template`` (transformers), by which
+    the trainer parses turns. A turn of a tokenizer without one is an action from its first token on.
+
+    Args:
+        tokenizer: Of the student.
+        end_ids: Tokens that end a turn.
+        **template: Further arguments of ``apply_chat_template``, the same as the trainer's.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Collection[int], **template: Any) -> None:
+        self._tokenizer, self._end_ids, self._template = tokenizer, frozenset(end_ids), template
+        self._header = self._text(_BEFORE, prompt=True)
+        response = getattr(tokenizer, "response_template", None)
+        fields = response.get("fields") if isinstance(response, Mapping) else None
+        fields = fields if isinstance(fields, Mapping) else {}
+        self._call = _pattern(fields.get("tool_calls"), "open")
+        # A malformed call has the opening's constant beginning only.
+        constant = re.match(r"[^\\\[(.*+?{|^$]{3,}", self._call.pattern) if self._call is not None else None
+        self._malformed = re.compile(constant[0]) if constant else None
+        self._reasoning = [fields[name] for name in ("reasoning_content", "thinking") if name in fields]
+
+    def own(self, turn_ids: Sequence[int], *, call: bool) -> OwnAction | None:
+        """Return where the action of a student's turn begins; None where it was cut off in its reasoning.
+
+        Args:
+            turn_ids: Tokens of the turn, as sampled.
+            call: Compared with a call, the action is the first call, if there is one. Else, and compared with an
+                answer, it is all that follows the reasoning.
+        """
+        text = self._decoded(turn_ids)
+        at = self._after_reasoning(text)
+        if at is None:
+            return None
+        for pattern in (self._call, self._malformed) if call else ():
+            if pattern is not None and (found := pattern.search(text, at)):
+                at = found.start()
+                break
+        start = max(0, bisect_right(range(len(turn_ids) + 1), at, key=lambda n: len(self._decoded(turn_ids[:n]))) - 1)
+        while not text.startswith(self._decoded(turn_ids[:start])):  # in the middle of a character
+            start -= 1
+        return OwnAction(start, text[len(self._decoded(turn_ids[:start])) : at])
+
+    def other(self, message: Mapping[str, Any], lead: str = "") -> tuple[int, ...]:
+        """Return the tokens of another's action, its end of turn included, without reasoning.
+
+        Args:
+            message: An assistant's, as `errata_trainer.teachers.message_of` makes it.
+            lead: Of the student's own action.
+
+        Raises:
+            ValueError: The chat template does not render the action.
+        """
+        whole = self._text([*_BEFORE, dict(message)], prompt=False)
+        pairs = enumerate(zip(self._header, whole, strict=False))
+        begin = next((n for n, (a, b) in pairs if a != b), min(len(self._header), len(whole)))
+        if not message.get("tool_calls"):
+            at = whole.find(str(message.get("content") or "").strip(), begin)
+        elif self._call is not None:
+            found = self._call.search(whole, begin)
+            at = found.start() if found else -1
+        else:
+            at = begin if begin == len(self._header) else -1
+        if at < 0:
+            raise ValueError("this chat template does not render an assistant's action where its response is read")
+        ids = list(self._tokenizer.encode(lead + whole[at:], add_special_tokens=False))
+        end = next((n + 1 for n, token in enumerate(ids) if token in self._end_ids), len(ids))
+        return tuple(ids[:end])
+
+    def _after_reasoning(self, text: str) -> int | None:
+        for part in self._reasoning:
+            if isinstance(opening := part.get("open"), str):
+                opened = text.lstrip().startswith(opening) or self._header.rstrip().endswith(opening)
+            else:
+                pattern = _pattern(part, "open")
+                opened = pattern is not None and pattern.match(text) is not None
+            close = _pattern(part, "close")
+            if opened and close is not None:
+                found = close.search(text)
+                return found.end() if found else None
+        return 0
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _text(self, conversation: list[dict[str, Any]], *, prompt: bool) -> str:
+        template = self._tokenizer.apply_chat_template
+        return str(template(conversation, tokenize=False, add_generation_prompt=prompt, **self._template))
+
+
+def _pattern(field: Any, side: str) -> re.Pattern[str] | None:
+    """Return what opens or closes a field of a response template."""
+    if not isinstance(field, Mapping):
+        return None
+    if isinstance(text := field.get(side), str):
+        return re.compile(re.escape(text))
+    pattern = field.get(f"{side}_pattern")
+    return re.compile(pattern) if isinstance(pattern, str) else None

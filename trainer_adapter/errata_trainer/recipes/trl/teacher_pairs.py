@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...action_tokens import action_ids
+from ...action_tokens import ActionTokens
 from ...channels.pairs import PairBuffer, trainable_pairs
 from ...playing import Seat
 from ...rollout import DpoPair, Rollout
-from ...teachers import Ballot, Batch, TeacherPool, ask_of, choose, message_of, preferences
+from ...teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from ...teachers.states import Policy
 from .parallel_tools import Transcripts
 
@@ -22,7 +22,7 @@ class _Asked:
     """What the pool does not know of a state: the student's exact tokens."""
 
     context_ids: tuple[int, ...]
-    rejected_ids: tuple[int, ...]
+    turn_ids: tuple[int, ...]
 
 
 class TeacherPairs:
@@ -40,7 +40,7 @@ class TeacherPairs:
 
     Attributes:
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
-            ``not_rendered``, ``no_tokens``).
+            ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TeacherPairs:
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
         self._seed = seed
         self._draws = 0
-        self._render: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
+        self._tokens: ActionTokens | None = None
         self._end_ids: frozenset[int] = frozenset()
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
@@ -78,11 +78,17 @@ class TeacherPairs:
 
         Raises:
             StaleReference: The buffer holds pairs of another reference.
+            ValueError: The student's chat template does not render a teacher's call: no vote could become a pair.
         """
+        tokens = ActionTokens(tokenizer, end_ids, **template)
+        try:
+            tokens.other(message_of(Action((ToolCall("tool", {"argument": "value"}),))))
+        except ValueError as error:
+            raise ValueError(f"channel 3 cannot use this student: {error}; pass pairs=None") from error
         self.close()
         self._buffer = PairBuffer(self._path, capacity=self._capacity, reference=reference)
         self._end_ids = frozenset(end_ids)
-        self._render = lambda message: action_ids(tokenizer, message, end_id=tokenizer.eos_token_id, **template)
+        self._tokens = tokens
 
     def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
         """Have the states of a batch asked about."""
@@ -130,20 +136,24 @@ class TeacherPairs:
         return self._buffer.sample(min(count, len(self._buffer)), seed=self._seed + self._draws)
 
     def _pairs(self, ballot: Ballot, asked: _Asked) -> list[DpoPair]:
-        assert self._render is not None
+        assert self._tokens is not None
         made = []
         for preference in preferences(ballot):
+            own = self._tokens.own(asked.turn_ids, call=bool(preference.chosen.calls))
+            if own is None:
+                self.counts["no_action"] += 1
+                continue
             try:
-                chosen = self._render(message_of(preference.chosen))
+                chosen = self._tokens.other(message_of(preference.chosen), own.lead)
             except ValueError:
                 self.counts["not_rendered"] += 1
                 continue
-            rejected = asked.rejected_ids
+            rejected = asked.turn_ids[own.start :]
             if not rejected or rejected[-1] not in self._end_ids:  # it was cut off: neither side has its end
                 chosen = chosen[:-1] if chosen and chosen[-1] in self._end_ids else chosen
             made.append(
                 DpoPair(
-                    asked.context_ids,
+                    asked.context_ids + asked.turn_ids[: own.start],
                     chosen,
                     rejected,
                     weight=preference.weight,
