@@ -388,3 +388,41 @@ def test_pairs_are_anchored_to_the_policy_as_it_was(
 def test_a_base_that_is_not_there_cannot_teach(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is none"):
         made(tokenizer, server.url, tmp_path, scripts(NO_SITE), settings=ChannelSettings(teacher="base"))
+
+
+def test_a_multimodal_models_length_is_that_of_its_text_model() -> None:
+    from transformers import Gemma3Config, Qwen2_5_VLConfig
+
+    from errata_trainer.recipes.trl.trainer import longest_row
+
+    for multimodal in (Gemma3Config(), Qwen2_5_VLConfig()):
+        assert longest_row(multimodal) == multimodal.get_text_config().max_position_embeddings
+
+
+def test_a_rollout_that_cannot_be_read_is_counted_and_the_others_train(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from errata_trainer.recipes.trl import trainer as module
+
+    build, calls = module.build_rollout, []
+
+    def odd(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        return build(*given[:3], given[3][:1] if len(calls) == 1 else given[3], *given[4:], **named)
+
+    monkeypatch.setattr(module, "build_rollout", odd)
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), alpha_sdpo=1.0)
+    trainer.train()
+    (seen,) = trainer.seen
+    assert sum(not items for items in seen["inputs"]["sdpo_items"]) == 1
+    assert sum(map(len, seen["inputs"]["sdpo_items"])) > 0
+    assert trainer.state.log_history[0]["rollouts/unread"] == 1.0
+
+
+def test_a_site_whose_hint_cannot_be_spliced_is_counted(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), alpha_sdpo=1.0)
+    monkeypatch.setattr(trainer._sites.renderer, "header_ids", (1, 2, 3))
+    trainer.train()
+    assert trainer.state.log_history[0]["sdpo/not_spliced"] > 0

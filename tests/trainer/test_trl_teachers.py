@@ -164,3 +164,26 @@ def test_an_action_has_the_tokens_that_the_student_would_say(tokenizer: Any, tem
     )
     whole = tokenizer.apply_chat_template([*before, message], tokenize=True, return_dict=False, **given)
     assert list(whole[: len(context) + len(ids)]) == [*context, *ids] and ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_policy_that_needs_scores_gets_them_or_is_refused(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    teachers = [FakeTeacher(Answer(calls=(RED,)), name=name) for name in ("a", "b")]
+    with pool(server.url, *teachers) as asked:
+        with pytest.raises(ValueError, match="value_gap needs scores"):
+            TeacherPairs(asked, tmp_path / "no.jsonl", policy="value_gap")
+        blind = TeacherPairs(asked, tmp_path / "blind.jsonl", policy="entropy")
+        with pytest.raises(ValueError, match="log-probabilities"):
+            trained(tokenizer, server.url, tmp_path, blind, script)
+        blind.close()
+        pairs = TeacherPairs(
+            asked,
+            tmp_path / "pairs.jsonl",
+            policy="value_gap",
+            wait_s=60.0,
+            scores=lambda rollouts: [[1.0, *[None] * (len(one.turns) - 1)] for one in rollouts],
+        )
+        trainer = trained(tokenizer, server.url, tmp_path, pairs, script)
+    assert sum(pairs.counts[reason] for reason in ("consensus", "agrees_with_student")) == 4, "each first turn"
+    assert trainer.seen

@@ -50,7 +50,7 @@ class Sites:
 
     Attributes:
         counts: What became of failing turns: ``kept``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
-            ``not_rendered``, ``not_better``.
+            ``not_rendered``, ``not_spliced``, ``not_better``.
     """
 
     hinter: Hinter
@@ -110,6 +110,11 @@ class Sites:
             )
         except DoesNotFit:
             self.counts["too_long"] += 1
+            return None
+        except ValueError as error:  # one odd rollout among many is no reason to end a run
+            if not self.counts["not_spliced"]:
+                log.warning("a hint cannot stand before its turn, and the site is left out: %s", error)
+            self.counts["not_spliced"] += 1
             return None
 
     def kept(self, sites: Sequence[Site], seats: Sequence[Seat | None], sample: Sample) -> list[Site]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -41,7 +42,7 @@ def build_rollout(
     eid: str | None = None,
     environment: str | None = None,
     reward: float | None = None,
-    logprobs: Sequence[float] | None = None,
+    logprobs: Sequence[float | None] | None = None,
     end_ids: Collection[int] | None = None,
     truncated: bool | None = None,
     lost: str | None = None,
@@ -66,7 +67,8 @@ def build_rollout(
         eid: The episode.
         environment: Its name.
         reward: Of the whole episode.
-        logprobs: Of each of ``completion_ids``.
+        logprobs: Of each of ``completion_ids``. Where a sampled token has none (None or NaN, as vLLM
+            may give), the rollout has none.
         end_ids: Tokens that end a turn. With them, a completion that ends with another token is taken as truncated.
         truncated: Says so outright.
         lost: Why an infrastructure failure ended the episode.
@@ -80,6 +82,11 @@ def build_rollout(
     Raises:
         ValueError: Lengths differ, or there are not as many runs as assistant messages.
     """
+    if logprobs is not None and any(one is None or math.isnan(one) for one in logprobs):
+        known = [one is not None and not math.isnan(one) for one in logprobs]
+        needed = [True] * len(known) if mask is None else [bool(one) for one in mask]
+        if len(needed) == len(known) and any(need and not have for need, have in zip(needed, known, strict=True)):
+            logprobs = None
     sampled = [1] * len(completion_ids) if mask is None else [int(bool(one)) for one in mask]
     if len(sampled) != len(completion_ids):
         raise ValueError(f"the mask has {len(sampled)} entries for {len(completion_ids)} completion ids: pad neither")
@@ -114,7 +121,7 @@ def build_rollout(
         reward=reward,
         logprobs=None
         if logprobs is None
-        else tuple(float(p) if m else 0.0 for p, m in zip(logprobs, sampled, strict=True)),
+        else tuple(float(p) if m and p is not None else 0.0 for p, m in zip(logprobs, sampled, strict=True)),
         truncated=truncated,
         lost=lost,
         task=dict(task or {}),

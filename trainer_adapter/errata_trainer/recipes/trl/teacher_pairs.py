@@ -37,10 +37,15 @@ class TeacherPairs:
         max_length: Tokens of context and action at most; None for no bound.
         wait_s: How long a batch's own votes are waited for before it is trained on; 0 waits for nobody.
         seed: Of the draws from the buffer.
+        scores: For the policy ``value_gap``: returns, for each rollout of a batch, a score of each turn or None.
+
+    Raises:
+        ValueError: The policy needs scores.
 
     Attributes:
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
-            ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning).
+            ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
+            rollouts that the policy ``entropy`` could not look at.
     """
 
     def __init__(
@@ -54,7 +59,11 @@ class TeacherPairs:
         max_length: int | None = None,
         wait_s: float = 0.0,
         seed: int = 0,
+        scores: Callable[[Sequence[Rollout]], Sequence[Sequence[float | None]]] | None = None,
     ) -> None:
+        if policy == "value_gap" and scores is None:
+            raise ValueError("value_gap needs scores: give scores=, a function from rollouts to a score of each turn")
+        self.scores = scores
         self.pool = pool
         self.policy, self.most_states = policy, most_states
         self.max_length, self.wait_s = max_length, wait_s
@@ -93,7 +102,10 @@ class TeacherPairs:
     def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
         """Have the states of a batch asked about."""
         asks, known = [], []
-        for site in choose(rollouts, self.policy, most=self.most_states):
+        scores = self.scores(rollouts) if self.scores is not None else None
+        if self.policy == "entropy" and scores is None:
+            self.counts["no_logprobs"] += sum(one.logprobs is None and one.lost is None for one in rollouts)
+        for site in choose(rollouts, self.policy, scores=scores, most=self.most_states):
             rollout, row = rollouts[site.rollout], site.rollout
             messages = transcripts.messages[row]
             said = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]

@@ -129,12 +129,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
             self._initial = frozen_copy(student)
         self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
+        needs_logprobs = getattr(pairs, "policy", None) == "entropy" and getattr(pairs, "scores", None) is None
+        if needs_logprobs and not self.args.use_vllm:
+            raise ValueError(
+                "policy='entropy' needs log-probabilities of sampled tokens: use_vllm=True, or give scores="
+            )
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             if pairs is not None:
                 pairs.use(self._tokenizer, self.eos_token_ids, self._reference(), **template)
             renderer = HintRenderer(self._tokenizer, tool_name=self.tools[0].__name__, **template)
-            length = self.settings.max_teacher_length or self.model.config.max_position_embeddings
+            length = self.settings.max_teacher_length or longest_row(self.model.config)
             self._sites = Sites(
                 hinter or TemplateHinter(count=renderer.count),
                 renderer,
@@ -347,9 +352,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         logprobs = transcripts.logprobs
         opening = tool_call_opening(self._tokenizer)
         rollouts = []
+        unread = 0
         for row, seat in enumerate(seats):
-            rollouts.append(
-                build_rollout(
+            reward = seat.finish() if seat is not None else None
+            try:
+                rollout = build_rollout(
                     transcripts.prompt_ids[row],
                     transcripts.completion_ids[row],
                     transcripts.masks[row],
@@ -359,19 +366,44 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                     opening=opening,
                     eid=seat.eid if seat is not None else None,
                     environment=seat.environment.name if seat is not None else None,
-                    reward=seat.finish() if seat is not None else None,
+                    reward=reward,
                     logprobs=logprobs[row] if logprobs is not None else None,
                     end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
                     lost=seat.lost if seat is not None else None,
                     task=seat.task if seat is not None else None,
                 )
-            )
+            except ValueError as error:  # GRPO has trained on it all the same; only our channels cannot read it
+                log.warning(
+                    "row %d has no turns that can be told apart, and channels 2 and 3 leave it out: %s", row, error
+                )
+                unread += 1
+                rollout = without_turns(
+                    transcripts.prompt_ids[row], transcripts.completion_ids[row], transcripts.masks[row], reward
+                )
+            rollouts.append(rollout)
+        if unread:
+            self._count("rollouts/unread", float(unread))
         return rollouts
+
+
+def longest_row(config: Any) -> int | None:
+    """Return how many positions a model has, a multimodal one's text model; None where its configuration has none."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def deliveries(seat: Seat) -> list[Delivery]:
     """Return what a seat knows of its episode's calls."""
     return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, seat.eid) for call in seat.played]
+
+
+def without_turns(
+    prompt_ids: Sequence[int], completion_ids: Sequence[int], mask: Sequence[int] | None, reward: float | None
+) -> Rollout:
+    """Return the record of a rollout whose turns cannot be told apart: it has none."""
+    sampled = [1] * len(completion_ids) if mask is None else [int(bool(one)) for one in mask]
+    return Rollout(
+        prompt_ids=tuple(prompt_ids), completion_ids=tuple(completion_ids), mask=tuple(sampled), turns=(), reward=reward
+    )
 
 
 def calls_of(message: Mapping[str, Any]) -> Calls:
