@@ -4,7 +4,8 @@ It reads requests as JSON lines on stdin, ``{"session": "a", "type": "step", "da
 line for each reply and push, with ``session`` in place of ``sid``. Requests of a session are pipelined. At the end of
 its input it waits for the replies. A line may have ``if``, ``deadline_ms``, and for ``cancel`` the victim's ``id``.
 
-Left out: plain sockets (it ends where the server does not name the subprotocol) and sending parts.
+Left out: plain sockets (every request is answered NOT_SUPPORTED where the server does not name the subprotocol) and
+sending parts.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Client:
         self.pending: asyncio.Queue[str] = asyncio.Queue()
         self.idle = asyncio.Event()
         self.next_q = 1
+        self.plain = False  # the server does not name the subprotocol
 
     # -- requests --
 
@@ -91,6 +93,9 @@ class Client:
         """Number a request and send it; it is sent again until it has its reply."""
         session = self.sessions.setdefault(line["session"], Session(line["session"]))
         self.by_sid[session.sid] = session
+        if self.plain:
+            self.fail(session, "NOT_SUPPORTED", "the server does not name openenv.mux.v1: use a plain socket")
+            return
         kind, data = line["type"], line.get("data", {})
         envelope = {"sid": session.sid, "type": kind}
         if kind in ("cancel", "ack"):
@@ -154,8 +159,12 @@ class Client:
             if len(texts) == data["of"]:
                 self.receive("".join(self.parts.pop(address)))
             return
-        if "digest" in envelope and envelope["digest"] != digest(member(text, "data")):
-            raise ValueError(f"a payload has another digest than it names: {text[:200]}")  # R-015-13
+        forged = "digest" in envelope and envelope["digest"] != digest(member(text, "data"))
+        if forged and session is not None:  # it is not used (R-015-13)
+            session.reads.pop(envelope.get("q"), None)
+            session.sent.pop(envelope.get("id"), None)
+            self.fail(session, "DIGEST_MISMATCH", "a payload has another digest than it names")
+            return
         if session is None:
             if kind in ("goaway", "error"):
                 self.say(envelope)
@@ -195,7 +204,8 @@ class Client:
         if id != session.last + 1:
             raise ValueError(f"reply {id} of a session came after {session.last}")  # R-016-19
         if "request" in envelope and envelope["request"] != digest(member(session.sent[id], "data")):
-            self.over(session, envelope)  # another process spoke for the session (R-016-24)
+            session.sent.clear()  # another process spoke for the session; none of these was accepted (R-016-24)
+            self.fail(session, "SESSION_LOST", f"request {id} of another process stands in the place of ours")
             return
         del session.sent[id]
         session.last = id
@@ -212,6 +222,10 @@ class Client:
         session.reads.clear()
         self.tell(session, envelope)
 
+    def fail(self, session: Session, code: str, message: str) -> None:
+        """Report an error of the client's own."""
+        self.say({"session": session.name, "type": "error", "data": {"code": code, "message": message}})
+
     def tell(self, session: Session, envelope: dict[str, Any]) -> None:
         self.say({"session": session.name} | {k: v for k, v in envelope.items() if k != "sid"})
 
@@ -222,8 +236,15 @@ class Client:
         while True:
             try:
                 async with connect(self.url, subprotocols=["openenv.mux.v1"], max_size=None) as socket:
-                    if socket.subprotocol != "openenv.mux.v1":
-                        raise SystemExit("the server does not name openenv.mux.v1: use a plain socket")  # R-016-1
+                    if socket.subprotocol != "openenv.mux.v1":  # R-016-1
+                        self.plain = True
+                        for session in self.sessions.values():
+                            for _ in range(len(session.sent) + len(session.reads)):
+                                self.fail(session, "NOT_SUPPORTED", "the server does not name openenv.mux.v1")
+                            session.sent.clear()
+                            session.reads.clear()
+                        self.idle.set()
+                        return
                     self.socket, self.pending, self.parts = socket, asyncio.Queue(), {}
                     again = [s for s in self.sessions.values() if s.sent or s.reads]
                     fresh = [s for s in again if s.last == 0 and s.last_seq == 0]

@@ -17,6 +17,7 @@ from errata_conformance.results import Outcome, grouped
 from errata_conformance.statements import statements
 
 SAMPLE = [sys.executable, "-m", "errata_conformance.client_side.sample"]
+REFERENCE = [sys.executable, str(Path(__file__).parents[2] / "rfcs" / "reference" / "client.py")]
 OURS = [sys.executable, str(Path(__file__).parent / "our_client.py")]
 
 
@@ -33,6 +34,13 @@ def test_every_statement_that_binds_a_client_and_shows_has_a_scenario_and_a_wron
 def test_a_right_client_passes(command: list[str]) -> None:
     results = asyncio.run(run_client(command))
     assert {one.outcome for one in results} == {Outcome.PASSED}, as_text(results)
+
+
+def test_the_reference_client_passes() -> None:
+    results = asyncio.run(run_client(REFERENCE))
+    assert {one.outcome for one in results} == {Outcome.PASSED, Outcome.NOT_SUPPORTED}, as_text(results)
+    lacking = [one.statement for one in results if one.outcome is Outcome.NOT_SUPPORTED]
+    assert lacking == ["R-016-1", "R-015-7", "R-015-24"], as_text(results)  # it leaves out plain sockets
 
 
 @pytest.mark.conformance

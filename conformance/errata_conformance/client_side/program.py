@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..results import Broken, ensure
+from ..results import Broken, NotSupported, ensure
 
 Answer = dict[str, Any]
 
@@ -95,6 +95,8 @@ class Program:
             Broken: It has another one, or the answer is another.
         """
         answer = await self.ask(session, kind, data)
+        if answer["type"] == "error" and (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
+            raise NotSupported(f"the client: {answer['data'].get('message', '')}")
         wanted = f"{kind} {data}: an observation with total {total} was expected: {json.dumps(answer)[:400]}"
         ensure(answer["type"] == "observation", wanted)
         ensure(answer["data"]["observation"]["total"] == total, wanted)
