@@ -187,10 +187,16 @@ class NoHint:
         return Hint("x", "none", "0", "template")
 
 
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("teacher", ["ema", "live"])
 def test_an_empty_hint_is_no_loss(
-    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any, bf16: bool
 ) -> None:
-    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0)
+    settings = ChannelSettings(teacher=teacher)
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0, settings=settings,
+        bf16=bf16,
+    )  # fmt: skip
     monkeypatch.setattr(trainer._sites.renderer, "hint_ids", lambda text, after: ())
     trainer.train()
     (seen,) = trainer.seen
@@ -217,7 +223,8 @@ def test_with_both_weights_zero_it_is_plain_grpo_bit_for_bit(
 
 
 def test_channel_2_makes_no_second_pass_of_the_student(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
-    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), learning_rate=0.0)
+    settings = ChannelSettings(teacher="live")
+    trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), learning_rate=0.0, settings=settings)
     trainer.train()
     (seen,) = trainer.seen
     sites = sum(map(len, seen["inputs"]["sdpo_items"]))
@@ -426,3 +433,34 @@ def test_a_site_whose_hint_cannot_be_spliced_is_counted(
     monkeypatch.setattr(trainer._sites.renderer, "header_ids", (1, 2, 3))
     trainer.train()
     assert trainer.state.log_history[0]["sdpo/not_spliced"] > 0
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, peft: bool
+) -> None:
+    def run(folder: str, resume: str | None = None, **changes: Any) -> Any:
+        trainer = made(
+            tokenizer, server.url, tmp_path / folder, scripts(TWO_SITES, NO_SITE), peft=peft, alpha_sdpo=1.0,
+            learning_rate=1e-2, lr_scheduler_type="constant", save_strategy="steps", save_steps=1, **changes,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer._distillation.follower
+
+    def weights(follower: Any) -> Any:
+        return follower.shadow_weights if peft else follower.model.state_dict()
+
+    run("first", max_steps=1)
+    checkpoint = tmp_path / "first" / "checkpoint-1"
+    saved = torch.load(checkpoint / "errata_teacher.pt", weights_only=True)
+    follower = made(
+        tokenizer, server.url, tmp_path / "again", scripts(TWO_SITES, NO_SITE), peft=peft, alpha_sdpo=1.0
+    )._distillation.follower
+    follower.checkpoint = str(checkpoint)
+    follower.on_train_begin(None, None, None, model=follower.model)
+    for name, weight in weights(follower).items():
+        assert torch.equal(weight, saved[name])
+    ahead = run("resumed", str(checkpoint), max_steps=2)
+    whole = run("whole", max_steps=2)
+    for name, weight in weights(ahead).items():
+        torch.testing.assert_close(weight, weights(whole)[name], rtol=1e-5, atol=1e-6)

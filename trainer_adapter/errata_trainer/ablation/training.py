@@ -175,7 +175,7 @@ def train(
                 args=GRPOConfig(**{**DEFAULTS, **plan.grpo, "output_dir": scratch, "seed": seed}),
                 alpha_sdpo=arm.alpha_sdpo,
                 beta_replay=arm.beta_replay,
-                settings=ChannelSettings(**settings),
+                settings=ChannelSettings(**{"teacher": "live", **settings}),  # as in the runs that are published
                 check=CounterfactualCheck(**{"seed": seed, **check}) if check else None,
                 pairs=pairs,
                 **channels,

@@ -31,7 +31,7 @@ class Distillation:
         follower: Keeps the teacher of ``ema``.
     """
 
-    def __init__(self, divergence: Divergence, teacher: str = "live") -> None:
+    def __init__(self, divergence: Divergence, teacher: str = "ema") -> None:
         self.divergence = divergence
         self.teacher = teacher
         self.follower: FollowingModel | FollowingAdapter | None = None

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+import torch
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import use_adapter
 
+log = logging.getLogger("errata.trainer")
+
 ADAPTER = "errata_teacher"
+
+FILE = "errata_teacher.pt"
+"""The teacher's weights in a checkpoint."""
+
+
+def _save(args: Any, state: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Write the teacher into the checkpoint that was just saved; all ranks have the same one."""
+    folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    if args.should_save and folder.is_dir():
+        torch.save(weights, folder / FILE)
+
+
+def _saved(checkpoint: str | None) -> dict[str, torch.Tensor] | None:
+    """Return the teacher's weights of the checkpoint that training goes on from; None where there are none."""
+    if checkpoint is None:
+        return None
+    if not (Path(checkpoint) / FILE).is_file():
+        log.warning("%s has no %s: the ema teacher begins as the student is now", checkpoint, FILE)
+        return None
+    weights: dict[str, torch.Tensor] = torch.load(Path(checkpoint) / FILE, map_location="cpu", weights_only=True)
+    return weights
 
 
 class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
@@ -25,6 +51,7 @@ class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
         super().__init__(ref_model=frozen_copy(model), accelerator=accelerator)
         self.rate = rate
+        self.checkpoint: str | None = None
 
     @property
     def model(self) -> Any:
@@ -32,12 +59,21 @@ class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
         return self.ref_model
 
     def teaching(self) -> AbstractContextManager[None]:
-        """Let `model` be the teacher for a block."""
-        return nullcontext()
+        """Let `model` be the teacher for a block, in the student's precision."""
+        context: AbstractContextManager[None] = self.accelerator.autocast()
+        return context
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin where the student is: a checkpoint may have been loaded into it since."""
-        self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, 1.0)
+        """Begin where the checkpoint's teacher was; without, where the student is, which may have been loaded since."""
+        saved = _saved(self.checkpoint)
+        if saved is not None:
+            self.ref_model.load_state_dict(saved)
+        else:
+            self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, 1.0)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the teacher beside the student."""
+        _save(args, state, self.ref_model.state_dict())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move."""
@@ -58,6 +94,7 @@ class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
 
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
         super().__init__(model, teacher_adapter_name=ADAPTER, update_rate=rate, accelerator=accelerator)
+        self.checkpoint: str | None = None
         self._initialize_teacher_adapter()
 
     def _initialize_teacher_adapter(self) -> None:
@@ -67,13 +104,20 @@ class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
         self._begin()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin where the student is: a checkpoint may have been loaded into it since."""
-        self._begin()
+        """Begin where the checkpoint's teacher was; without, where the student is, which may have been loaded since."""
+        self._begin(_saved(self.checkpoint))
 
-    def _begin(self) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the teacher beside the student."""
+        _save(args, state, self.shadow_weights)
+
+    def _begin(self, saved: dict[str, torch.Tensor] | None = None) -> None:
         from peft import set_peft_model_state_dict
 
-        self.shadow_weights = {name: weight.clone() for name, weight in self._get_student_state_dict().items()}
+        own = self._get_student_state_dict()
+        self.shadow_weights = {
+            name: (weight if saved is None else saved[name].to(weight)).clone() for name, weight in own.items()
+        }
         set_peft_model_state_dict(self.model, self.shadow_weights, adapter_name=ADAPTER)
 
     def teaching(self) -> AbstractContextManager[None]:

@@ -17,7 +17,8 @@ class ChannelSettings:
         max_sites: Error sites of one rollout that are distilled; the first ones.
         max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
         teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
-            them; ``base``, the model below the adapter (PEFT only).
+            them, which costs a copy of the weights, under LoRA of the adapter; ``base``, the model below the adapter
+            (PEFT only).
         ema_rate: Share of the student in each step's move of the ``ema`` teacher, in (0, 1].
         temperature: Divides both logits in channel 2.
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
@@ -33,7 +34,7 @@ class ChannelSettings:
 
     max_sites: int = 4
     max_teacher_length: int | None = None
-    teacher: Literal["live", "ema", "base"] = "live"
+    teacher: Literal["live", "ema", "base"] = "ema"
     ema_rate: float = 0.05
     temperature: float = 1.0
     clip_mode: ClipMode = "entry"

@@ -118,7 +118,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         )
         self._distillation = Distillation(divergence, self.settings.teacher)
         student = self.accelerator.unwrap_model(self.model)
-        if self.settings.teacher == "ema":
+        if self.settings.teacher == "ema" and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
             self.add_callback(self._distillation.follower)
         elif self.settings.teacher == "base" and not has_adapter(student):
@@ -147,6 +147,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 length,
                 check or CounterfactualCheck(),
             )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
+        if self._distillation.follower is not None:
+            self._distillation.follower.checkpoint = resume_from_checkpoint
 
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
