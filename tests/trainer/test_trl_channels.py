@@ -464,3 +464,15 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
     whole = run("whole", max_steps=2)
     for name, weight in weights(ahead).items():
         torch.testing.assert_close(weight, weights(whole)[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_student_with_dropout_is_refused_where_it_would_be_distilled() -> None:
+    from errata_trainer.recipes.trl.trainer import refuse_dropout
+
+    model = tiny_model(tiny_tokenizer(["a"]))
+    refuse_dropout(model)
+    model.add_module("noise", torch.nn.Dropout(0.05))
+    model.eval()
+    with pytest.raises(ValueError, match="alpha_sdpo=0"):
+        refuse_dropout(model)
+    assert not model.training and not model.noise.training

@@ -19,7 +19,7 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import idle_loss
+from ...channels.forward import active_dropout, idle_loss
 from ...channels.sdpo import Divergence
 from ...counterfactual import Calls, CounterfactualCheck
 from ...deliveries import Delivery
@@ -90,6 +90,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         **kwargs: As `GRPOTrainer`.
 
     Raises:
+        ValueError: Dropout acts in the student and ``alpha_sdpo`` is not 0; or a setting does not fit the model.
         ServiceError: While training, when all episodes of some batches in a row were lost.
     """
 
@@ -118,6 +119,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         )
         self._distillation = Distillation(divergence, self.settings.teacher)
         student = self.accelerator.unwrap_model(self.model)
+        if alpha_sdpo != 0:
+            refuse_dropout(student)
         if self.settings.teacher == "ema" and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
             self.add_callback(self._distillation.follower)
@@ -389,6 +392,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if unread:
             self._count("rollouts/unread", float(unread))
         return rollouts
+
+
+def refuse_dropout(student: Any) -> None:
+    """Refuse a student that differs from itself: channel 2 would distil the noise.
+
+    Raises:
+        ValueError: Dropout acts in a module while the student is trained.
+    """
+    mode = student.training
+    student.train()
+    try:
+        noisy = active_dropout(student)
+    finally:
+        student.train(mode)
+    if noisy:
+        raise ValueError(
+            f"channel 2 would distil dropout's noise ({noisy[0]} and {len(noisy) - 1} other modules): "
+            "set disable_dropout=True in GRPOConfig and lora_dropout=0.0 in LoraConfig, or alpha_sdpo=0"
+        )
 
 
 def longest_row(config: Any) -> int | None:
