@@ -170,7 +170,9 @@ def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monke
             given.update(arguments)
 
         def train(self) -> None:
-            given["pairs"].use(object(), [0], "the base of it")
+            from errata_trainer.tiny import tiny_tokenizer
+
+            given["pairs"].use(tiny_tokenizer(["a"]), [0], "the base of it")
             given["pairs"].close()
 
     known = {field.name for field in fields(GRPOConfig)}
