@@ -17,6 +17,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from errata_conformance.cli import main
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("0*.patch"))
@@ -202,3 +204,32 @@ def test_a_server_that_records_differs_only_where_an_earlier_state_is_asked_for(
 def test_the_recorded_messages_are_what_upstreams_clients_send(trees: dict[tuple[str, str], Path]) -> None:
     done = run(trees["wheel", "none"], str(HERE / "transcript.py"), "record")
     assert done.stdout == lines("recorded"), done.stderr[-2000:]
+
+
+def test_a_patched_server_passes_the_conformance_kit(
+    trees: dict[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = {
+        "step": [{"n": 2}, {"n": 3}, {"n": 5}],
+        "fails": {"do": "fail"},
+        "invalid": {"n": "many"},
+        "slow": {"do": "sleep"},
+        "slow_s": 0.4,
+        "marked": [{"do": "mark"}, {"do": "mark caf\u00e9 \U0001f600 nope"}],
+    }
+    (tmp_path / "probe.json").write_text(json.dumps(probe))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ERRATA_", "OPENENV_"))}
+    environment |= {"PYTHONPATH": str(trees["wheel", "0001-0002"] / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, str(HERE / "marked.py")]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        given = ["--rfc", "014", "015", "016", "--profile", "0.10", "--probe", str(tmp_path / "probe.json"), "--json"]
+        status = main([url, *given])
+        server.kill()
+    report = json.loads(capsys.readouterr().out)
+    assert (status, report["broken"]) == (0, []), report["broken"]
+    assert report["extensions"] == {"state_at": 1}
+    passed = {one["statement"] for one in report["results"] if one["outcome"] == "passed"}
+    assert {f"R-014-{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 14)} <= passed
+    assert {f"R-015-{n}" for n in (1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14, 15, 28)} <= passed
