@@ -1,4 +1,4 @@
-"""Serves an environment with markers on a patched OpenEnv that records episodes; prints its URL; knows nothing of ours."""
+"""Serves an environment with markers on a patched OpenEnv that records episodes; prints its URL. Nothing of ours."""
 
 from __future__ import annotations
 
