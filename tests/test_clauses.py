@@ -115,6 +115,17 @@ def test_every_statement_of_an_rfc_that_is_cited_exists() -> None:
     assert len(stated) > 90 and not wrong
 
 
+def test_every_statement_of_the_rfcs_belongs_to_a_clause() -> None:
+    rows = re.findall(r"^\| ([A-F]\d+(?:, [A-F]\d+)*) \| (R-[^|]+) \|$", PROTOCOL.read_text(), re.M)
+    assert {clause for row, _ in rows for clause in row.split(", ")} <= clauses()
+    stated = {
+        name
+        for path in sorted(PROTOCOL.parent.glob("01*.md"))
+        for name in re.findall(r"^- \*\*(R-\d{3}-\d+)\*\*", path.read_text(), re.M)
+    }
+    assert {name for _, named in rows for name in named.split(", ")} == stated
+
+
 def test_the_text_names_its_own_clauses() -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", " ", PROTOCOL.read_text(), flags=re.S)
     assert set(re.findall(r"(?<![\w.])[A-G][1-9]\d*\b", text)) <= clauses()
