@@ -157,3 +157,15 @@ def test_a_staged_copy_is_readable_by_all_and_made_once(tmp_path: Path) -> None:
     assert copy.stat().st_mode & 0o777 == (copy / "deep").stat().st_mode & 0o777 == 0o755
     assert not (copy / "__pycache__").exists()
     assert staged(source, key="1") == copy and staged(source, key="2") != copy
+
+
+def test_a_base_built_of_the_dockerfile_keeps_its_run_lines_and_gives_the_agent_what_it_copies(tmp_path: Path) -> None:
+    dockerfile = "FROM debian\nRUN apt-get install -y jq\nRUN mkdir /opt/x\nWORKDIR /app\nCOPY a.txt /app/\n"
+    files = {"environment/Dockerfile": dockerfile, "environment/a.txt": "a\n"}
+    root = write_task(tmp_path / "built", {**files, "task.toml": '[errata]\nbase = "built"\nbuilt = true\n'})
+    task = read_task(root)
+    assert task.recipe is not None and (task.base, task.workdir, task.recipe.steps) == ("built", "/app", [])
+    assert "/app/a.txt" in [made.path for made in task.recipe.start]
+    other = write_task(tmp_path / "other", {**files, "task.toml": "[errata]\nbuilt = true\n"})
+    with pytest.raises(TaskInvalid, match=r"needs (environment/Dockerfile|an image)"):
+        read_task(other)

@@ -14,8 +14,9 @@ A task is a directory in the layout of Harbor and terminal-bench::
 
 The ``[errata]`` table is ours: ``deterministic`` (two runs of the same commands give the same observations), ``env``
 (variables exported in the first shell), ``base`` (name of a base tree prepared for the task: then its Dockerfile may
-need an image), ``unchecked`` (there is no solution that ``errata tasks check`` could run) and ``probes``: commands run
-on the agent's final state whose output ``verify.py`` judges, each with ``name``, ``command``, ``timeout_s``, ``stdin``.
+need an image), ``built`` (its image was built of this Dockerfile: RUN lines are not followed), ``unchecked`` (there
+is no solution that ``errata tasks check`` could run) and ``probes``: commands run on the agent's final state whose
+output ``verify.py`` judges, each with ``name``, ``command``, ``timeout_s``, ``stdin``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,7 @@ import yaml
 
 from errata_server.sandbox.spec import WORKSPACE
 
-from .dockerfile import DockerfileInvalid, Recipe, read
+from .dockerfile import Copy, DockerfileInvalid, Recipe, read
 
 log = logging.getLogger("errata.terminal")
 
@@ -211,6 +212,13 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         raise TaskInvalid(f"task {root.name}: two probes have the same name")
     notes: list[str] = []
     recipe = _recipe(root, base, image, notes)
+    if ours.get("built", False) is True:
+        if not base or recipe is None:
+            raise TaskInvalid(f"task {root.name}: [errata] built = true needs environment/Dockerfile and [errata] base")
+        # `errata image build` has run its RUN lines; what it copies is placed again, as the agent's.
+        copied = [entry for step in recipe.steps if isinstance(step, Copy) for entry in step.entries]
+        placed = {entry.path: entry for entry in (*recipe.start, *copied)}
+        recipe = replace(recipe, start=list(placed.values()), steps=[])
     spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
     if spare_s < 1.0:
         raise TaskInvalid(

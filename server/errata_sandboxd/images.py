@@ -1,0 +1,195 @@
+"""``errata image``: brings images to the engine, as an operator. No verb of the broker does, so no server can.
+
+A sandbox is made of an image that the broker's list allows (``errata/*`` by default). ``build`` builds the
+``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives it such a name; ``pull``
+fetches an image and gives it one; ``list`` shows which there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+PREFIX = "errata/base"
+"""Name of the images of bases: base NAME is ``errata/base:NAME``."""
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+PULL_S = 3600.0
+
+
+class ImageError(Exception):
+    """An image could not be made; the message says what to do."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit status: 0, 1 where the engine refuses, 2 where the call is wrong."""
+    parser = _parser()
+    options = parser.parse_args(list(argv))
+    try:
+        import docker
+        from docker import errors
+    except ImportError as error:
+        print(f"errata image: {error}: install Errata with its extra `docker` (docs/sandboxd.md)", file=sys.stderr)
+        return 1
+    try:
+        api = docker.APIClient(base_url=options.engine, timeout=PULL_S, version="auto")
+        done = options.run(api, options)
+    except ImageError as error:
+        print(f"errata image: {error}", file=sys.stderr)
+        return 1
+    except errors.DockerException as error:
+        print(f"errata image: engine {options.engine}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(done, indent=1) if options.json else options.text(done))
+    return 0
+
+
+def build(api: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Build a task's image.
+
+    Raises:
+        ImageError: There is no Dockerfile, or a line of it failed.
+    """
+    root = Path(options.directory)
+    context = root / "environment" if (root / "environment").is_dir() else root
+    if not (context / "Dockerfile").is_file():
+        raise ImageError(f"{context / 'Dockerfile'} is not there: name a task directory, or one with a Dockerfile")
+    name = options.name or base_of(root)
+    tag = name if "/" in name else f"{PREFIX}:{_tag(name)}"
+    arguments = dict(_pair(one) for one in options.build_arg)
+    stream = api.build(
+        path=str(context),
+        tag=tag,
+        rm=True,
+        forcerm=True,
+        pull=False,
+        nocache=options.no_cache,
+        buildargs=arguments,
+        network_mode=options.network,
+        decode=True,
+    )
+    image = _followed(stream, options.quiet)
+    if image is None:
+        image = str(api.inspect_image(tag)["Id"])
+    return {"image": tag, "id": image, "base": name, "context": str(context)}
+
+
+def pull(api: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Fetch an image.
+
+    Raises:
+        ImageError: It cannot be fetched.
+    """
+    _followed(api.pull(options.image, stream=True, decode=True), options.quiet)
+    found = api.inspect_image(options.image)
+    tag = options.image
+    if options.name:
+        tag = options.name if "/" in options.name else f"{PREFIX}:{_tag(options.name)}"
+        repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+        api.tag(found["Id"], repository, version)
+    return {"image": tag, "id": found["Id"], "base": options.name or options.image}
+
+
+def listed(api: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the images that bases are made of."""
+    rows = [
+        {"image": tag, "id": one["Id"], "bytes": one["Size"]}
+        for one in api.images()
+        for tag in one.get("RepoTags") or ()
+        if options.all or tag.startswith("errata/")
+    ]
+    return {"images": sorted(rows, key=lambda row: str(row["image"]))}
+
+
+def base_of(root: Path) -> str:
+    """Return the base that a task directory names in ``task.toml``, or its own name.
+
+    Raises:
+        ImageError: The file is no TOML.
+    """
+    path = root / "task.toml"
+    if path.is_file():
+        try:
+            named = tomllib.loads(path.read_text("utf-8")).get("errata", {}).get("base")
+        except (tomllib.TOMLDecodeError, AttributeError) as error:
+            raise ImageError(f"{path}: {error}") from None
+        if isinstance(named, str) and named:
+            return named
+    return root.resolve().name
+
+
+def _table(done: dict[str, Any]) -> str:
+    return "\n".join(f"{row['image']:40} {row['bytes'] >> 20:6} MiB" for row in done["images"])
+
+
+def _followed(stream: Iterable[dict[str, Any]], quiet: bool) -> str | None:
+    """Print the progress of a build or pull; return the image's id where it is told.
+
+    Raises:
+        ImageError: It failed.
+    """
+    image, shown = None, set()
+    for event in stream:
+        if "error" in event:
+            raise ImageError(str(event["error"]).strip())
+        if isinstance(event.get("aux"), dict) and "ID" in event["aux"]:
+            image = str(event["aux"]["ID"])
+        text = str(event.get("stream") or "").strip()
+        if not text and "status" in event:
+            text = f"{event['status']} {event.get('id', '')}".strip()
+            if text in shown or "progress" in event:
+                continue
+            shown.add(text)
+        if text and not quiet:
+            print(text, file=sys.stderr)
+    return image
+
+
+def _tag(name: str) -> str:
+    if TAG.fullmatch(name) is None:
+        raise ImageError(f"{name!r} is no tag of an image: give another with --name")
+    return name
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ImageError(f"--build-arg {text}: it is NAME=VALUE")
+    return name, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="errata image",
+        description="Builds and fetches the images that container sandboxes are made of (docs/sandboxd.md). "
+        "An operator's command: it needs the engine's socket.",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    engine = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    common.add_argument("--engine", default=engine, help="the engine (default DOCKER_HOST, else /var/run/docker.sock)")
+    common.add_argument("--json", action="store_true", help="print the result as JSON")
+    common.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    verbs = parser.add_subparsers(required=True, metavar="build|pull|list")
+    add = verbs.add_parser("build", parents=[common], help="build environment/Dockerfile of a task directory")
+    add.add_argument("directory", help="a task directory, or one with a Dockerfile")
+    add.add_argument("--name", help="base NAME, or a whole image name (default: base of task.toml)")
+    add.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="again for more")
+    add.add_argument(
+        "--network", default="none", help="of RUN lines: none (default), default, or a network of the engine"
+    )
+    add.add_argument("--no-cache", action="store_true", help="run every line again")
+    add.set_defaults(run=build, text=lambda done: f'{done["image"]} {done["id"]}: [errata] base = "{done["base"]}"')
+    add = verbs.add_parser("pull", parents=[common], help="fetch an image")
+    add.add_argument("image", help="as sweb.eval.x86_64.NAME:latest")
+    add.add_argument("--name", help="also give it this base's name, or this whole image name")
+    add.set_defaults(run=pull, text=lambda done: f"{done['image']} {done['id']}")
+    add = verbs.add_parser("list", parents=[common], help="list the images of bases")
+    add.add_argument("--all", action="store_true", help="all images of the engine")
+    add.set_defaults(run=listed, text=_table)
+    return parser
