@@ -2,7 +2,8 @@
 
 A sandbox is made of an image that the broker's list allows (``errata/*`` by default). ``build`` builds the
 ``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives it such a name; ``pull``
-fetches an image and gives it one; ``list`` shows which there are.
+fetches an image and gives it one; ``import`` makes one of a directory, such as a base tree; ``list`` shows which there
+are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -96,6 +98,28 @@ def pull(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     return {"image": tag, "id": found["Id"], "base": options.name or options.image}
 
 
+def imported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Make an image of a directory that holds a root file system, such as a base tree.
+
+    Raises:
+        ImageError: There is no such directory, or it cannot be read.
+    """
+    root = Path(options.directory).resolve()
+    if not (root / "bin").exists() and not (root / "usr").exists():
+        raise ImageError(f"{root} is no root file system: it has neither bin nor usr")
+    name = options.name or root.name
+    tag = name if "/" in name else f"{PREFIX}:{_tag(name)}"
+    repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+    if not options.quiet:
+        print(f"importing {root}", file=sys.stderr)
+    with subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE) as tar:
+        assert tar.stdout is not None
+        api.import_image_from_stream(tar.stdout, repository=repository, tag=version)
+    if tar.returncode > 1:  # 1: something changed meanwhile, as the link count of a file that base trees share
+        raise ImageError(f"tar of {root} ended with {tar.returncode}: run this as a user who may read all of it")
+    return {"image": tag, "id": api.inspect_image(tag)["Id"], "base": name}
+
+
 def listed(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Return the images that bases are made of."""
     rows = [
@@ -175,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--engine", default=engine, help="the engine (default DOCKER_HOST, else /var/run/docker.sock)")
     common.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    verbs = parser.add_subparsers(required=True, metavar="build|pull|list")
+    verbs = parser.add_subparsers(required=True, metavar="build|pull|import|list")
     add = verbs.add_parser("build", parents=[common], help="build environment/Dockerfile of a task directory")
     add.add_argument("directory", help="a task directory, or one with a Dockerfile")
     add.add_argument("--name", help="base NAME, or a whole image name (default: base of task.toml)")
@@ -189,6 +213,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("image", help="as sweb.eval.x86_64.NAME:latest")
     add.add_argument("--name", help="also give it this base's name, or this whole image name")
     add.set_defaults(run=pull, text=lambda done: f"{done['image']} {done['id']}")
+    add = verbs.add_parser("import", parents=[common], help="make an image of a directory, such as a base tree")
+    add.add_argument("directory", help="a root file system")
+    add.add_argument("--name", help="base NAME, or a whole image name (default: the directory's)")
+    add.set_defaults(run=imported, text=lambda done: f"{done['image']} {done['id']}")
     add = verbs.add_parser("list", parents=[common], help="list the images of bases")
     add.add_argument("--all", action="store_true", help="all images of the engine")
     add.set_defaults(run=listed, text=_table)
