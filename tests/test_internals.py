@@ -225,6 +225,12 @@ INTERNALS = (
         "runs the environments of a batch side by side",
     ),
     Internals(
+        "transformers.trainer:Trainer",
+        "_load_from_checkpoint",
+        "errata_trainer.recipes.trl.trainer",
+        "gives the teacher the checkpoint that the student goes on from",
+    ),
+    Internals(
         "trl.experimental.sdpo.teacher_sync:PEFTAdapterEMACallback",
         "_initialized _initialize_teacher_adapter _get_student_state_dict shadow_weights",
         "errata_trainer.recipes.trl.ema",

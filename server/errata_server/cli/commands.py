@@ -295,7 +295,7 @@ def _add_program(point: EntryPoint) -> None:
         raise typer.Exit(_program(point.name)(arguments or []))
 
     # Its help is its own: to load every program here would take seconds.
-    about = f"A program of {point.module.partition('.')[0]}: see errata {point.name} --help."
+    about = f"A program of its own: see errata {point.name} --help."
     options = {"ignore_unknown_options": True}
     cli.command(point.name, help=about, add_help_option=False, context_settings=options)(run)
 

@@ -73,7 +73,7 @@ def test_a_real_instance_fails_empty_and_passes_with_gold(name: str, capsys: pyt
     assert (result["prepared"], result["validated"], result["problems"], result["flaky"]) == (True, True, [], [])
     assert result["before"] == {"fail_to_pass": [0, repaired], "pass_to_pass": [kept, kept]}
     assert result["after"] == {"fail_to_pass": [repaired, repaired], "pass_to_pass": [kept, kept]}
-    assert (result["runs"], result["rules"]) == (3, "5.0.2")
+    assert result["runs"] in (1, 3) and result["rules"] == "5.0.2"  # 1: of an earlier run of this test, see below
     assert result["python"].startswith(f"{version}.")
     if name in IN_MAKE_TEST:  # the result may be of an earlier run, since the store is kept
         (again,) = run(capsys, "validate", *inputs, "--instance", name, "--runs", "1")["instances"]
