@@ -1,4 +1,4 @@
-"""Sandboxes of the namespace and the docker backend, one after the other: open, command, snapshot, fork.
+"""Sandboxes of the namespace and the docker backend in alternating rounds: open, command, snapshot, fork, grading.
 
     python bench/container_sandboxes.py [--rounds N] [--json] [--smoke]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -21,7 +22,12 @@ from errata_server.sandbox.base import Backend
 from errata_server.sandbox.docker.backend import DockerBackend
 from errata_server.sandbox.docker.backend_type import broker_socket
 from errata_server.sandbox.namespace.backend import NamespaceBackend
+from swe_bench_lite_env.server.grading import grade
+from swe_bench_lite_env.server.offered import bundled
+from swe_bench_lite_env.server.starts import starts_on
+from swe_bench_lite_env.server.workspaces import SESSION_LIMITS
 
+INSTANCE = "errata-examples__confkit-1"
 Times = dict[str, list[float]]
 
 
@@ -51,25 +57,46 @@ async def one_round(backend: Backend, times: Times) -> None:
     await timed(times, "destroy", box.destroy())
 
 
+async def graded(backend: Backend, times: Times) -> None:
+    """Grade the gold patch of a bundled instance of swe_bench_lite."""
+    dataset, recipes = bundled()
+    instance = next(one for one in dataset if one.instance_id == INSTANCE)
+    prepared, sandbox = await starts_on(backend).open(instance, recipes[INSTANCE], SESSION_LIMITS, bundled=True)
+    try:
+        applied = await sandbox.run(f"cd {prepared.workdir} && git apply -", stdin=instance.patch.encode())
+        assert applied.exit_code == 0, applied.stderr
+        state = await sandbox.snapshot()
+        found = await timed(times, f"grading of {INSTANCE}", grade(backend, state, prepared))
+        assert found.resolved
+    finally:
+        await sandbox.destroy()
+
+
 async def measure(rounds: int) -> dict[str, Times]:
     """Return the times of each backend."""
     found: dict[str, Times] = {}
     with tempfile.TemporaryDirectory(prefix="errata-bench-") as place:
         backends = {
-            "namespace": NamespaceBackend(Path(place) / "namespace"),
-            "docker, no pool": DockerBackend(Path(place) / "cold", broker_socket(), spare=0),
-            "docker, pool": None,
+            "namespace": lambda: NamespaceBackend(Path(place) / "namespace"),
+            "docker, no pool": lambda: DockerBackend(Path(place) / "cold", broker_socket(), spare=0),
+            "docker, pool": lambda: DockerBackend(Path(place) / "pool", broker_socket(), spare=2),
         }
         for name in backends:
             found[name] = defaultdict(list)
-        for name, backend in backends.items():
-            # The two of the broker are of one owner, and a start removes what the other has.
-            made = backend or DockerBackend(Path(place) / "pool", broker_socket(), spare=2)
+        os.environ["ERRATA_SWE_STORE"] = f"{place}/store"
+        halves = (rounds + 1) // 2
+        # The two of the broker are of one owner, and a start removes what the other has: never both at once.
+        for name, make in [*backends.items(), *backends.items()]:
+            made = make()
             await made.start()
             await one_round(made, defaultdict(list))
-            for _ in range(rounds):
+            if name != "docker, pool":
+                await graded(made, defaultdict(list))
+            for _ in range(halves):
                 await asyncio.sleep(0.5)  # for the pool to fill
                 await one_round(made, found[name])
+                if name != "docker, pool":
+                    await graded(made, found[name])
             await made.collect([])
             await made.close()
     return found

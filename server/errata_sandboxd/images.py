@@ -2,8 +2,8 @@
 
 A sandbox is made of an image that the broker's list allows (``errata/*`` by default). ``build`` builds the
 ``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives it such a name; ``pull``
-fetches an image and gives it one; ``import`` makes one of a directory, such as a base tree; ``list`` shows which there
-are.
+fetches an image and gives it one; ``import`` makes one of a directory, such as a base tree; ``export`` writes an
+image's root file system as an archive, for ``errata base import`` and recipes of SWE-bench; ``list`` shows which there are.
 """
 
 from __future__ import annotations
@@ -120,6 +120,32 @@ def imported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     return {"image": tag, "id": api.inspect_image(tag)["Id"], "base": name}
 
 
+def exported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Write an image's root file system as a tar archive.
+
+    Raises:
+        ImageError: The file is there already.
+    """
+    to = Path(options.output)
+    if to.exists():
+        raise ImageError(f"{to} is there already: name another file with -o")
+    container = api.create_container(options.image, command=["true"])["Id"]  # it is never started
+    part = to.with_name(to.name + ".part")
+    try:
+        size = shown = 0
+        with part.open("wb") as file:
+            for chunk in api.export(container):
+                size += file.write(chunk)
+                if not options.quiet and size - shown >= 256 << 20:
+                    shown = size
+                    print(f"{size >> 20} MiB", file=sys.stderr)
+        part.rename(to)
+    finally:
+        part.unlink(missing_ok=True)
+        api.remove_container(container, force=True)
+    return {"image": options.image, "file": str(to), "bytes": size}
+
+
 def listed(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Return the images that bases are made of."""
     rows = [
@@ -199,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--engine", default=engine, help="the engine (default DOCKER_HOST, else /var/run/docker.sock)")
     common.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    verbs = parser.add_subparsers(required=True, metavar="build|pull|import|list")
+    verbs = parser.add_subparsers(required=True, metavar="build|pull|import|export|list")
     add = verbs.add_parser("build", parents=[common], help="build environment/Dockerfile of a task directory")
     add.add_argument("directory", help="a task directory, or one with a Dockerfile")
     add.add_argument("--name", help="base NAME, or a whole image name (default: base of task.toml)")
@@ -217,6 +243,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("directory", help="a root file system")
     add.add_argument("--name", help="base NAME, or a whole image name (default: the directory's)")
     add.set_defaults(run=imported, text=lambda done: f"{done['image']} {done['id']}")
+    add = verbs.add_parser("export", parents=[common], help="write an image's root file system as a tar archive")
+    add.add_argument("image", help="as sweb.eval.x86_64.NAME:latest")
+    add.add_argument("-o", "--output", required=True, metavar="FILE", help="the archive")
+    add.set_defaults(run=exported, text=lambda done: f"{done['file']} {done['bytes'] >> 20} MiB")
     add = verbs.add_parser("list", parents=[common], help="list the images of bases")
     add.add_argument("--all", action="store_true", help="all images of the engine")
     add.set_defaults(run=listed, text=_table)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,27 @@ def test_a_line_that_fails_and_an_engine_that_is_away_are_named(
     assert f"unix://{tmp_path}/none" in capsys.readouterr().err
     assert main(["build", str(tmp_path), "--engine", engine]) == 1
     assert "Dockerfile is not there" in capsys.readouterr().err
+
+
+def test_an_image_becomes_a_root_file_system_and_an_image_again(
+    engine: str, base_image: str, api: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "root.tar"
+    before = len(api.containers(all=True))
+    assert main(["export", "debian:bookworm-slim", "-o", str(archive), "--engine", engine, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == archive.stat().st_size
+    with tarfile.open(archive) as found:
+        assert "etc/debian_version" in {one.removeprefix("./") for one in found.getnames()}
+    assert len(api.containers(all=True)) == before
+    assert main(["export", "debian:bookworm-slim", "-o", str(archive), "--engine", engine]) == 1
+    assert "is there already" in capsys.readouterr().err
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["tar", "-C", str(root), "-xf", str(archive)], check=True)
+    assert main(["import", str(root), "--name", "exported-again", "--engine", engine, "-q"]) == 0
+    api.remove_image("errata/base:exported-again")
+    assert main(["import", str(tmp_path), "--engine", engine, "-q"]) == 1
+    assert "is no root file system" in capsys.readouterr().err
 
 
 def test_a_base_is_that_of_the_task_or_the_directorys_name(task: Path) -> None:
