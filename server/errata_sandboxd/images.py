@@ -3,7 +3,8 @@
 A sandbox is made of an image that the broker's list allows (``errata/*`` by default). ``build`` builds the
 ``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives it such a name; ``pull``
 fetches an image and gives it one; ``import`` makes one of a directory, such as a base tree; ``export`` writes an
-image's root file system as an archive, for ``errata base import`` and recipes of SWE-bench; ``list`` shows which there are.
+image's root file system as an archive, for ``errata base import`` and recipes of SWE-bench; ``list`` shows which
+there are.
 """
 
 from __future__ import annotations
