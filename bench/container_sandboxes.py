@@ -2,8 +2,8 @@
 
     python bench/container_sandboxes.py [--rounds N] [--json] [--smoke]
 
-Needs the base tree, and a broker with the same tree as image ``errata/base:default`` (ERRATA_SANDBOXD_SOCKET). Prints
-milliseconds: median and highest. Without a broker it says so and measures nothing.
+Needs the base tree, and a broker (``--memory-mib 8192``) with the same tree as image ``errata/base:default``, at
+ERRATA_SANDBOXD_SOCKET. Prints milliseconds: median and highest. Without a broker it says so and measures nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from errata_server.sandbox.base import Backend
 from errata_server.sandbox.docker.backend import DockerBackend
 from errata_server.sandbox.docker.backend_type import broker_socket
 from errata_server.sandbox.namespace.backend import NamespaceBackend
+from swe_bench_lite_env.server.environment import SESSION_LIMITS
 from swe_bench_lite_env.server.grading import grade
 from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.starts import starts_on
-from swe_bench_lite_env.server.workspaces import SESSION_LIMITS
 
 INSTANCE = "errata-examples__confkit-1"
 Times = dict[str, list[float]]
@@ -83,10 +83,10 @@ async def measure(rounds: int) -> dict[str, Times]:
         }
         for name in backends:
             found[name] = defaultdict(list)
-        os.environ["ERRATA_SWE_STORE"] = f"{place}/store"
         halves = (rounds + 1) // 2
         # The two of the broker are of one owner, and a start removes what the other has: never both at once.
         for name, make in [*backends.items(), *backends.items()]:
+            os.environ["ERRATA_SWE_STORE"] = f"{place}/store of {name.partition(',')[0]}"  # each builds on its own base
             made = make()
             await made.start()
             await one_round(made, defaultdict(list))
