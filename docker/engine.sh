@@ -43,14 +43,49 @@ install_packages() {
 
 answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
+# The first three numbers of a /24 that no interface and no route of this machine uses.
+free_subnet() {
+    local try taken
+    taken=$(ip -4 -o addr show; ip -4 route show table all)
+    for try in $(seq 250); do
+        try=10.213.$(((sum + try) % 250 + 1))
+        grep -qF " $try." <<<"$taken" || { echo "$try"; return; }
+    done
+    return 1
+}
+
+# An engine that was killed leaves containerd, and a file with its pid. dockerd does not start beside them.
+kill_rest() {
+    local process
+    for process in /proc/[0-9]*; do
+        if grep -qsaF -- "$directory/exec/" "$process/cmdline"; then kill -KILL "${process#/proc/}" 2>/dev/null || :; fi
+    done
+    rm -f "$directory/pid" "$directory/exec/containerd/containerd.pid"
+}
+
+# An engine that was killed leaves its bridge, and every engine leaves its rules.
+remove_bridge() {
+    local table rule
+    ip link del "$bridge" 2>/dev/null || :
+    for table in filter nat; do
+        iptables -t "$table" -S 2>/dev/null | grep -wF -- "$bridge" | while read -r rule; do
+            # shellcheck disable=SC2086  # a rule is words
+            iptables -t "$table" -D ${rule#-A } 2>/dev/null || :
+        done || :
+    done
+}
+
 start() {
     answers && return 0
     say "starting dockerd in $directory"
-    # A bridge of its own: docker0 is another engine's, if one runs here.
-    if ! ip link show "$bridge" >/dev/null 2>&1; then
-        ip link add name "$bridge" type bridge && ip addr add "10.213.$((sum % 250 + 1)).1/24" dev "$bridge" &&
-            ip link set "$bridge" up || cannot "no network bridge can be made here"
-    fi
+    # A bridge of its own: docker0 is another engine's, if one runs here. Its subnet must be free as well: two bridges
+    # with one subnet leave the containers of the second without a network.
+    remove_bridge
+    local network
+    network=$(free_subnet) || cannot "every subnet of 10.213.0.0/16 is taken: remove bridges of engines that are gone (ip link del NAME)"
+    ip link add name "$bridge" type bridge && ip addr add "$network.1/24" dev "$bridge" && ip link set "$bridge" up ||
+        cannot "no network bridge can be made here"
+    kill_rest
     # In a process group of its own: an interrupt at the terminal is for the caller, who then says `down`.
     setsid dockerd --data-root "$directory/data" --exec-root "$directory/exec" -H "$DOCKER_HOST" -b "$bridge" \
         --pidfile "$directory/pid" >"$directory/dockerd.log" 2>&1 </dev/null 9>&- &
@@ -86,6 +121,7 @@ stop() {
     if answers; then
         # one at a time: several deletes at once can hang an engine
         docker ps -aq | while read -r id; do timeout 60 docker rm -f "$id" >/dev/null || say "container $id stays"; done
+        timeout 60 docker network prune -f >/dev/null || say "networks stay"
     fi
     if [ -e "$directory/pid" ]; then
         local pid
@@ -97,7 +133,8 @@ stop() {
         done
         kill -KILL "$pid" 2>/dev/null || :
     fi
-    ip link del "$bridge" 2>/dev/null || :
+    kill_rest
+    remove_bridge
     awk -v under="$directory/" 'index($2, under) == 1 { print $2 }' /proc/mounts | tac | while read -r place; do umount -l "$place" || :; done
     rm -rf --one-file-system "$directory" "$directory.lock"
 }
