@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,10 +103,12 @@ async def test_openenvs_own_provider_starts_an_image_that_needs_no_privilege(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes() if source.exists() else b"")
     (envs.directory / "echo/Dockerfile").write_text(
-        "FROM errata/envs:test\nCOPY tests /srv/tests\nENV PYTHONPATH=/srv ERRATA_SANDBOX=fake\nUSER errata\n"
+        "FROM errata/envs:test\nCOPY tests /srv/tests\nENV PYTHONPATH=/srv ERRATA_SANDBOX=fake\n"
+        "RUN mkdir -p /data && chown errata /data\nUSER errata\n"
         f"CMD {json.dumps(['errata', 'serve', name, '--host', '0.0.0.0'])}\n"
     )
     envs.docker("build", "-q", "-t", image, str(envs.directory / "echo"))
+    await _the_compose_file_of_the_page_serves(envs, image)
     provider = LocalDockerProvider()
     url = provider.start_container(image, env_vars={"ERRATA_TOKEN": envs.token})
     try:
@@ -115,3 +118,31 @@ async def test_openenvs_own_provider_starts_an_image_that_needs_no_privilege(
             assert (await client.step({"text": "hello"})).observation["text"] == "hello"
     finally:
         provider.stop_container()
+
+
+async def _the_compose_file_of_the_page_serves(envs: Compose, image: str) -> None:
+    """Play an environment by docs/deploy.md's file, kill its container, and find the episode again."""
+    page = (ROOT / "docs/deploy.md").read_text("utf-8")
+    (file,) = re.findall(r"```yaml\n(version.*?)```", page, re.S)
+    directory, port = envs.directory / "echo", free_port()
+    (directory / "compose.yaml").write_text(file.replace("image: my-env", f"image: {image}"), encoding="utf-8")
+    (directory / ".env").write_text(f"ERRATA_TOKEN={envs.token}\nMY_ENV_PORT={port}\n", encoding="utf-8")
+    own = Compose(directory, envs.engine, port, port, envs.token)
+    project = ("-p", f"{envs.project}own")
+    own.run(*project, "up", "-d")
+    try:
+        own.wait_until_ready(port, lambda: own.run(*project, "logs", "--tail", "20").stdout)
+        async with ErrataClient(f"http://127.0.0.1:{port}", headers=envs.headers) as client:
+            await client.reset()
+            first = await client.step({"text": "kept"})
+            eid = client.eid
+            own.docker("kill", own.run(*project, "ps", "-q", "my-env").stdout.strip())
+        own.run(*project, "up", "-d")
+        own.wait_until_ready(port, lambda: own.run(*project, "logs", "--tail", "20").stdout)
+        # The session is lost: its environment does not say that it is deterministic. What was delivered is not.
+        async with ErrataClient(f"http://127.0.0.1:{port}", headers=envs.headers) as client:
+            await client.reset()
+            state = await client.state_at(1, eid)
+            assert json.loads(state.payload)["observation"] == first.observation
+    finally:
+        own.run(*project, "down", "-v", check=False)
