@@ -133,7 +133,8 @@ async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) 
     committed.clear()
     for box in greedy:
         await box.destroy()
-    assert (await bounded.run("echo room")).stdout == "room\n"
+    result = await bounded.run("echo room")
+    assert result.stdout == "room\n", result
     await asyncio.wait_for(committed.wait(), 30.0)
     for task in (committing, waiting):
         task.cancel()
