@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
 from errata_trainer.counterfactual import CounterfactualCheck
-from errata_trainer.hints import FailedTurn, Hint
+from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
@@ -154,6 +154,86 @@ def test_a_real_batchs_loss_is_the_slow_ones(
     assert total > 0.01, "or being equal says little"
 
 
+def test_the_logged_parts_add_up_to_the_logged_loss_however_the_step_is_cut(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    parts = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "sdpo/tokens", "dpo/pairs", "sdpo/divergence")
+    logs = []
+    for accumulation in (1, 2, 4):
+        trainer = made(
+            tokenizer, server.url, tmp_path / str(accumulation), scripts(TWO_SITES, ONE_SITE, NO_SITE, BAD_CALL),
+            pairs=Pairs(), alpha_sdpo=0.7, beta_replay=0.3, per_device_train_batch_size=8 // accumulation,
+            num_generations=4, gradient_accumulation_steps=accumulation, learning_rate=0.0,
+        )  # fmt: skip
+        trainer.train()
+        (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+        total = log["loss/grpo"] + 0.7 * log["loss/sdpo_kl"] + 0.3 * log["loss/trace_replay_dpo"]
+        assert log["loss"] == pytest.approx(total, abs=1e-4) and log["loss/sdpo_kl"] > 0.01
+        by_key = [value for name, value in log.items() if name.startswith("sdpo/share/")]
+        assert len(by_key) == 2 and sum(by_key) == pytest.approx(1.0)
+        logs.append({name: log[name] for name in parts})
+    assert logs[1] == pytest.approx(logs[0], abs=1e-3) and logs[2] == pytest.approx(logs[0], abs=1e-3)
+
+
+def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    pairs = Pairs()
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(ONE_SITE, NO_SITE), alpha_sdpo=lambda step: 0.5 * (step > 0),
+        beta_replay=lambda step: 0.5 * (step > 5), pairs=pairs, num_iterations=2, max_steps=2,
+    )  # fmt: skip
+    trainer.train()
+    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert "loss/sdpo_kl" not in first and second["loss/sdpo_kl"] > 0.0
+    assert first["loss"] == pytest.approx(first["loss/grpo"], abs=1e-6)
+    assert pairs.rollouts, "teachers are asked before the channel has a weight: their answers take a while"
+    assert "dpo_pairs" not in trainer.seen[0]["inputs"]
+
+
+def test_demonstrations_of_siblings_are_hints(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    hinter = FeedbackHinter(max_tokens=200, environment_feedback=False)
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(ONE_SITE, TWO_SITES), alpha_sdpo=1.0, hinter=hinter,
+        max_completion_length=260,
+    )  # fmt: skip
+    trainer.train()
+    assert hinter.counts["demonstration"] > 0
+    (seen,) = trainer.seen
+    texts = [tokenizer.decode(one.teacher_ids) for row in seen["inputs"]["sdpo_items"] for one in row]
+    assert any("Another attempt at this task succeeded" in text and '"owl"' in text for text in texts)
+
+
+def test_a_sampled_turn_is_parsed_with_its_tools_and_ranks_sample_equally_many(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from errata_trainer.recipes.trl import trainer as module
+
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=1.0, check=CounterfactualCheck("always")
+    )
+    asked: list[Any] = []
+    parsed_with: list[Any] = []
+
+    def generate(contexts: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        asked.append(contexts)
+        return [[5]] * len(contexts), None
+
+    def parse(_: Any, ids: Any, *, prefix: Any, tools: Any) -> dict[str, Any]:
+        parsed_with.append(tools)
+        return {"tool_calls": [{"function": {"name": "read", "arguments": {"path": "red"}}}]}
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", generate)
+    monkeypatch.setattr(module, "parse_response", parse)
+    monkeypatch.setattr(module, "gather_object", lambda own: [*own, 3])  # another rank has three
+    monkeypatch.setattr(trainer, "_longest_context", lambda: 4)
+    assert trainer._sample([[1, 2], [1] * 5]) == [[("read", {"path": "red"})], None]
+    assert [len(contexts) for contexts in asked] == [3], "as many as the rank with most"
+    assert asked[0][0] == [1, 2] and [1] * 5 not in asked[0]
+    assert parsed_with == [trainer.tools]
+    assert trainer._sample([]) == [] and len(asked[1]) == 3
+
+
 def test_each_site_is_the_failing_turn_after_its_hint(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE, BAD_CALL, ONE_SITE), learning_rate=0.0)
     trainer.train()
@@ -197,7 +277,7 @@ def test_an_empty_hint_is_no_loss(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0, settings=settings,
         bf16=bf16,
     )  # fmt: skip
-    monkeypatch.setattr(trainer._sites.renderer, "hint_ids", lambda text, after: ())
+    monkeypatch.setattr(trainer._driver.sites.renderer, "hint_ids", lambda text, after: ())
     trainer.train()
     (seen,) = trainer.seen
     assert abs(float(seen["loss"] - seen["plain"])) < 1e-6
@@ -400,7 +480,7 @@ def test_a_base_that_is_not_there_cannot_teach(server: ServerProcess, tokenizer:
 def test_a_multimodal_models_length_is_that_of_its_text_model() -> None:
     from transformers import Gemma3Config, Qwen2_5_VLConfig
 
-    from errata_trainer.recipes.trl.trainer import longest_row
+    from errata_trainer.channels.forward import longest_row
 
     for multimodal in (Gemma3Config(), Qwen2_5_VLConfig()):
         assert longest_row(multimodal) == multimodal.get_text_config().max_position_embeddings
@@ -409,7 +489,7 @@ def test_a_multimodal_models_length_is_that_of_its_text_model() -> None:
 def test_a_rollout_that_cannot_be_read_is_counted_and_the_others_train(
     server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from errata_trainer.recipes.trl import trainer as module
+    from errata_trainer import batch as module
 
     build, calls = module.build_rollout, []
 
@@ -430,7 +510,7 @@ def test_a_site_whose_hint_cannot_be_spliced_is_counted(
     server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES), alpha_sdpo=1.0)
-    monkeypatch.setattr(trainer._sites.renderer, "header_ids", (1, 2, 3))
+    monkeypatch.setattr(trainer._driver.sites.renderer, "header_ids", (1, 2, 3))
     trainer.train()
     assert trainer.state.log_history[0]["sdpo/not_spliced"] > 0
 
@@ -467,7 +547,7 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
 
 
 def test_a_student_with_dropout_is_refused_where_it_would_be_distilled() -> None:
-    from errata_trainer.recipes.trl.trainer import refuse_dropout
+    from errata_trainer.channels.forward import refuse_dropout
 
     model = tiny_model(tiny_tokenizer(["a"]))
     refuse_dropout(model)

@@ -37,6 +37,12 @@ def test_two_ranks_train_as_one_process_does(server: ServerProcess, tmp_path: Pa
     run(str(MAIN), server.url, str(tmp_path), *options)
     alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert alone["log"][0]["sdpo/tokens"] > 0 and alone["log"][0]["dpo/pairs"] == 3.0
+    for one, both in zip(alone["log"], first["log"], strict=True):
+        parts = ("loss", "loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "sdpo/tokens", "sdpo/sites", "dpo/pairs")
+        assert {name: both[name] for name in parts} == pytest.approx({name: one[name] for name in parts}, abs=1e-3)
+        for log in (one, both):
+            total = log["loss/grpo"] + 5.0 * log["loss/sdpo_kl"] + 0.5 * log["loss/trace_replay_dpo"]
+            assert log["loss"] == pytest.approx(total, abs=1e-4)
     for name, weight in alone["weights"].items():
         assert torch.equal(first["weights"][name], second["weights"][name]), "ranks drift apart"
         torch.testing.assert_close(first["weights"][name], weight, rtol=1e-4, atol=1e-6)

@@ -35,6 +35,9 @@ Criterion = Literal["error", "reward"]
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 """Tool calls of a turn: name and arguments, in order."""
 
+BETTER = ("error_gone", "reward_higher")
+"""Reasons of verdicts that keep what was asked about."""
+
 Reason = Literal["error_gone", "reward_higher", "still_fails", "no_call", "reward_not_higher", "lost", "not_forkable"]
 
 
@@ -115,28 +118,51 @@ class CounterfactualCheck:
         self._chance = random.Random(self.seed)
 
     def ask(self, questions: Iterable[Question]) -> list[Verdict | None]:
-        """Return what the environment says of each question; None for one that was not asked."""
+        """Choose among questions, and return what the environment says of each; None for one that was not asked."""
         asked = list(questions)
-        if self.mode == "off":
-            return [None] * len(asked)
-        chosen = [n for n in range(len(asked)) if self.mode == "always" or self._chance.random() < self.rate]
-        forks = 2 if self.criterion == "reward" else 1
-        chosen = chosen[: self.budget // forks]
         verdicts: list[Verdict | None] = [None] * len(asked)
-        if chosen:
-            with ThreadPoolExecutor(min(self.threads, len(chosen)), "errata-forks") as threads:
-                for n, verdict in zip(chosen, threads.map(self._ask, [asked[n] for n in chosen]), strict=True):
-                    verdicts[n] = verdict
-                    self.counts[asked[n].key, verdict.reason] += 1
-            if self.episodes is not None:
-                run_blocking(self._post(self.episodes, [(asked[n], verdicts[n]) for n in chosen]))
+        chosen = self.chosen(len(asked))
+        for n, verdict in zip(chosen, self.answers([asked[n] for n in chosen]), strict=True):
+            verdicts[n] = verdict
         return verdicts
 
-    async def _post(self, episodes: Episodes, judged: Sequence[tuple[Question, Verdict | None]]) -> None:
+    def chosen(self, count: int) -> list[int]:
+        """Return which of so many questions to ask, by mode, rate and budget: their numbers, ascending.
+
+        It is asked before the student samples another turn for each, so that none is sampled in vain.
+        """
+        if self.mode == "off":
+            return []
+        chosen = [n for n in range(count) if self.mode == "always" or self._chance.random() < self.rate]
+        return chosen[: self.budget // (2 if self.criterion == "reward" else 1)]
+
+    def answers(self, questions: Sequence[Question]) -> list[Verdict]:
+        """Return what the environment says of each question, with ``threads`` forks at work at once."""
+        if not questions:
+            return []
+        with ThreadPoolExecutor(min(self.threads, len(questions)), "errata-forks") as threads:
+            verdicts = list(threads.map(self._ask, questions))
+        for question, verdict in zip(questions, verdicts, strict=True):
+            self.counts[question.key, verdict.reason] += 1
+        if self.episodes is not None:
+            run_blocking(self._post(self.episodes, list(zip(questions, verdicts, strict=True))))
+        return verdicts
+
+    def weight(self, key: str) -> float:
+        """Return the weight of hints of a key that were not asked about, in (0, 1], by how often its hints helped.
+
+        It is twice the expected share, with one success and one failure added, at most 1: 1 before any question and
+        while at least half of the hints help, 0.2 after eight that did not.
+        """
+        asked = sum(count for (of, _), count in self.counts.items() if of == key)
+        better = sum(self.counts[key, reason] for reason in BETTER)
+        return min(1.0, 2.0 * (better + 1) / (asked + 2))
+
+    async def _post(self, episodes: Episodes, judged: Sequence[tuple[Question, Verdict]]) -> None:
         """Post verdicts, an episode at a time. What fails is counted and logged, and changes no verdict."""
         posts: dict[str, list[RewardPost]] = {}
         for question, verdict in judged:
-            if question.seat.eid is None or verdict is None or verdict.eid is None:
+            if question.seat.eid is None or verdict.eid is None:
                 continue
             t = question.t - 1
             name = f"{SOURCE}:{t}:{question.key}:{verdict.reason}:{verdict.eid}"
@@ -156,17 +182,7 @@ class CounterfactualCheck:
 
     def metrics(self) -> dict[str, float]:
         """Return the share of questions that went better, also by key, and how many were asked."""
-        asked: Counter[str] = Counter()
-        better: Counter[str] = Counter()
-        for (key, reason), count in self.counts.items():
-            asked[key] += count
-            better[key] += count * (reason in ("error_gone", "reward_higher"))
-        found = {f"counterfactual/accepted/{key}": better[key] / asked[key] for key in sorted(asked) if key}
-        total = asked.total()
-        if total:
-            found["counterfactual/accepted"] = better.total() / total
-        found["counterfactual/asked"] = float(total)
-        return found
+        return acceptance(self.counts)
 
     def _ask(self, question: Question) -> Verdict:
         if not question.calls:
@@ -184,6 +200,35 @@ class CounterfactualCheck:
             return Verdict(False, "lost")
         better = (other.after or 0.0) > (own.after or 0.0)
         return Verdict(better, "reward_higher" if better else "reward_not_higher", other.eid, own.after, other.after)
+
+
+def acceptance(counts: Mapping[tuple[str, str], int]) -> dict[str, float]:
+    """Return ``counterfactual/accepted``, ``counterfactual/accepted/KEY`` and ``counterfactual/asked``.
+
+    Args:
+        counts: Verdicts by key and reason, of one check or added up over ranks.
+    """
+    asked: Counter[str] = Counter()
+    better: Counter[str] = Counter()
+    for (key, reason), count in counts.items():
+        asked[key] += count
+        better[key] += count * (reason in BETTER)
+    found = {f"counterfactual/accepted/{key}": better[key] / asked[key] for key in sorted(asked) if key}
+    total = asked.total()
+    if total:
+        found["counterfactual/accepted"] = better.total() / total
+    found["counterfactual/asked"] = float(total)
+    return found
+
+
+def calls_of(message: Mapping[str, Any]) -> Calls:
+    """Return the tool calls of a parsed assistant message whose arguments could be read."""
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return [
+        (str(function.get("name")), function["arguments"])
+        for function in functions
+        if isinstance(function.get("arguments"), Mapping)
+    ]
 
 
 def _tried(question: Question, calls: Calls, judge: Callable[[Seat, bool], Verdict]) -> Verdict:

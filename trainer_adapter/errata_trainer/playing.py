@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.rollouts import ErrorMarker, marker_of
 
+from .deliveries import Delivery
 from .tools import PlayedEnvironment
 
 OVER = "[the episode is over]"
@@ -212,6 +213,10 @@ class Seat:
             self._finished = True
         rewards = [call.reward for call in self.played if call.reward is not None]
         return sum(rewards) if rewards and self.lost is None else None
+
+    def deliveries(self) -> list[Delivery]:
+        """Return the calls of the running episode, as `build_rollout` takes them."""
+        return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, self.eid) for call in self.played]
 
     def close(self) -> None:
         """End the session; a later reset opens another."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .channels.splicing import DoesNotFit, splice
-from .counterfactual import Calls, CounterfactualCheck, Question
-from .hints import FailedTurn, Hint, Hinter, HintRenderer
+from .counterfactual import Calls, CounterfactualCheck, Question, Verdict
+from .hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
 from .playing import Seat
 from .rollout import Rollout, SdpoItem, state_of_turns
 
 log = logging.getLogger("errata.trainer")
 
-Sample = Callable[[Sequence[Sequence[int]]], list[Calls]]
-"""Has the student take one turn behind each context, and returns the calls it made."""
+Sample = Callable[[Sequence[Sequence[int]]], list[Calls | None]]
+"""Has the student take one turn behind each context, and returns the calls it made; None where it could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,25 @@ class Sites:
     """Finds a batch's error sites.
 
     Args:
-        hinter: Writes hints.
+        hinter: Writes hints. One that has ``begin_batch(attempts)`` is given the whole batch first; one whose
+            ``concurrent`` is true is called from several threads.
         renderer: Renders them for the student's tokenizer.
         max_sites: Of one rollout; the first ones, before one mistake leads to another.
         max_length: Tokens of a teacher's row at most; None for no bound.
         check: Whether a hint helps, asked of the environment.
+        hint_keys: Which hint template keys are distilled: shell patterns (``fs.*``), of which a key has to match one;
+            one that begins with ``!`` leaves keys out. None is all.
+        max_site_share: What one site may weigh among a batch's target tokens, in (0, 1].
+        max_key_share: What the sites of one key may weigh together, likewise.
+        threads: Hints written at once.
+        decode: Returns the text of tokens without special ones; a hinter with ``begin_batch`` needs it.
 
     Attributes:
-        counts: What became of failing turns: ``kept``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
-            ``not_rendered``, ``not_spliced``, ``not_better``.
+        counts: What became of failing turns: ``kept``, ``other_key``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
+            ``not_rendered``, ``not_spliced``, ``not_better``; and ``not_sampled``, whose hint could not be checked.
+
+    Raises:
+        ValueError: A share out of its range; a hinter that needs ``decode``.
     """
 
     hinter: Hinter
@@ -58,10 +69,28 @@ class Sites:
     max_sites: int = 4
     max_length: int | None = None
     check: CounterfactualCheck = field(default_factory=CounterfactualCheck)
+    hint_keys: Sequence[str] | None = None
+    max_site_share: float = 1.0
+    max_key_share: float = 1.0
+    threads: int = 16
+    decode: Callable[[Sequence[int]], str] | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        for name in ("max_site_share", "max_key_share"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is a share in (0, 1], got {getattr(self, name)}")
+        if isinstance(self.hint_keys, str):
+            raise ValueError(f"hint_keys is a sequence of patterns: [{self.hint_keys!r}]")
+        if isinstance(self.hinter, BatchHinter) and self.decode is None:
+            raise ValueError(f"{type(self.hinter).__name__} reads other rollouts of a batch: give decode=")
+
     def found(
-        self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        rollouts: Sequence[Rollout],
+        seats: Sequence[Seat | None],
+        tools: Sequence[Mapping[str, Any]] = (),
+        groups: Sequence[Hashable] | None = None,
     ) -> list[Site]:
         """Return the sites of a batch, before the environment is asked about them.
 
@@ -69,27 +98,60 @@ class Sites:
             rollouts: Row by row. Lost ones have no site.
             seats: Where they were played; None for a rollout that was not.
             tools: Descriptions of the student's tools, for hints about tools.
+            groups: Which rows have the same task; by default those with equal prompts.
         """
-        sites = []
+        if isinstance(self.hinter, BatchHinter) and self.decode is not None:
+            decode, known = self.decode, groups or [rollout.prompt_ids for rollout in rollouts]
+            self.hinter.begin_batch(
+                [
+                    Attempt(
+                        rollout, group, tuple(decode(rollout.completion_ids[t.start : t.stop]) for t in rollout.turns)
+                    )
+                    for rollout, group in zip(rollouts, known, strict=True)
+                ]
+            )
+        waiting = []
         for row, (rollout, seat) in enumerate(zip(rollouts, seats, strict=True)):
-            kept = 0
+            turns: deque[FailedTurn] = deque()
             for turn in rollout.turns if rollout.lost is None else ():
-                call = turn.failed
-                if call is None:
+                if turn.failed is None:
                     continue
-                if kept == self.max_sites:
-                    self.counts["beyond_max_sites"] += 1
-                    continue
-                failed = FailedTurn(rollout, turn, call, observation_of(seat, call.t), tools)
-                hint = self.hinter.hint(failed)
+                failed = FailedTurn(rollout, turn, turn.failed, observation_of(seat, turn.failed.t), tools)
+                if self._wanted(failed):
+                    turns.append(failed)
+                else:
+                    self.counts["other_key"] += 1
+            waiting.append((row, turns))
+        sites: list[list[Site]] = [[] for _ in rollouts]
+        while True:  # a turn without a hint leaves its place to a later one
+            asked = [
+                (row, turns.popleft())
+                for row, turns in waiting
+                for _ in range(min(len(turns), self.max_sites - len(sites[row])))
+            ]
+            if not asked:
+                break
+            threads = self.threads if getattr(self.hinter, "concurrent", False) else 1
+            hints = write_hints(self.hinter, [failed for _, failed in asked], threads=threads)
+            for (row, failed), hint in zip(asked, hints, strict=True):
+                item = self._item(failed, hint) if hint is not None else None
                 if hint is None:
                     self.counts["no_hint"] += 1
-                    continue
-                item = self._item(failed, hint)
-                if item is not None:
-                    kept += 1
-                    sites.append(Site(row, failed, hint, item))
-        return sites
+                elif item is not None:
+                    sites[row].append(Site(row, failed, hint, item))
+        self.counts["beyond_max_sites"] += sum(len(turns) for _, turns in waiting)
+        return [site for of_row in sites for site in of_row]
+
+    def _wanted(self, failed: FailedTurn) -> bool:
+        """Return whether the key of a turn is one to distil."""
+        if self.hint_keys is None:
+            return True
+        key = key_of(failed) or ""
+        left_out = [pattern[1:] for pattern in self.hint_keys if pattern.startswith("!")]
+        wanted = [pattern for pattern in self.hint_keys if not pattern.startswith("!")]
+        return not any(fnmatchcase(key, one) for one in left_out) and (
+            not wanted or any(fnmatchcase(key, one) for one in wanted)
+        )
 
     def _item(self, failed: FailedTurn, hint: Hint) -> SdpoItem | None:
         try:
@@ -118,31 +180,69 @@ class Sites:
             return None
 
     def kept(self, sites: Sequence[Site], seats: Sequence[Seat | None], sample: Sample) -> list[Site]:
-        """Return the sites whose hints did better where the environment was asked, and those it was not asked about.
+        """Return the sites to distil, with their weights.
+
+        Those whose hints did not do better where the environment was asked are left out. Those it was not asked about
+        weigh what hints of their key are worth (`CounterfactualCheck.weight`), within the shares.
 
         Args:
             sites: Of a batch.
             seats: Of its rows.
-            sample: The student, who takes the failing turn again with the hint before it.
+            sample: The student, who takes the failing turn again with the hint before it. It is called once, without
+                contexts too, where the check is not off: other ranks may have some.
         """
-        if self.check.mode == "off":
-            self.counts["kept"] += len(sites)
-            return list(sites)
-        chosen = [site for site in sites if seats[site.row] is not None]
-        contexts = [site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)] for site in chosen]
-        questions = []
-        for site, calls in zip(chosen, sample(contexts), strict=True):
-            seat = seats[site.row]
-            assert seat is not None
-            own = tuple((call.name, call.arguments) for call in site.failed.turn.calls)
-            state = state_of_turns(site.failed.rollout)[site.failed.turn.index]
-            assert state is not None, "it was played in a session"
-            questions.append(Question(seat, state + 1, calls, own, site.hint.key))
-        verdicts = dict(zip(map(id, chosen), self.check.ask(questions), strict=True))
-        kept = [site for site in sites if self.check.keeps(verdicts.get(id(site)))]
+        verdicts: dict[int, Verdict] = {}
+        if self.check.mode != "off":
+            verdicts = self._verdicts([site for site in sites if seats[site.row] is not None], seats, sample)
+        kept = []
+        for site in sites:
+            verdict = verdicts.get(id(site))
+            if self.check.keeps(verdict):
+                sure = verdict is not None or self.check.mode == "off"
+                kept.append(site if sure else weighed(site, self.check.weight(site.hint.key)))
         self.counts["kept"] += len(kept)
         self.counts["not_better"] += len(sites) - len(kept)
-        return kept
+        return capped(kept, self.max_site_share, self.max_key_share)
+
+    def _verdicts(self, sites: Sequence[Site], seats: Sequence[Seat | None], sample: Sample) -> dict[int, Verdict]:
+        """Return what the environment says, by the id of the site; only of those that the check chose."""
+        chosen = [sites[n] for n in self.check.chosen(len(sites))]
+        contexts = [site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)] for site in chosen]
+        questions = {}
+        for site, calls in zip(chosen, sample(contexts), strict=True):
+            seat, state = seats[site.row], state_of_turns(site.failed.rollout)[site.failed.turn.index]
+            if calls is None or seat is None or state is None:
+                self.counts["not_sampled"] += 1
+                continue
+            own = tuple((call.name, call.arguments) for call in site.failed.turn.calls)
+            questions[id(site)] = Question(seat, state + 1, calls, own, site.hint.key)
+        return dict(zip(questions, self.check.answers(list(questions.values())), strict=True))
+
+
+def weighed(site: Site, factor: float) -> Site:
+    """Return a site whose tokens weigh ``factor`` times as much."""
+    return site if factor == 1.0 else replace(site, item=replace(site.item, weight=site.item.weight * factor))
+
+
+def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -> list[Site]:
+    """Return sites of a batch with the weight of each, and of each key, bounded.
+
+    A bound is a share of the batch's target tokens, but never less than an equal share: a site that is alone keeps its
+    weight.
+
+    Args:
+        sites: Of one rank's batch.
+        max_site_share: Of one site, in (0, 1].
+        max_key_share: Of all sites of one key.
+    """
+    total = sum(len(site.item.target_ids) for site in sites)
+    of_site = max(max_site_share, 1.0 / max(1, len(sites))) * total
+    within = [weighed(site, min(1.0, of_site / len(site.item.target_ids))) for site in sites]
+    keys: dict[str, float] = {}
+    for site in within:
+        keys[site.hint.key] = keys.get(site.hint.key, 0.0) + site.item.weight * len(site.item.target_ids)
+    of_key = max(max_key_share, 1.0 / max(1, len(keys))) * total
+    return [weighed(site, min(1.0, of_key / max(keys[site.hint.key], 1e-9))) for site in within]
 
 
 def observation_of(seat: Seat | None, t: int | None) -> Mapping[str, Any]:

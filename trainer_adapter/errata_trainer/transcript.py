@@ -128,6 +128,15 @@ def build_rollout(
     )
 
 
+def tool_call_opening(tokenizer: Any) -> str | None:
+    """Return the text that opens a tool call, where the tokenizer has it in its ``response_template``; else None."""
+    template = getattr(tokenizer, "response_template", None)
+    fields = template.get("fields") if isinstance(template, Mapping) else None
+    calls = fields.get("tool_calls") if isinstance(fields, Mapping) else None
+    opening = calls.get("open") if isinstance(calls, Mapping) else None
+    return opening if isinstance(opening, str) else None
+
+
 def trainer_error(content: Any) -> str | None:
     """Return the error that a tool result tells in a trainer's words, ``{'error': text}``; None where it is none."""
     text = _text(content).strip()

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_protocol.errors import InvalidRequest
 
+from ..driver import PairSource
 from ..recipes.trl import environment_factory
-from ..recipes.trl.trainer import PairSource
 from ..tools import PlayedEnvironment, of_spec
 from .serving import served
 

@@ -13,9 +13,9 @@ from datasets import Dataset
 from transformers import Qwen3ForCausalLM
 
 from ..action_tokens import action_ids
+from ..batch import Transcripts
 from ..playing import Seat
 from ..recipes.trl import environment_factory
-from ..recipes.trl.parallel_tools import Transcripts
 from ..rollout import DpoPair, Rollout
 from ..teachers import vote
 from .boxes import KEYS, Boxes

@@ -16,9 +16,9 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
+from ..counterfactual import calls_of
 from ..hints import FailedTurn, HintRenderer, TemplateHinter
 from ..playing import Seat
-from ..recipes.trl.trainer import calls_of
 from ..rollout import Call, Rollout, Turn
 from .boxes import KEYS, Boxes
 from .controlled import BoxesSubject

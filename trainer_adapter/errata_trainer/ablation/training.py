@@ -15,8 +15,8 @@ from trl import GRPOConfig
 from errata_protocol.errors import InvalidRequest
 
 from ..counterfactual import CounterfactualCheck
+from ..driver import PairSource
 from ..recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
-from ..recipes.trl.trainer import PairSource
 from ..rollout import Rollout
 from .plan import Arm, Plan
 from .records import Batch, Run
@@ -98,8 +98,9 @@ class RecordedTrainer(ThreeChannelGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         seats = self._seats()
-        if seats is not None and self.model.training and self.transcripts is not None:
-            self.batches.append(batch_of(self._rollouts(seats)))
+        driver, transcripts = self._driver, self.transcripts
+        if seats is not None and self.model.training and driver is not None and transcripts is not None:
+            self.batches.append(batch_of(driver.read(transcripts, seats)[0]))
         return batch
 
 

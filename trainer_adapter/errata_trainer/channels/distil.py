@@ -65,7 +65,7 @@ def distil(
     bias: Tensor | None = None,
     *,
     divergence: Divergence | None = None,
-    token_weights: Tensor | None = None,
+    token_weights: Tensor | Callable[[Tensor], Tensor] | None = None,
     teacher_weight: Tensor | None = None,
     teacher_bias: Tensor | None = None,
     transform: Transform | None = None,
@@ -80,7 +80,8 @@ def distil(
             weight (`errata_trainer.channels.heads.output_head`).
         bias: ``[V]`` or None.
         divergence: Default `Divergence`: OPSD's, ``jsd_beta`` 0.5, clip 10.
-        token_weights: ``[N]``, of each token in the sum; default 1. No gradient flows into it.
+        token_weights: ``[N]``, of each token in the sum; default 1. Or a function that returns them from the
+            divergences ``[N]`` before the clip. No gradient flows into them.
         teacher_weight: ``[V, H']`` where the teacher's is another; it gets no gradient.
         teacher_bias: ``[V]``, with ``teacher_weight``.
         transform: What the model does to its logits ``[C, V]`` after the projection (a scale, a soft cap), row by row.
@@ -107,7 +108,8 @@ def distil(
         side="teacher_hidden",
         vocabulary=len(weight),
     )
-    shaped("token_weights", token_weights, (len(student_hidden),), "[N]")
+    if not callable(token_weights):
+        shaped("token_weights", token_weights, (len(student_hidden),), "[N]")
     compare = Divergence() if divergence is None else divergence
     shape = transform or _as_they_are
     dtype = _compute_dtype(student_hidden, weight)
@@ -126,9 +128,11 @@ def distil(
     per_token, stats = _of_rows(
         student_hidden, weight, bias, rows, chunk_elements, (teacher_hidden.detach().to(dtype),)
     )
-    if token_weights is not None:
-        per_token = per_token * token_weights.detach().to(per_token.dtype)
     assert stats is not None
+    weights = token_weights(stats[:, 0]) if callable(token_weights) else token_weights
+    if weights is not None:
+        shaped("token_weights", weights, (len(student_hidden),), "[N]")
+        per_token = per_token * weights.detach().to(per_token.dtype)
     sums = stats.sum(0)
     tokens = torch.full((), len(student_hidden), dtype=sums.dtype, device=sums.device)
     return per_token.sum(), DistilMetrics(tokens, sums[0], sums[1], sums[2])

@@ -222,6 +222,30 @@ def active_dropout(model: Any) -> list[str]:
     ]
 
 
+def refuse_dropout(student: Any) -> None:
+    """Refuse a student that differs from itself: channel 2 would distil the noise.
+
+    Raises:
+        ValueError: Dropout acts in a module while the student is trained.
+    """
+    mode = student.training
+    student.train()
+    try:
+        noisy = active_dropout(student)
+    finally:
+        student.train(mode)
+    if noisy:
+        raise ValueError(
+            f"channel 2 would distil dropout's noise ({noisy[0]} and {len(noisy) - 1} other modules): "
+            "switch it off (TRL: disable_dropout=True in GRPOConfig, lora_dropout=0.0 in LoraConfig), or alpha_sdpo=0"
+        )
+
+
+def longest_row(config: Any) -> int | None:
+    """Return how many positions a model has, a multimodal one's text model; None where its configuration has none."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def shares_prefixes(model: Any) -> bool:
     """Say whether a key-value cache of a beginning gives the states that a pass over the whole row would.
 

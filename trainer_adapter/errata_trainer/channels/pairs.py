@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..rollout import DpoPair
+from ..rollout import DpoPair, Rollout
 
 SkipReason = Literal["equal", "empty", "too_long"]
 
@@ -123,6 +123,18 @@ def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
     """
     chosen = [(pair.context_ids, pair.chosen_ids) for pair in pairs]
     return action_rows(chosen + [(pair.context_ids, pair.rejected_ids) for pair in pairs])
+
+
+def placed(pairs: Sequence[DpoPair], rollouts: Sequence[Rollout]) -> list[tuple[DpoPair, ...]]:
+    """Return pairs by row: each in the row whose own turn it rejects, so that GRPO's pass serves it too, or in any."""
+    rows: list[tuple[DpoPair, ...]] = [()] * len(rollouts)
+    ids = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
+    for number, pair in enumerate(pairs):
+        rejected = pair.context_ids + pair.rejected_ids
+        own = [row for row, row_ids in enumerate(ids) if row_ids[: len(rejected)] == rejected]
+        place = min(own or range(len(rows)), key=lambda row: (len(rows[row]), (row - number) % len(rows)))
+        rows[place] = (*rows[place], pair)
+    return rows
 
 
 class PairBuffer:

@@ -20,7 +20,6 @@ from errata_protocol.errors import ServiceError
 from ..hints import HintRenderer, TemplateHinter
 from ..playing import Seat, Session
 from ..recipes.trl import environment_factory
-from ..recipes.trl.trainer import deliveries
 from ..rollout import Rollout
 from ..sites import Sites
 from ..tiny import END, tiny_model, tiny_tokenizer
@@ -172,7 +171,7 @@ def _rollout(tokenizer: Any, conversation: Conversation, tools: Sequence[Any]) -
         whole[len(prompt) :],
         mask,
         rest,
-        deliveries(conversation.seat),
+        conversation.seat.deliveries(),
         eid=conversation.seat.eid,
         environment=conversation.seat.environment.name,
         task=conversation.seat.task,

@@ -1,8 +1,8 @@
 """What a teacher reads before a failing turn; the texts by error kind are the TOML files in ``templates``."""
 
 from .asking import TeacherModel
-from .feedback import Attempt, FeedbackHinter
-from .hint import FailedTurn, Hint, Hinter, write_hints
+from .feedback import FeedbackHinter
+from .hint import Attempt, BatchHinter, FailedTurn, Hint, Hinter, write_hints
 from .leaks import leaks, secrets_of
 from .model import Complete, Completion, ModelHinter
 from .neutral import approximate_tokens, neutral
@@ -13,6 +13,7 @@ from .slots import SLOTS, slots_of
 __all__ = [
     "SLOTS",
     "Attempt",
+    "BatchHinter",
     "ChatTokenizer",
     "Complete",
     "Completion",

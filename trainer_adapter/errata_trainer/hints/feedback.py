@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from errata_protocol.environment import default_agent_text
 
 from ..rollout import Rollout
-from .hint import FailedTurn, Hint, Hinter, Source
+from .hint import Attempt, FailedTurn, Hint, Hinter, Source
 from .neutral import Count, approximate_tokens, neutral
 from .pack import key_of
 
@@ -34,27 +34,12 @@ _LEAST = 40  # less of it says nothing
 _THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One rollout of a group, with what its turns say.
-
-    Attributes:
-        rollout: The record.
-        group: Which rollouts have the same task, e.g. the index of the prompt.
-        texts: Of each turn, as decoded: calls and thinking included, without special tokens.
-    """
-
-    rollout: Rollout
-    group: Hashable
-    texts: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class FeedbackHinter:
     """Writes hints from the attempts of a batch.
 
     Args:
-        attempts: All of the batch; the first that fits is the demonstration.
+        attempts: All of the batch; the first that fits is the demonstration. A recipe gives them by `begin_batch`.
         demonstration: Show what a successful attempt of the group did.
         success_threshold: Reward from which an attempt is a success.
         dont_reprompt_on_self_success: An attempt is never its own demonstration. (One that succeeded and has a
@@ -72,7 +57,7 @@ class FeedbackHinter:
         counts: ``demonstration``, ``feedback``, ``both``; ``none`` for what was left to the fallback; ``skipped``.
     """
 
-    attempts: Sequence[Attempt]
+    attempts: Sequence[Attempt] = ()
     demonstration: bool = True
     success_threshold: float = 1.0
     dont_reprompt_on_self_success: bool = True
@@ -85,6 +70,10 @@ class FeedbackHinter:
     agent_text: Callable[[Mapping[str, Any]], str] = default_agent_text
     fallback: Hinter | None = None
     counts: Counter[str] = field(default_factory=Counter)
+
+    def begin_batch(self, attempts: Sequence[Attempt]) -> None:
+        """Take the attempts of the next batch, in place of those before."""
+        self.attempts = attempts
 
     def hint(self, failed: FailedTurn) -> Hint | None:
         """Return a hint for a turn; it need not have failed, if there is a demonstration."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -57,12 +57,36 @@ class FailedTurn:
         return None if marker is None or marker.severity == "warning" else marker
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One rollout of a group, with what its turns say.
+
+    Attributes:
+        rollout: The record.
+        group: Which rollouts have the same task, e.g. the index of the prompt.
+        texts: Of each turn, as decoded: calls and thinking included, without special tokens.
+    """
+
+    rollout: Rollout
+    group: Hashable
+    texts: tuple[str, ...]
+
+
 @runtime_checkable
 class Hinter(Protocol):
-    """Whoever writes hints."""
+    """Writes hints. An attribute ``concurrent`` that is true says that several threads may call it at once."""
 
     def hint(self, failed: FailedTurn) -> Hint | None:
         """Return a hint; None where there is nothing to say, for a reason that is counted."""
+        ...
+
+
+@runtime_checkable
+class BatchHinter(Hinter, Protocol):
+    """Writes hints from the other rollouts of a batch."""
+
+    def begin_batch(self, attempts: Sequence[Attempt]) -> None:
+        """Called with all rollouts of a batch, before a hint of one of their turns is asked for."""
         ...
 
 
@@ -70,9 +94,9 @@ def write_hints(hinter: Hinter, failed: Sequence[FailedTurn], *, threads: int = 
     """Return the hint of each turn, in order.
 
     Args:
-        hinter: Whoever writes them.
+        hinter: Writes them.
         failed: The turns.
-        threads: At work at once, for hinters that wait for somebody and say that several may call them.
+        threads: At work at once; more than 1 only for a hinter that is ``concurrent``.
     """
     if threads <= 1 or len(failed) <= 1:
         return [hinter.hint(one) for one in failed]

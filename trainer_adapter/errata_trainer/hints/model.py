@@ -98,6 +98,7 @@ class ModelHinter:
         secrets: What a hint must not tell, by task.
 
     Attributes:
+        concurrent: True: several threads may call `hint`.
         counts: ``asked``, ``cached``, ``written``, and by reason the hints that came from the fallback:
             ``fallback:budget``, ``fallback:empty``, ``fallback:leak``, ``fallback:too_long``, ``fallback:cut_off``, and
             ``fallback:`` with the name of an error.
@@ -116,6 +117,7 @@ class ModelHinter:
     secrets: Callable[[Mapping[str, Any]], Iterable[str]] = secrets_of
     counts: Counter[str] = field(default_factory=Counter)
     spent_tokens: int = 0
+    concurrent: bool = field(default=True, init=False)
     _reserved: int = field(default=0, init=False, repr=False)
     _calls: int = field(default=0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)

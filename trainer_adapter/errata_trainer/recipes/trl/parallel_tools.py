@@ -10,33 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ...batch import Transcripts
+
 THREADS = 64
 """Rollouts whose tools are at work at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transcripts:
-    """What a batch of rollouts came to, row by row, before anything is padded or masked.
-
-    Attributes:
-        prompts: Messages of the prompts.
-        prompt_ids: Their tokens.
-        completion_ids: Of what follows.
-        masks: 1 for each of ``completion_ids`` that was sampled.
-        messages: Of the completions.
-        logprobs: Of ``completion_ids`` when they were sampled, where the generator tells.
-    """
-
-    prompts: list[list[dict[str, Any]]]
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    masks: list[list[int]]
-    messages: list[list[dict[str, Any]]]
-    logprobs: list[list[float]] | None
 
 
 class ParallelTools:

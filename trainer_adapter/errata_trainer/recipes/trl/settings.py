@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...channels.dpo import LossType
-from ...channels.sdpo import ClipMode
+from ...channels.sdpo import ClipMode, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,12 @@ class ChannelSettings:
 
     Attributes:
         max_sites: Error sites of one rollout that are distilled; the first ones.
+        hint_keys: Which hint template keys are distilled: shell patterns (``fs.*``), of which a key has to match one;
+            one that begins with ``!`` leaves keys out (``!tool.malformed``). None is all.
+        max_site_share: What one site may weigh among a batch's target tokens, in (0, 1], but not below an equal share.
+        max_key_share: What all sites of one key may weigh, likewise.
+        divergence_guard: A site whose divergence per token is above so many medians of the sites before it is counted
+            (``sdpo/outliers``) and not learnt from, > 1; None learns from all.
         max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
         teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
             them, which costs a copy of the weights, under LoRA of the adapter; ``base``, the model below the adapter
@@ -23,6 +29,9 @@ class ChannelSettings:
         temperature: Divides both logits in channel 2.
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
         top_k: Compare the likeliest ids only; None for the whole vocabulary.
+        support: Whose likeliest ids: ``teacher`` or ``student``.
+        tail: With ``top_k``: what is left of both distributions is one more id, and nothing is renormalised. SDPO's
+            own form is ``support="student", tail=True``.
         pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
         dpo_reference: The frozen reference where there is neither TRL's reference model (``beta`` of `GRPOConfig`
             not 0) nor an adapter to switch off: ``when_asked``, the policy at the moment a pair is new, which costs
@@ -33,12 +42,18 @@ class ChannelSettings:
     """
 
     max_sites: int = 4
+    hint_keys: tuple[str, ...] | None = None
+    max_site_share: float = 1.0
+    max_key_share: float = 1.0
+    divergence_guard: float | None = 10.0
     max_teacher_length: int | None = None
     teacher: Literal["live", "ema", "base"] = "ema"
     ema_rate: float = 0.05
     temperature: float = 1.0
     clip_mode: ClipMode = "entry"
     top_k: int | None = None
+    support: Support = "teacher"
+    tail: bool = False
     pairs_per_batch: int = 4
     dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"

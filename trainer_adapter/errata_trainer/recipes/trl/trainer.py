@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -19,49 +19,29 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import active_dropout, idle_loss
+from ...channels.forward import idle_loss, longest_row, refuse_dropout
+from ...channels.guard import DivergenceGuard
 from ...channels.sdpo import Divergence
-from ...counterfactual import Calls, CounterfactualCheck
-from ...deliveries import Delivery
+from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
+from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
+from ...metrics import Metrics
 from ...playing import Seat
-from ...rollout import DpoPair, Rollout, SdpoItem
+from ...rollout import DpoPair, Rollout
 from ...sites import Sites
-from ...transcript import build_rollout
-from .distillation import ITEMS, TOKENS, Distillation
+from ...transcript import tool_call_opening
+from .distillation import ITEMS, TOKENS, Distillation, SiteSums
 from .ema import following, frozen_copy, has_adapter
 from .environment import SeatedEnvironment
-from .parallel_tools import ParallelTools, Transcripts
+from .parallel_tools import ParallelTools
 from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
 from .settings import ChannelSettings
 
 Weight = float | Callable[[int], float]
 """Of a channel; or a schedule of it (`errata_trainer.channels.schedules`), by optimizer step from 0."""
 
-log = logging.getLogger("errata.trainer")
-
 LOST_BATCHES = 3
 """Batches in a row of which no episode could be counted, until training stops and says so."""
-
-
-class PairSource(Protocol):
-    """Where channel 3 has its pairs from."""
-
-    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Be told how the student speaks (tokenizer, ends of turns, chat template) and who the reference is."""
-        ...
-
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
-        """Be told of a batch; must not wait for anybody."""
-        ...
-
-    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
-        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return what is logged."""
-        ...
 
 
 class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
@@ -90,7 +70,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         **kwargs: As `GRPOTrainer`.
 
     Raises:
-        ValueError: Dropout acts in the student and ``alpha_sdpo`` is not 0; or a setting does not fit the model.
+        ValueError: Dropout acts in the student and ``alpha_sdpo`` is not 0; a setting does not fit the model; or the
+            check needs generation that TRL cannot do here (vLLM's server mode with several processes).
         ServiceError: While training, when all episodes of some batches in a row were lost.
     """
 
@@ -110,14 +91,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         self.settings = settings or ChannelSettings()
         self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
-        self._pairs = pairs
         self._lost_batches = 0
-        self._sites: Sites | None = None
+        self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
+        self._logged_step = 0
+        self._vocabulary: str | None = None
+        self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
         divergence = Divergence(
-            jsd_beta, self.settings.temperature, token_clip, self.settings.clip_mode, self.settings.top_k
+            jsd_beta,
+            self.settings.temperature,
+            token_clip,
+            self.settings.clip_mode,
+            self.settings.top_k,
+            self.settings.support,
+            self.settings.tail,
         )
-        self._distillation = Distillation(divergence, self.settings.teacher)
+        guard = self.settings.divergence_guard
+        self._distillation = Distillation(
+            divergence, self.settings.teacher, None if guard is None else DivergenceGuard(guard)
+        )
         student = self.accelerator.unwrap_model(self.model)
         if alpha_sdpo != 0:
             refuse_dropout(student)
@@ -137,18 +129,37 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             raise ValueError(
                 "policy='entropy' needs log-probabilities of sampled tokens: use_vllm=True, or give scores="
             )
+        check = check or CounterfactualCheck()
+        server = self.args.use_vllm and self.args.vllm_mode == "server"
+        if check.mode != "off" and server and self.accelerator.num_processes > 1:
+            raise ValueError(
+                "the counterfactual check samples another turn for some rows, and TRL's client of a vLLM server "
+                "mixes up the answers of several processes: use vllm_mode='colocate', or check=None"
+            )
         if self.environment_factories is not None:
             template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             if pairs is not None:
                 pairs.use(self._tokenizer, self.eos_token_ids, self._reference(), **template)
             renderer = HintRenderer(self._tokenizer, tool_name=self.tools[0].__name__, **template)
             length = self.settings.max_teacher_length or longest_row(self.model.config)
-            self._sites = Sites(
+            sites = Sites(
                 hinter or TemplateHinter(count=renderer.count),
                 renderer,
                 self.settings.max_sites,
                 length,
-                check or CounterfactualCheck(),
+                check,
+                self.settings.hint_keys,
+                self.settings.max_site_share,
+                self.settings.max_key_share,
+                decode=lambda ids: str(self._tokenizer.decode(ids, skip_special_tokens=True)),
+            )
+            self._driver = ChannelDriver(
+                sites=sites,
+                pairs=pairs,
+                tools=self._tool_schemas,
+                opening=tool_call_opening(self._tokenizer),
+                end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
+                metrics=self._channel_metrics["train"],
             )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
@@ -159,6 +170,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
 
+    def _will_weigh(self, weight: Weight) -> bool:
+        """Return whether a channel has a weight in any of the steps that train on the batch that is made now."""
+        if not callable(weight):
+            return weight != 0.0
+        uses = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
+        first = self.state.global_step
+        return any(weight(step) != 0.0 for step in range(first, first + max(1, math.ceil(uses))))
+
     # The batch
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,15 +186,22 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if seats is None:
             return batch
         self._leave_out_lost(batch, seats)
-        if not self.model.training:
+        driver, transcripts = self._driver, self.transcripts
+        if not self.model.training or driver is None or transcripts is None:
             return batch
-        alpha, beta = self._weight(self.alpha_sdpo), self._weight(self.beta_replay)
-        if (alpha or beta) and self.transcripts is not None:
-            rollouts = self._rollouts(seats)
-            if alpha and self._sites is not None:
-                self._add_sites(batch, rollouts, seats)
-            if beta and self._pairs is not None:
-                self._add_pairs(batch, rollouts, seats)
+        # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
+        asking = driver.pair_source is not None and self.beta_replay != 0.0
+        distilling = self._will_weigh(self.alpha_sdpo)
+        if distilling or asking:
+            rollouts = driver.rollouts(transcripts, seats)
+            if distilling:
+                self._add_sites(driver, batch, rollouts, seats)
+            if asking:
+                driver.ask(rollouts, seats, transcripts)
+                if self._will_weigh(self.beta_replay):
+                    rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
+                    batch[PAIRS] = rows
+                    batch[PAIR_COUNT] = self._everywhere(sum(len(pairs) for pairs in rows))
         return batch
 
     def _seats(self) -> list[Seat | None] | None:
@@ -184,33 +210,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             return None
         return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
 
-    def _add_sites(self, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]) -> None:
-        assert self._sites is not None
-        before = Counter(self._sites.counts)
-        found = self._sites.found(rollouts, seats, self._tool_schemas)
+    def _add_sites(
+        self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]
+    ) -> None:
         # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
         seen = batch["completion_mask"].any(1).tolist()
-        found = self._sites.kept([site for site in found if seen[site.row]], seats, self._sample)
-        items: list[tuple[SdpoItem, ...]] = [()] * len(rollouts)
-        for site in found:
-            items[site.row] = (*items[site.row], site.item)
-        batch[ITEMS] = items
-        batch[TOKENS] = self._everywhere(sum(len(site.item.target_ids) for site in found))
-        self._count("sdpo/sites", len(found) / max(1, len(rollouts)))
-        for reason, count in (self._sites.counts - before).items():
-            self._count(f"sdpo/{reason}", float(count))
-        for name, value in self._sites.check.metrics().items():
-            if self._sites.check.mode != "off":
-                self._count(name, value)
-
-    def _add_pairs(self, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]) -> None:
-        assert self._pairs is not None and self.transcripts is not None
-        self._pairs.observe(rollouts, seats, self.transcripts)
-        chosen = self._pairs.sample(self.settings.pairs_per_batch, self._referred)
-        batch[PAIRS] = placed(chosen, rollouts)
-        batch[PAIR_COUNT] = self._everywhere(len(chosen))
-        for name, value in self._pairs.metrics().items():
-            self._count(f"dpo/{name}", value)
+        batch[ITEMS] = driver.items(rollouts, seats, sample=self._sample, trained=seen)
+        batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
 
     def _frozen(self) -> tuple[str, Any, bool]:
         """Return the reference of pairs: its name, the model, and whether its adapter is switched off for it."""
@@ -232,18 +238,37 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         """Return which weights and tokenizer make log-probabilities of pairs: those of others are refused."""
         whose, _, _ = self._frozen()
         name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
-        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()
-        return f"{whose} of {name}, tokenizer {hashlib.sha256(vocabulary).hexdigest()[:12]}"
+        if self._vocabulary is None:
+            vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()
+            self._vocabulary = hashlib.sha256(vocabulary).hexdigest()[:12]
+        return f"{whose} of {name}, tokenizer {self._vocabulary}"
 
-    def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls]:
-        """Have the student take one turn behind each context; all ranks take part if one has to."""
-        if not int(self._everywhere(len(contexts))):
-            return []
-        assert self._sites is not None
-        asked = [list(context) for context in contexts] or [list(self._sites.renderer.header_ids)]
+    def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls | None]:
+        """Have the student take one turn behind each context; None behind one that is too long.
+
+        All ranks take part if one has to, with equally many contexts: generation over several ranks assumes that.
+        """
+        most = max(gather_object([len(contexts)]))
+        if not most or self._driver is None or self._driver.sites is None:
+            return [None] * len(contexts)
+        filler = list(self._driver.sites.renderer.header_ids)
+        longest = self._longest_context()
+        fits = [longest is None or len(context) <= longest for context in contexts]
+        asked = [list(context) if fit else filler for context, fit in zip(contexts, fits, strict=True)]
+        asked += [filler] * (most - len(asked))
         ids, _ = self._generate_single_turn(asked, None, {}, num_generations=1)
-        said = [parse_response(self._tokenizer, one, prefix=prefix) for one, prefix in zip(ids, asked, strict=True)]
-        return [calls_of(message) for message in said[: len(contexts)]]
+        calls: list[Calls | None] = []
+        for context, fit, sampled in zip(asked, fits, ids, strict=False):  # what follows are fillers
+            # TRL parses a rollout's turns with its tools, too: some templates know the type of an argument only so.
+            message = parse_response(self._tokenizer, sampled, prefix=context, tools=self.tools) if fit else {}
+            calls.append(calls_of(message) if fit else None)
+        return calls
+
+    def _longest_context(self) -> int | None:
+        """Return the longest context behind which a turn of ``max_completion_length`` fits; None for no bound."""
+        if self.args.use_vllm and self.args.vllm_max_model_length is not None:
+            return int(self.args.vllm_max_model_length) - 1
+        return longest_row(self.model.config)
 
     def _everywhere(self, count: int) -> torch.Tensor:
         """Return the sum of a count over all ranks, 0-d float32."""
@@ -260,6 +285,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         beta = self._weight(self.beta_replay) if float(inputs.get(PAIR_COUNT, 0.0)) else 0.0
         if not alpha and not beta:
             loss: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            self._count_parts({"loss/grpo": loss.detach()})
             return loss
         student = self.accelerator.unwrap_model(model)
         with (
@@ -269,9 +295,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         sdpo = None
         if alpha and captured is not None:
-            summed, told = self._distillation.loss(student, inputs, captured)
+            summed, sums, sites = self._distillation.loss(student, inputs, captured)
             sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
-            self._count_sums("sdpo", asdict(told), "tokens")
+            self._count_sums("sdpo", asdict(sums), "tokens")
+            self._count_sites(sites)
         dpo = self._preference_term(model, inputs, own) if beta else None
         total, parts = compose(
             loss,
@@ -281,15 +308,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             beta_replay=beta,
             averaged_over=self.accelerator.num_processes,
         )
-        for name, part in parts.items():
-            self._count(name, float(part))
+        self._count_parts(parts)
         if self.settings.gradient_norms:
             weighted = {"grpo": loss}
             for name, term, weight in ((SDPO, sdpo, alpha), (DPO, dpo, beta)):
                 if term is not None:
                     weighted[name] = weight * term.mean_part()
             for name, norm in gradient_norms(weighted, self.model.parameters()).items():
-                self._count(f"gradient_norm/{name}", float(norm))
+                self._metrics_now.mean(f"gradient_norm/{name}", norm)
         return total
 
     def _preference_term(self, model: Any, inputs: dict[str, Any], own: Own) -> Term | None:
@@ -297,8 +323,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if not own.pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
             return Term(idle_loss(model, token_id=self._tokenizer.pad_token_id), count) if together else None
-        summed, told = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
-        self._count_sums("dpo", told, "pairs")
+        summed, sums = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
+        self._count_sums("dpo", sums, "pairs")
         return Term(summed, count)
 
     def _of_a_step(self, total: torch.Tensor) -> torch.Tensor:
@@ -310,18 +336,54 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             return total
         return total * self.current_gradient_accumulation_steps / self.args.steps_per_generation
 
-    # What is told
+    # Metrics
 
-    def _count(self, name: str, value: float) -> None:
-        self._metrics["train" if self.model.training else "eval"][name].append(value)
+    @property
+    def _metrics_now(self) -> Metrics:
+        return self._channel_metrics["train" if self.model.training else "eval"]
 
-    def _count_sums(self, channel: str, sums: Mapping[str, torch.Tensor], over: str) -> None:
-        """Log means of this rank's micro-batch; TRL averages them over the logging step."""
-        number = float(sums[over])
+    def _count_parts(self, parts: dict[str, torch.Tensor]) -> None:
+        """Record the parts of a micro-batch's loss, so that in the log they add up to the step's loss.
+
+        A channel's parts add up over ranks; of GRPO's own loss the ranks' mean is what the trainer logs.
+        """
+        for name, part in parts.items():
+            self._metrics_now.step(name, part / self.accelerator.num_processes if name == "loss/grpo" else part)
+
+    def _count_sums(self, channel: str, sums: dict[str, torch.Tensor], over: str) -> None:
+        """Record means over a channel's tokens or pairs, and how many a step has."""
         for name, value in sums.items():
-            self._count(f"{channel}/{name}", float(value) if name == over else float(value) / max(1.0, number))
+            if name == over:
+                self._metrics_now.step(f"{channel}/{name}", value)
+            else:
+                self._metrics_now.mean(f"{channel}/{name}", value, sums[over])
 
-    # What the machine did wrong
+    def _count_sites(self, sites: Sequence[SiteSums]) -> None:
+        for site in sites:
+            self._metrics_now.mean(f"sdpo/divergence/{site.key}", site.divergence, site.tokens)
+            self._metrics_now.share("sdpo/share", site.key, site.weight * site.divergence)
+            self._metrics_now.step("sdpo/outliers", float(site.weight == 0.0))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does, with the channels' metrics of all ranks; every rank calls it."""
+        steps = self.state.global_step - self._logged_step
+        if self.model.training:
+            self._logged_step = self.state.global_step
+        logs.update(self._read_metrics(steps))
+        super().log(logs, start_time)
+
+    def _read_metrics(self, steps: int) -> dict[str, float]:
+        mode = "train" if self.model.training else "eval"
+        found = self._channel_metrics[mode].read(steps, lambda own: gather_object([own]))
+        sites = self._driver.sites if self._driver is not None else None
+        if mode == "train" and sites is not None and sites.check.mode != "off":
+            counts: Counter[tuple[str, str]] = Counter()
+            for of_rank in gather_object([dict(sites.check.counts)]):
+                counts.update(of_rank)
+            found |= acceptance(counts)
+        return found if mode == "train" else {f"eval_{name}": value for name, value in found.items()}
+
+    # Episodes that were lost
 
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
         """Return TRL's rewards ``[B * processes, functions]``, those of lost episodes NaN: no function scores them."""
@@ -350,115 +412,3 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 f"every episode of {self._lost_batches} batches in a row was lost, the last one by {whys[0]}: "
                 "look at the server, then resume from the last checkpoint"
             )
-
-    # What the students did
-
-    def _rollouts(self, seats: list[Seat | None]) -> list[Rollout]:
-        """Return the neutral record of each row."""
-        transcripts = self.transcripts
-        assert transcripts is not None
-        logprobs = transcripts.logprobs
-        opening = tool_call_opening(self._tokenizer)
-        rollouts = []
-        unread = 0
-        for row, seat in enumerate(seats):
-            reward = seat.finish() if seat is not None else None
-            try:
-                rollout = build_rollout(
-                    transcripts.prompt_ids[row],
-                    transcripts.completion_ids[row],
-                    transcripts.masks[row],
-                    transcripts.messages[row],
-                    deliveries(seat) if seat is not None else (),
-                    tools=self._tool_schemas,
-                    opening=opening,
-                    eid=seat.eid if seat is not None else None,
-                    environment=seat.environment.name if seat is not None else None,
-                    reward=reward,
-                    logprobs=logprobs[row] if logprobs is not None else None,
-                    end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
-                    lost=seat.lost if seat is not None else None,
-                    task=seat.task if seat is not None else None,
-                )
-            except ValueError as error:  # GRPO has trained on it all the same; only our channels cannot read it
-                log.warning(
-                    "row %d has no turns that can be told apart, and channels 2 and 3 leave it out: %s", row, error
-                )
-                unread += 1
-                rollout = without_turns(
-                    transcripts.prompt_ids[row], transcripts.completion_ids[row], transcripts.masks[row], reward
-                )
-            rollouts.append(rollout)
-        if unread:
-            self._count("rollouts/unread", float(unread))
-        return rollouts
-
-
-def refuse_dropout(student: Any) -> None:
-    """Refuse a student that differs from itself: channel 2 would distil the noise.
-
-    Raises:
-        ValueError: Dropout acts in a module while the student is trained.
-    """
-    mode = student.training
-    student.train()
-    try:
-        noisy = active_dropout(student)
-    finally:
-        student.train(mode)
-    if noisy:
-        raise ValueError(
-            f"channel 2 would distil dropout's noise ({noisy[0]} and {len(noisy) - 1} other modules): "
-            "set disable_dropout=True in GRPOConfig and lora_dropout=0.0 in LoraConfig, or alpha_sdpo=0"
-        )
-
-
-def longest_row(config: Any) -> int | None:
-    """Return how many positions a model has, a multimodal one's text model; None where its configuration has none."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def deliveries(seat: Seat) -> list[Delivery]:
-    """Return what a seat knows of its episode's calls."""
-    return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, seat.eid) for call in seat.played]
-
-
-def without_turns(
-    prompt_ids: Sequence[int], completion_ids: Sequence[int], mask: Sequence[int] | None, reward: float | None
-) -> Rollout:
-    """Return the record of a rollout whose turns cannot be told apart: it has none."""
-    sampled = [1] * len(completion_ids) if mask is None else [int(bool(one)) for one in mask]
-    return Rollout(
-        prompt_ids=tuple(prompt_ids), completion_ids=tuple(completion_ids), mask=tuple(sampled), turns=(), reward=reward
-    )
-
-
-def calls_of(message: Mapping[str, Any]) -> Calls:
-    """Return the tool calls of a parsed message that could be made."""
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return [
-        (str(function.get("name")), function["arguments"])
-        for function in functions
-        if isinstance(function.get("arguments"), Mapping)
-    ]
-
-
-def tool_call_opening(tokenizer: Any) -> str | None:
-    """Return the text with which a tool call begins, where the tokenizer says so: without a call it is malformed."""
-    template = getattr(tokenizer, "response_template", None)
-    fields = template.get("fields") if isinstance(template, Mapping) else None
-    calls = fields.get("tool_calls") if isinstance(fields, Mapping) else None
-    opening = calls.get("open") if isinstance(calls, Mapping) else None
-    return opening if isinstance(opening, str) else None
-
-
-def placed(pairs: Sequence[DpoPair], rollouts: Sequence[Rollout]) -> list[tuple[DpoPair, ...]]:
-    """Return pairs by row: each in the row whose own turn it rejects, so that GRPO's pass serves it too, or in any."""
-    rows: list[tuple[DpoPair, ...]] = [()] * len(rollouts)
-    ids = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
-    for number, pair in enumerate(pairs):
-        said = pair.context_ids + pair.rejected_ids
-        own = [row for row, one in enumerate(ids) if one[: len(said)] == said]
-        row = min(own or range(len(rows)), key=lambda row: (len(rows[row]), (row - number) % len(rows)))
-        rows[row] = (*rows[row], pair)
-    return rows

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...action_tokens import ActionTokens
-from ...channels.pairs import PairBuffer, trainable_pairs
-from ...playing import Seat
-from ...rollout import DpoPair, Rollout
-from ...teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
-from ...teachers.states import Policy
-from .parallel_tools import Transcripts
+from .action_tokens import ActionTokens
+from .batch import Transcripts
+from .channels.pairs import PairBuffer, trainable_pairs
+from .playing import Seat
+from .rollout import DpoPair, Rollout
+from .teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
+from .teachers.states import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,15 @@ class TeacherPairs:
                 found += self._pairs(ballot, asked)
         kept, skipped = trainable_pairs(found, max_length=self.max_length)
         self.counts.update({str(reason): number for reason, number in skipped.items()})
-        assert self._buffer is not None, "the trainer says how the student speaks before it asks"
+        if self._buffer is None:
+            raise RuntimeError("use() comes before sample(): it says how the student speaks, and opens the buffer")
         self._buffer.add(referred(kept))
         self._draws += 1
         return self._buffer.sample(min(count, len(self._buffer)), seed=self._seed + self._draws)
 
     def _pairs(self, ballot: Ballot, asked: _Asked) -> list[DpoPair]:
-        assert self._tokens is not None
+        if self._tokens is None:
+            raise RuntimeError("use() comes before sample(): it says how the student speaks")
         made = []
         for preference in preferences(ballot):
             own = self._tokens.own(asked.turn_ids, call=bool(preference.chosen.calls))

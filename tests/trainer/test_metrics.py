@@ -1,0 +1,58 @@
+"""Metrics that do not depend on how a batch was cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from errata_trainer.metrics import Metrics
+
+PARTS = [(0.5, 3), (1.5, 1), (2.0, 4), (0.0, 0)]
+"""Sum and count of each of four pieces of a step."""
+
+
+def recorded(pieces: list[tuple[float, int]], key: str = "a") -> Metrics:
+    made = Metrics()
+    for total, count in pieces:
+        made.step("loss", torch.tensor(total))
+        made.mean("divergence", torch.tensor(total), count)
+        made.share("share", key, total)
+    made.batch("kept", sum(count for _, count in pieces))
+    made.running("usd", 1.0)
+    made.running("usd", 2.5)
+    return made
+
+
+def read(ranks: list[Metrics], steps: int = 1) -> list[dict[str, float]]:
+    """Return what each rank reads."""
+    own: list[Any] = []
+    for rank in ranks:
+        rank.read(steps, lambda values: [own.append(values), values][1:])
+    return [Metrics().read(steps, lambda _: own) for _ in ranks]
+
+
+@pytest.mark.parametrize("cut", [[PARTS], [PARTS[:2], PARTS[2:]], [[one] for one in PARTS]], ids=["1", "2", "4"])
+def test_ranks_add_up_to_one_process(cut: list[Any]) -> None:
+    (found, *others) = read([recorded(pieces) for pieces in cut])
+    assert all(other == found for other in others)
+    assert found == pytest.approx({"loss": 4.0, "divergence": 0.5, "share/a": 1.0, "kept": 8.0, "usd": 2.5 * len(cut)})
+
+
+def test_micro_batches_add_up_to_a_step_and_steps_are_averaged() -> None:
+    made = recorded(PARTS + PARTS)
+    assert made.read(2, lambda own: [own])["loss"] == pytest.approx(4.0)
+    assert made.read(1, lambda own: [own]) == {"usd": 2.5}, "only running counts outlive a reading"
+
+
+def test_shares_are_of_a_whole_over_ranks_that_saw_other_names() -> None:
+    found, _ = read([recorded([(3.0, 1)], "a"), recorded([(1.0, 1)], "b")])
+    assert found["share/a"] == pytest.approx(0.75) and found["share/b"] == pytest.approx(0.25)
+
+
+def test_a_name_has_one_kind() -> None:
+    made = Metrics()
+    made.step("x", 1.0)
+    with pytest.raises(ValueError, match="x was recorded as step, now as mean"):
+        made.mean("x", 1.0)

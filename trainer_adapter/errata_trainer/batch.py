@@ -1,0 +1,89 @@
+"""What a trainer keeps of a batch of episodes, and the neutral record of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .playing import Seat
+from .rollout import Rollout
+from .transcript import build_rollout
+
+log = logging.getLogger("errata.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """A batch of B rollouts, row by row, before anything is padded or masked.
+
+    Attributes:
+        prompts: Messages of the prompts.
+        prompt_ids: Their tokens.
+        completion_ids: Of what follows.
+        masks: 1 for each of ``completion_ids`` that was sampled.
+        messages: Of the completions.
+        logprobs: Of ``completion_ids`` when they were sampled; None where the generator does not give them.
+    """
+
+    prompts: list[list[dict[str, Any]]]
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    masks: list[list[int]]
+    messages: list[list[dict[str, Any]]]
+    logprobs: list[list[float]] | None
+
+
+def rollouts_of(
+    transcripts: Transcripts,
+    seats: Sequence[Seat | None],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    opening: str | None = None,
+    end_ids: Collection[int] = (),
+) -> tuple[list[Rollout], int]:
+    """Return the neutral record of each row, and how many could not be read.
+
+    Episodes that are not over are ended. A row whose turns cannot be told apart has a record without turns, so channels
+    2 and 3 leave it out; it is logged.
+
+    Args:
+        transcripts: Of the batch.
+        seats: Where each row was played; None for a row that was not played here.
+        tools: Descriptions of the student's tools.
+        opening: See `build_rollout`.
+        end_ids: Tokens that end a turn.
+    """
+    rollouts, unread = [], 0
+    for row, seat in enumerate(seats):
+        prompt, completion, mask = (
+            transcripts.prompt_ids[row],
+            transcripts.completion_ids[row],
+            transcripts.masks[row],
+        )
+        reward = seat.finish() if seat is not None else None
+        try:
+            rollout = build_rollout(
+                prompt,
+                completion,
+                mask,
+                transcripts.messages[row],
+                seat.deliveries() if seat is not None else (),
+                tools=tools,
+                opening=opening,
+                eid=seat.eid if seat is not None else None,
+                environment=seat.environment.name if seat is not None else None,
+                reward=reward,
+                logprobs=transcripts.logprobs[row] if transcripts.logprobs is not None else None,
+                end_ids=end_ids,
+                lost=seat.lost if seat is not None else None,
+                task=seat.task if seat is not None else None,
+            )
+        except ValueError as error:  # channel 1 has trained on it all the same
+            log.warning("row %d has no turns that can be told apart, and channels 2 and 3 leave it out: %s", row, error)
+            unread += 1
+            sampled = tuple(int(bool(one)) for one in mask) if mask is not None else (1,) * len(completion)
+            rollout = Rollout(tuple(prompt), tuple(completion), sampled, turns=(), reward=reward)
+        rollouts.append(rollout)
+    return rollouts, unread

@@ -1,0 +1,139 @@
+"""From a batch of episodes to what channels 2 and 3 train on: the part of a recipe that knows no trainer.
+
+A recipe for a trainer samples the episodes, says how the student takes another turn, and puts the loss of the items
+and pairs that it gets into its own. ::
+
+    driver = ChannelDriver(sites=sites, pairs=pairs, tools=schemas, end_ids=[eos])
+    rollouts = driver.rollouts(transcripts, seats)
+    items = driver.items(rollouts, seats, sample=sample)          # of each row, for channel 2
+    driver.ask(rollouts, seats, transcripts)                      # teachers, about states of this batch
+    rows = driver.pairs(4, rollouts, referred)                    # of each row, for channel 3
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+from .batch import Transcripts, rollouts_of
+from .channels.pairs import placed
+from .metrics import Metrics
+from .playing import Seat
+from .rollout import DpoPair, Rollout, SdpoItem
+from .sites import Sample, Sites
+
+Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
+"""Returns new pairs with the log-probabilities of the reference."""
+
+
+class PairSource(Protocol):
+    """Where channel 3 has its pairs from."""
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Called before training, with the student's tokenizer, ends of turns and chat template, and the reference."""
+        ...
+
+    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Called with each batch; must not wait for an answer."""
+        ...
+
+    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
+        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged: counts since the beginning."""
+        ...
+
+
+class ChannelDriver:
+    """Makes items and pairs of a batch, and counts what became of it.
+
+    Args:
+        sites: Finds the error sites of channel 2; None is no channel 2.
+        pairs: Where channel 3 has its pairs from; None is no channel 3.
+        tools: Descriptions of the student's tools, JSON Schema.
+        opening: Text that opens a tool call; see `build_rollout`.
+        end_ids: Tokens that end a turn.
+        metrics: Where counts are recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        sites: Sites | None = None,
+        pairs: PairSource | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        opening: str | None = None,
+        end_ids: Collection[int] = (),
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.sites, self.pair_source = sites, pairs
+        self.tools, self.opening, self.end_ids = tools, opening, end_ids
+        self.metrics = metrics or Metrics()
+
+    def read(self, transcripts: Transcripts, seats: Sequence[Seat | None]) -> tuple[list[Rollout], int]:
+        """Return the neutral record of each row, and how many could not be read; see `rollouts_of`."""
+        return rollouts_of(transcripts, seats, tools=self.tools, opening=self.opening, end_ids=self.end_ids)
+
+    def rollouts(self, transcripts: Transcripts, seats: Sequence[Seat | None]) -> list[Rollout]:
+        """Return the neutral record of each row, and count them; episodes that are not over are ended."""
+        rollouts, unread = self.read(transcripts, seats)
+        calls = sum(len(turn.calls) for rollout in rollouts for turn in rollout.turns)
+        errors = sum(turn.failed is not None for rollout in rollouts for turn in rollout.turns)
+        self.metrics.batch("rollouts/unread", unread)
+        self.metrics.mean("rollouts/calls", calls, len(rollouts))
+        self.metrics.mean("rollouts/errors", errors, len(rollouts))
+        return rollouts
+
+    def items(
+        self,
+        rollouts: Sequence[Rollout],
+        seats: Sequence[Seat | None],
+        *,
+        sample: Sample,
+        trained: Sequence[bool] | None = None,
+        groups: Sequence[Hashable] | None = None,
+    ) -> list[tuple[SdpoItem, ...]]:
+        """Return the error sites to distil, of each row.
+
+        Args:
+            rollouts: Of the batch.
+            seats: Where each was played.
+            sample: Has the student take a turn; see `Sites.kept`.
+            trained: Whether a row's tokens are trained on at all; default: all are.
+            groups: Which rows have the same task; default: those with equal prompts.
+        """
+        rows: list[tuple[SdpoItem, ...]] = [()] * len(rollouts)
+        if self.sites is None:
+            return rows
+        before = Counter(self.sites.counts)
+        found = self.sites.found(rollouts, seats, self.tools, groups)
+        found = self.sites.kept([one for one in found if trained is None or trained[one.row]], seats, sample)
+        for site in found:
+            rows[site.row] = (*rows[site.row], site.item)
+        self.metrics.mean("sdpo/sites", len(found), len(rollouts))
+        for reason, count in (self.sites.counts - before).items():
+            self.metrics.batch(f"sdpo/{reason}", count)
+        return rows
+
+    def ask(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Give a batch to the source of pairs, which asks its teachers."""
+        if self.pair_source is not None:
+            self.pair_source.observe(rollouts, seats, transcripts)
+
+    def pairs(self, count: int, rollouts: Sequence[Rollout], referred: Referred) -> list[tuple[DpoPair, ...]]:
+        """Return pairs to train on, at most ``count``, of each row: where a row is the rejected action's own, that row.
+
+        Args:
+            count: At most.
+            rollouts: Of the batch.
+            referred: Gives new pairs the log-probabilities of the reference.
+        """
+        if self.pair_source is None:
+            return [()] * len(rollouts)
+        chosen = self.pair_source.sample(count, referred)
+        for name, value in self.pair_source.metrics().items():
+            self.metrics.running(f"dpo/{name}", value)
+        return placed(chosen, rollouts)

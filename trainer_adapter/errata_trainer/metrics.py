@@ -1,0 +1,94 @@
+"""Metrics of a training step that are the same however a batch is cut into micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+Kind = Literal["mean", "step", "batch", "running", "share"]
+Gather = Callable[[Any], list[Any]]
+"""Returns an object of every rank, in order of rank, on every rank: e.g. `torch.distributed.all_gather_object`."""
+
+
+class Metrics:
+    """Collects values of one rank, and adds them up over ranks when they are read.
+
+    Values are floats or 0-d tensors without gradient. Tensors are read when the metrics are, not before, so recording
+    does not wait for a device.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+        self._values: dict[str, list[tuple[Any, Any]]] = {}
+
+    def mean(self, name: str, total: Any, weight: Any = 1.0) -> None:
+        """Record a part of a mean: the sum over all ``total`` by the sum over all ``weight``."""
+        self._record("mean", name, total, weight)
+
+    def step(self, name: str, value: Any) -> None:
+        """Record a part of an optimizer step's sum: added up over micro-batches and ranks, the mean over steps."""
+        self._record("step", name, value)
+
+    def batch(self, name: str, value: Any) -> None:
+        """Record a count of a generation batch: added up over ranks, the mean over batches."""
+        self._record("batch", name, value)
+
+    def running(self, name: str, value: Any) -> None:
+        """Record a count since the beginning: the latest of each rank, added up over ranks. It is never cleared."""
+        self._values[name] = []
+        self._record("running", name, value)
+
+    def share(self, group: str, name: str, value: Any) -> None:
+        """Record a part of a whole: ``group/name`` is what all of ``name`` have of all values of the group."""
+        self._record("share", f"{group}/{name}", value)
+
+    def _record(self, kind: Kind, name: str, value: Any, weight: Any = 1.0) -> None:
+        if self._kinds.setdefault(name, kind) != kind:
+            raise ValueError(f"{name} was recorded as {self._kinds[name]}, now as {kind}")
+        self._values.setdefault(name, []).append((value, weight))
+
+    def read(self, steps: int, gather: Gather) -> dict[str, float]:
+        """Return the metrics of all ranks since the last reading. Every rank has to call it.
+
+        Args:
+            steps: Optimizer steps since then, at least 1.
+            gather: Brings the ranks' values together.
+        """
+        own = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in self._values.items()}
+        self._values = {name: values for name, values in self._values.items() if self._kinds[name] == "running"}
+        kinds: dict[str, Kind] = {}
+        sums: dict[str, list[float]] = {}
+        for rank in gather(own):
+            for name, (kind, (total, weight)) in rank.items():
+                kinds[name] = kind
+                both = sums.setdefault(name, [0.0, 0.0])
+                both[0] += total
+                both[1] += weight
+        return dict(_read(kinds, sums, steps))
+
+
+def _sums(kind: Kind, values: Iterable[tuple[Any, Any]]) -> tuple[float, float]:
+    """Return the sums of values and of weights; of batches the mean of a rank, which ranks then add up."""
+    pairs = [(float(value), float(weight)) for value, weight in values]
+    total, weight = sum(value for value, _ in pairs), sum(weight for _, weight in pairs)
+    return (total / max(1, len(pairs)), 1.0) if kind == "batch" else (total, weight)
+
+
+def _read(kinds: Mapping[str, Kind], sums: Mapping[str, list[float]], steps: int) -> Iterable[tuple[str, float]]:
+    wholes: dict[str, float] = {}
+    for name, (total, _) in sums.items():
+        if kinds[name] == "share":
+            group = name.rsplit("/", 1)[0]
+            wholes[group] = wholes.get(group, 0.0) + total
+    for name in sorted(sums):
+        total, weight = sums[name]
+        if kinds[name] == "mean":
+            if weight:
+                yield name, total / weight
+        elif kinds[name] == "step":
+            yield name, total / max(1, steps)
+        elif kinds[name] == "share":
+            whole = wholes[name.rsplit("/", 1)[0]]
+            yield name, total / whole if whole else 0.0
+        else:
+            yield name, total
