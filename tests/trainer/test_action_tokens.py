@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from trl.chat_template_utils import add_response_schema
 
 from errata_trainer.action_tokens import ActionTokens
-from errata_trainer.teacher_pairs import TeacherPairs, _Asked
+from errata_trainer.teacher_pairs import TeacherPairs, _Asked, of_this_process
 from errata_trainer.teachers import Action, Ask, Ballot, KeyedAction, Pair, ToolCall, Vote, message_of
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 
@@ -130,3 +130,20 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(tmp_p
         after = [float(logprob(prompt, reasoning)), float(logprob(*path))]
     assert abs(after[0] - before[0]) < 0.5
     assert after[1] > before[1], (before, after)
+
+
+def test_each_process_has_a_buffer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_this_process(tmp_path / "pairs.jsonl") == tmp_path / "pairs.jsonl"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert of_this_process(tmp_path / "pairs.jsonl") == tmp_path / "pairs.rank3.jsonl"
+    tokenizer = tiny_tokenizer(["a"])
+    made = []
+    for rank in ("3", "4"):
+        monkeypatch.setenv("RANK", rank)
+        pairs = TeacherPairs(None, tmp_path / "pairs.jsonl")  # type: ignore[arg-type]
+        pairs.use(tokenizer, [tokenizer.eos_token_id], "x")
+        made.append(pairs)  # both are open: neither waits for the other's lock
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["pairs.rank3.jsonl", "pairs.rank4.jsonl"]
+    for pairs in made:
+        pairs.close()

@@ -191,6 +191,17 @@ def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
     assert "dpo_pairs" not in trainer.seen[0]["inputs"]
 
 
+def test_a_lower_dose_lowers_the_weight_of_channel_2(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES), alpha_sdpo=0.8, settings=ChannelSettings(lower_dose=True)
+    )
+    trainer._watch.dose = 0.25
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["loss"] == pytest.approx(log["loss/grpo"] + 0.2 * log["loss/sdpo_kl"], abs=1e-6)
+    assert log["sdpo/dose"] == 0.25 and log["loss/sdpo_kl"] > 0.0
+
+
 def test_demonstrations_of_siblings_are_hints(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     hinter = FeedbackHinter(max_tokens=200, environment_feedback=False)
     trainer = made(

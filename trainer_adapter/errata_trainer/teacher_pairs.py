@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import launch
 from .action_tokens import ActionTokens
 from .batch import Transcripts
 from .channels.pairs import PairBuffer, trainable_pairs
@@ -30,7 +31,8 @@ class TeacherPairs:
 
     Args:
         pool: The teachers; whoever made it closes it.
-        buffer: File of the replay buffer, one for each process; pairs outlive a killed trainer.
+        buffer: File of the replay buffer; pairs outlive a killed trainer. Where several processes train together, each
+            has a file of its own: ``pairs.jsonl`` is ``pairs.rank3.jsonl`` on rank 3.
         policy: Which states are asked about.
         most_states: Of one batch.
         capacity: Pairs kept.
@@ -68,7 +70,7 @@ class TeacherPairs:
         self.policy, self.most_states = policy, most_states
         self.max_length, self.wait_s = max_length, wait_s
         self.counts: Counter[str] = Counter()
-        self._path, self._capacity = Path(buffer), capacity
+        self._path, self._capacity = of_this_process(Path(buffer)), capacity
         self._buffer: PairBuffer | None = None
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
         self._seed = seed
@@ -189,6 +191,11 @@ class TeacherPairs:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
+
+
+def of_this_process(path: Path) -> Path:
+    """Return a file's path with the rank in its name, where several processes train together; else as it is."""
+    return path if launch.processes() == 1 else path.with_name(f"{path.stem}.rank{launch.process()}{path.suffix}")
 
 
 def before_the_episode(prompt: Sequence[Mapping[str, Any]], seat: Seat | None) -> list[Mapping[str, Any]]:

@@ -84,3 +84,11 @@ async def test_many_calls_at_once_never_spend_more_than_the_budget(seed: int) ->
 def test_a_negative_budget_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         Budget(**limits)  # type: ignore[arg-type]
+
+
+def test_a_budget_is_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert (Budget(usd=4.0, tokens=2_000_001).usd, Budget(usd=4.0, tokens=2_000_001).tokens) == (0.5, 250_000)
+    assert (Budget(tokens=100, processes=1).tokens, Budget().usd) == (100, None)
+    with pytest.raises(ValueError, match="among 0 processes"):
+        Budget(processes=0)

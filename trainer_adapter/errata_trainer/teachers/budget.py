@@ -12,6 +12,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from .. import launch
 from .teacher import BudgetSpent, Spend
 
 _ROUNDING_USD = 1e-9
@@ -20,20 +21,38 @@ _ROUNDING_USD = 1e-9
 class Budget:
     """Money and tokens for teachers, shared by any number of pools and threads.
 
+    The limits are those of the whole run. Where several processes train together, each has an equal part of them.
+
     Args:
         usd: At most so many US dollars; None does not count money.
         tokens: At most so many tokens of prompts and answers; None does not limit them.
-        spent: What was spent before, e.g. by a run that this one continues.
+        spent: What this process spent before, e.g. in a run that this one continues.
+        processes: Among how many the limits are divided; default: ``WORLD_SIZE``, as `torchrun` and `accelerate launch`
+            set it, or 1.
+
+    Attributes:
+        usd: The limit of this process.
+        tokens: Likewise.
 
     Raises:
-        ValueError: A limit is negative.
+        ValueError: A limit is negative, or there is no process.
     """
 
-    def __init__(self, *, usd: float | None = None, tokens: int | None = None, spent: Spend | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        usd: float | None = None,
+        tokens: int | None = None,
+        spent: Spend | None = None,
+        processes: int | None = None,
+    ) -> None:
         if (usd is not None and not usd >= 0) or (tokens is not None and tokens < 0):
             raise ValueError(f"a budget of {usd} USD and {tokens} tokens: no limit may be negative")
-        self.usd = usd
-        self.tokens = tokens
+        parts = launch.processes() if processes is None else processes
+        if parts < 1:
+            raise ValueError(f"a budget among {parts} processes: at least 1")
+        self.usd = None if usd is None else usd / parts
+        self.tokens = None if tokens is None else tokens // parts
         self._spent = spent or Spend()
         self._reserved = Spend()
         self._lock = threading.Lock()

@@ -21,6 +21,8 @@ class ChannelSettings:
         max_key_share: What all sites of one key may weigh, likewise.
         divergence_guard: A site whose divergence per token is above so many medians of the sites before it is counted
             (``sdpo/outliers``) and not learnt from, > 1; None learns from all.
+        lower_dose: Halve channel 2's weight each time when the log shows that it does harm (`errata_trainer.watch`);
+            without it there is a warning only.
         max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
         teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
             them, which costs a copy of the weights, under LoRA of the adapter; ``base``, the model below the adapter
@@ -46,6 +48,7 @@ class ChannelSettings:
     max_site_share: float = 1.0
     max_key_share: float = 1.0
     divergence_guard: float | None = 10.0
+    lower_dose: bool = False
     max_teacher_length: int | None = None
     teacher: Literal["live", "ema", "base"] = "ema"
     ema_rate: float = 0.05

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +31,7 @@ from ...playing import Seat
 from ...rollout import DpoPair, Rollout
 from ...sites import Sites
 from ...transcript import tool_call_opening
+from ...watch import Watch
 from .distillation import ITEMS, TOKENS, Distillation, SiteSums
 from .ema import following, frozen_copy, has_adapter
 from .environment import SeatedEnvironment
@@ -93,6 +95,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
         self._lost_batches = 0
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
+        self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
         self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
@@ -232,7 +235,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with the log-probabilities of their reference."""
         _, frozen, adapter = self._frozen()
-        return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
+        # A copy of the policy has no hooks of the trainer's: without this it would run in another precision.
+        with self.accelerator.autocast() if frozen is self._initial else nullcontext():
+            return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
 
     def _reference(self) -> str:
         """Return which weights and tokenizer make log-probabilities of pairs: those of others are refused."""
@@ -281,7 +286,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Return the loss of a micro-batch, scaled for gradient accumulation: 0-d."""
-        alpha = self._weight(self.alpha_sdpo) if float(inputs.get(TOKENS, 0.0)) else 0.0
+        alpha = self._watch.dose * self._weight(self.alpha_sdpo) if float(inputs.get(TOKENS, 0.0)) else 0.0
         beta = self._weight(self.beta_replay) if float(inputs.get(PAIR_COUNT, 0.0)) else 0.0
         if not alpha and not beta:
             loss: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -369,7 +374,12 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         steps = self.state.global_step - self._logged_step
         if self.model.training:
             self._logged_step = self.state.global_step
-        logs.update(self._read_metrics(steps))
+        found = self._read_metrics(steps)
+        if self.model.training and steps:
+            self._watch.see(found)
+            if self.settings.lower_dose:
+                found["sdpo/dose"] = self._watch.dose
+        logs.update(found)
         super().log(logs, start_time)
 
     def _read_metrics(self, steps: int) -> dict[str, float]:
