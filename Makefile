@@ -62,7 +62,7 @@ test-swe: base ## the rules of SWE-bench against both generations of swebench, m
 	@scripts/locked_environments.sh swebench
 	@scripts/locked_environments.sh runner
 	@scripts/locked_environments.sh mini-swe-agent
-	@$(PYTEST) -m swe -rs tests/envs/swe tests/end_to_end
+	@$(PYTEST) -n 2 --dist loadfile -m swe -rs tests/envs/swe tests/end_to_end
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
