@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -136,6 +137,30 @@ def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -
     assert len(ours) > 6 and [name for name in ours if f"`{name}`" not in TRAINING] == []
 
 
+def test_several_gpus_want_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit):
+        main_of("grpo_terminal.py")([])
+    assert "accelerate launch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["8_gpus.yaml", "8_gpus_zero2.yaml"])
+def test_accelerate_reads_its_configurations(name: str) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(EXAMPLES / "accelerate" / name))
+    assert config.num_processes == 8 and config.mixed_precision == "bf16"
+    assert f"examples/accelerate/{name}" in TRAINING
+    command = (EXAMPLES / "accelerate" / name).read_text().splitlines()[0]
+    assert f"--config_file examples/accelerate/{name} examples/grpo_terminal.py" in command
+
+
+def test_the_memory_table_is_what_its_script_writes() -> None:
+    script = EXAMPLES.parent / "scripts/memory_table.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0, f"run {script}"
+
+
 def test_the_page_on_training_tells_of_every_keyword() -> None:
     keywords = [field.name for field in fields(ChannelSettings)]
     keywords += list(signature(environment_factory).parameters)
@@ -181,9 +206,13 @@ def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monke
     known = {field.name for field in fields(GRPOConfig)}
     monkeypatch.setitem(main.__globals__, "GRPOConfig", dict)  # the real one refuses bfloat16 on a CPU
     monkeypatch.setitem(main.__globals__, "ThreeChannelGRPOTrainer", Trainer)
-    main(["--vllm", "--teachers", "one", "two", "--output", str(tmp_path), "--url", "http://127.0.0.1:9"])
+    with ServerProcess("terminal", tmp_path / "data") as server:
+        main(["--lora", "8", "--vllm", "--teachers", "one", "two", "--output", str(tmp_path), "--url", server.url])
     assert given["args"].keys() <= known and given["args"]["use_vllm"] is True
     assert given["args"]["per_device_train_batch_size"] * given["args"]["gradient_accumulation_steps"] == 32
     assert 32 % given["args"]["num_generations"] == 0
-    assert {row["task_id"] for row in given["train_dataset"]} <= {path.name for path in TASKS.iterdir()}
+    assert {row["task_id"] for row in given["train_dataset"]} == {
+        path.name for path in TASKS.iterdir() if path.is_dir()
+    }
+    assert given["peft_config"].r == 8 and given["peft_config"].lora_dropout == 0.0, "channel 2 refuses dropout"
     assert given["check"].mode == "sample" and given["pairs"].pool.budget.tokens == 2_000_000
