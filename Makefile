@@ -9,6 +9,10 @@ UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_
 	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
 # The simulations take most of the time of tests/server, and nothing in them depends on a version.
 RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
+# With the latest dependencies, unless WHOLE=1: what they do for us (sockets, HTTP, models, the command line, metrics).
+LATEST := tests/test_internals.py tests/protocol tests/client $(addprefix tests/server/test_,$(addsuffix .py,adoption \
+	announcement any_environment cli client_frames codec connections doors harness http_doors metrics mux_door plain_ws \
+	request_bodies rewards task_api unfinished_messages volatile_fields wire)) --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
@@ -65,10 +69,12 @@ test-swe: base ## the rules of SWE-bench against both generations of swebench, m
 	@$(PYTEST) -n 2 --dist loadfile -m swe -rs tests/envs/swe tests/end_to_end
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
-test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest; the wheel
+RESOLUTION_OPTIONS := -W default -W ignore::ResourceWarning -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox"
+test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest (WHOLE=1: all of them with these, too); the wheel
 	@scripts/resolutions.sh '$(TOOLS)'
-	@for which in lowest latest; do echo "resolutions: $$which"; .cache/resolution-$$which/bin/python -m pytest -n 2 --dist loadfile \
-		-W default -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox" $(RESOLVED) || exit 1; done
+	@echo "resolutions: lowest"; .cache/resolution-lowest/bin/python -m pytest -n 2 --dist loadfile $(RESOLUTION_OPTIONS) $(RESOLVED)
+	@echo "resolutions: latest"; .cache/resolution-latest/bin/python -m pytest -n 2 --dist loadfile $(RESOLUTION_OPTIONS) \
+		$(if $(WHOLE),$(RESOLVED),$(LATEST))
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
@@ -111,6 +117,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
+test-full: WHOLE := 1
 test-full: check test test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
