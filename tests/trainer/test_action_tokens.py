@@ -12,6 +12,7 @@ from torch.nn.functional import log_softmax
 from trl.chat_template_utils import add_response_schema
 
 from errata_trainer.action_tokens import ActionTokens
+from errata_trainer.channels.dpo import chosen_nll, dpo_losses
 from errata_trainer.teacher_pairs import TeacherPairs, _Asked, of_this_process
 from errata_trainer.teachers import Action, Ask, Ballot, KeyedAction, Pair, ToolCall, Vote, message_of
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -90,7 +91,10 @@ def test_a_template_that_renders_no_call_is_refused_at_construction(tmp_path: Pa
         ActionTokens(tokenizer, [tokenizer.eos_token_id]).other(message_of(BLUE))
 
 
-def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nll", "rate"), [(0.0, 1e-5), (0.3, 1e-5), (0.3, 1e-4)])
+def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
+    tmp_path: Path, nll: float, rate: float
+) -> None:
     tokenizer = speaker("qwen3_training.jinja")
     own = "<think>\n" + "maybe the red one " * 10 + "\n</think>\n\n"
     (pair,), _, header = pair_of(tokenizer, own + RED + END, tmp_path)
@@ -112,17 +116,20 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(tmp_p
         loss.backward()
         teaching.step()
         decay.step()
-    # The calls are the same up to the path: there p(chosen | own reasoning) is decided. Behind it a policy of this
-    # size gets worse at both calls, as DPO's margin allows.
+    # The calls are the same up to the path: there it is decided which is made. Behind it DPO alone makes both calls
+    # unlikely; with the chosen call's likelihood the whole call gets likelier.
     same = next(n for n, (a, b) in enumerate(zip(pair.chosen_ids, pair.rejected_ids, strict=False)) if a != b)
     path = pair.context_ids + pair.chosen_ids[:same], pair.chosen_ids[same : same + 1]
     with torch.no_grad():
         before = [float(logprob(prompt, reasoning)), float(logprob(*path))]
+        whole = float(logprob(pair.context_ids, pair.chosen_ids))
         reference = [float(logprob(pair.context_ids, ids)) for ids in (pair.chosen_ids, pair.rejected_ids)]
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    lengths = torch.tensor([len(pair.chosen_ids)]), torch.tensor([len(pair.rejected_ids)])
     for _ in range(60):
         chosen, rejected = (logprob(pair.context_ids, ids) for ids in (pair.chosen_ids, pair.rejected_ids))
-        loss = -torch.nn.functional.logsigmoid(0.1 * (chosen - reference[0] - rejected + reference[1]))
+        sides = (chosen[None], rejected[None], torch.tensor(reference[:1]), torch.tensor(reference[1:]))
+        loss = (dpo_losses(*sides, beta_dpo=0.1) + nll * chosen_nll(chosen[None], lengths)).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -130,6 +137,9 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(tmp_p
         after = [float(logprob(prompt, reasoning)), float(logprob(*path))]
     assert abs(after[0] - before[0]) < 0.5
     assert after[1] > before[1], (before, after)
+    if nll:
+        with torch.no_grad():
+            assert float(logprob(pair.context_ids, pair.chosen_ids)) > whole
 
 
 def test_each_process_has_a_buffer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

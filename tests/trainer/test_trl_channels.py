@@ -191,6 +191,28 @@ def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
     assert "dpo_pairs" not in trainer.seen[0]["inputs"]
 
 
+def test_the_likelihood_of_chosen_actions_is_added_to_channel_3(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    logs = []
+    for nll in (0.0, 0.5):
+        trainer = made(
+            tokenizer, server.url, tmp_path / str(nll), scripts(TWO_SITES, NO_SITE), alpha_sdpo=0.0, beta_replay=1.0,
+            pairs=Pairs(), settings=ChannelSettings(dpo_nll=nll), learning_rate=0.0,
+        )  # fmt: skip
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    plain, added = logs
+    assert "dpo/chosen_nll" not in plain and added["dpo/chosen_nll"] > 0.0 and plain["dpo/loss"] == added["dpo/loss"]
+    (pairs,) = [sum(map(len, seen["inputs"]["dpo_pairs"])) for seen in trainer.seen]
+    weights = [pair.weight for row in trainer.seen[0]["inputs"]["dpo_pairs"] for pair in row]
+    likelihoods = added["loss/trace_replay_dpo"] - plain["loss/trace_replay_dpo"]
+    assert min(weights) * 0.5 * added["dpo/chosen_nll"] <= likelihoods * 1.001, (pairs, weights)
+    assert likelihoods <= max(weights) * 0.5 * added["dpo/chosen_nll"] * 1.001
+    with pytest.raises(ValueError, match="nll"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), settings=ChannelSettings(dpo_nll=-1.0))
+
+
 def test_a_lower_dose_lowers_the_weight_of_channel_2(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES), alpha_sdpo=0.8, settings=ChannelSettings(lower_dose=True)

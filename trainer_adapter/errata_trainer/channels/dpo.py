@@ -93,6 +93,30 @@ def dpo_losses(
     return -F.logsigmoid(margins)
 
 
+def chosen_nll(policy_chosen: Tensor, lengths: Lengths) -> Tensor:
+    """Return the negative log-likelihood per token of each chosen action: the term that RPO adds to DPO's loss.
+
+    DPO compares. It is content with a policy under which both actions become unlikely, the rejected one faster
+    (Pang et al. 2024, Iterative Reasoning Preference Optimization; ``rpo_alpha`` in TRL's `DPOConfig`).
+
+    Args:
+        policy_chosen: ``[P]`` summed log-probabilities.
+        lengths: ``([P], [P])`` tokens of the chosen and of the rejected actions, at least 1.
+
+    Returns:
+        ``[P]``, in nats per token, attached.
+
+    Raises:
+        ValueError: Lengths of another shape, no integers, or below 1.
+    """
+    if lengths[0].shape != policy_chosen.shape:
+        raise ValueError(f"{list(policy_chosen.shape)} chosen actions, lengths of {list(lengths[0].shape)}")
+    _check_integers(lengths[0])
+    if bool((lengths[0] < 1).any()):
+        raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
+    return -_wide(policy_chosen) / lengths[0]
+
+
 def dpo_metrics(
     policy_chosen: Tensor,
     policy_rejected: Tensor,

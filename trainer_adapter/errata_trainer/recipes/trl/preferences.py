@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...channels.arguments import not_negative
 from ...channels.distil import action_logprobs
-from ...channels.dpo import LossType, dpo_losses, dpo_metrics, segment_sums
+from ...channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
 from ...channels.forward import Captured, capture_hidden, frozen_states, trained_states
 from ...channels.heads import output_head
 from ...channels.pairs import PairRows, action_rows
@@ -30,10 +31,15 @@ class Preferences:
     Args:
         beta_dpo: How strongly the reference holds.
         loss_type: ``sigmoid`` or ``sigmoid_norm``.
+        nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0.
+
+    Raises:
+        ValueError: ``nll`` is negative.
     """
 
-    def __init__(self, beta_dpo: float, loss_type: LossType = "sigmoid") -> None:
-        self.beta_dpo = beta_dpo
+    def __init__(self, beta_dpo: float, loss_type: LossType = "sigmoid", nll: float = 0.0) -> None:
+        not_negative("nll", nll)
+        self.beta_dpo, self.nll = beta_dpo, nll
         self.loss_type = loss_type
 
     @contextmanager
@@ -74,6 +80,10 @@ class Preferences:
         length_pair = (lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
         metrics = dpo_metrics(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        if self.nll:
+            likelihood = chosen_nll(chosen, length_pair)
+            losses = losses + self.nll * likelihood
+            metrics["chosen_nll"] = likelihood.detach().sum()
         metrics["reused"] = torch.tensor(float(len(own.places)))
         return (losses * torch.tensor([pair.weight for pair in pairs]).to(losses)).sum(), metrics
 

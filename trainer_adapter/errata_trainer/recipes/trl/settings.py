@@ -40,6 +40,8 @@ class ChannelSettings:
             no memory and anchors a pair only once it is drawn again later (its loss is ln 2 before); ``initial``, a
             copy of the policy as training began.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
+        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside it (RPO), >= 0. DPO alone is
+            content with a policy under which both actions become unlikely, the rejected one faster.
         gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
     """
 
@@ -60,4 +62,5 @@ class ChannelSettings:
     pairs_per_batch: int = 4
     dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"
+    dpo_nll: float = 0.0
     gradient_norms: bool = False

@@ -121,7 +121,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self.add_callback(self._distillation.follower)
         elif self.settings.teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
-        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss)
+        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, self.settings.dpo_nll)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
