@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from errata_trainer import DpoPair, Rollout, SdpoItem, Turn
+from errata_trainer import Call, DpoPair, Rollout, SdpoItem, Turn
 from errata_trainer.channels.sdpo import generalized_jsd_loss
 from errata_trainer.channels.splicing import splice
-from errata_trainer.collator import IGNORED, collate_dpo, collate_rollouts, collate_sdpo
+from errata_trainer.collator import IGNORED, collate_columns, collate_dpo, collate_rollouts, collate_sdpo
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 
 HEADER = (8, 9)
@@ -163,3 +163,23 @@ def test_a_mask_of_another_length_than_its_completion_is_refused() -> None:
     for mask in (two.mask[:-1], (*two.mask, 1)):
         with pytest.raises(ValueError, match=rf"rollout 1 has a mask of {len(mask)} for 2 completion ids"):
             collate_rollouts([one, replace(two, mask=mask)], pad_id=PAD)
+
+
+def test_columns_stand_at_the_tokens_themselves() -> None:
+    turns = (Turn(0, 0, 2, (Call("run", {}, 1),)), Turn(1, 3, 5, (Call("run", {}, 2),)))
+    long = Rollout((1, 2), (10, 11, 7, 12, 13), (1, 1, 0, 1, 1), turns, eid="a")
+    short = Rollout((1,), (10, 11), (1, 1), turns[:1], eid="b")
+    item = SdpoItem(1, (1, 2, 9, 12, 13), (4, 5), (2, 3), (12, 13), weight=0.5)
+    votes = {("a", 1): {"x": "key", "y": None}, ("b", 3): {"x": "other"}}
+    batch = collate_columns([short, long], [[], [item]], pad_id=0, teacher_logprobs=[[], [[-0.5, -1.5]]], votes=votes)
+    assert batch["input_ids"].tolist() == [[1, 10, 11, 0, 0, 0, 0], [1, 2, 10, 11, 7, 12, 13]]
+    assert batch["input_ids"][batch["sdpo_error_mask"]].tolist() == [12, 13]
+    assert batch["sdpo_weights"].tolist() == [[0.0] * 7, [0, 0, 0, 0, 0, 0.5, 0.5]]
+    assert batch["sdpo_teacher_logprobs"][1].tolist() == [0, 0, 0, 0, 0, -0.5, -1.5]
+    assert batch["teacher_actions"] == [{}, {1: {"x": "key", "y": None}}]
+    plain = collate_columns([short], [[]], pad_id=0)
+    assert "teacher_actions" not in plain and "sdpo_teacher_logprobs" not in plain
+    with pytest.raises(ValueError, match="tokens are not the ones of rollout 0"):
+        collate_columns([short], [[item]], pad_id=0)
+    with pytest.raises(ValueError, match="has 2 tokens and 1 log-probabilities"):
+        collate_columns([long], [[item]], pad_id=0, teacher_logprobs=[[[-0.5]]])

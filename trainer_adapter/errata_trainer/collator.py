@@ -15,12 +15,13 @@ model with absolute positions needs ``position_ids=(attention_mask.cumsum(-1) - 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .rollout import DpoPair, Rollout, SdpoItem
+from .rollout import DpoPair, Rollout, SdpoItem, state_of_turns
 
 IGNORED = -100
 """Label of a position that does not count, as in PyTorch's losses."""
@@ -110,6 +111,70 @@ def collate_sdpo(rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]
         "sdpo_weights": torch.tensor(weights, dtype=torch.float32),
         "sdpo_rows": torch.tensor(rows, dtype=torch.int64),
     }
+
+
+def collate_columns(
+    rollouts: Sequence[Rollout],
+    items: Sequence[Sequence[SdpoItem]],
+    *,
+    pad_id: int,
+    teacher_logprobs: Sequence[Sequence[Sequence[float]]] | None = None,
+    votes: Mapping[tuple[str, int], Mapping[str, str | None]] | None = None,
+) -> dict[str, Any]:
+    """Return error sites as columns over the padded rollouts, for trainers that keep a batch so (VeRL's DataProto).
+
+    Everything stands at the place of the token itself, as a response mask does, not at the place that predicts it: the
+    log-probability of ``input_ids[:, c]`` belongs to column c.
+
+    Args:
+        rollouts: B of them.
+        items: Of each rollout.
+        pad_id: Token to pad with.
+        teacher_logprobs: Of each item's ``target_ids`` behind the hint, e.g. `channels.sampled.target_logprobs`.
+        votes: Teachers' actions at states, by episode and delivery, as `DpoPair.votes`.
+
+    Returns:
+        The tensors of `collate_rollouts`, and
+
+        - ``sdpo_error_mask`` [B, T] bool: the tokens of failing turns that have a hint;
+        - ``sdpo_weights`` [B, T] float32: of each in the loss, 0 elsewhere;
+        - ``sdpo_teacher_logprobs`` [B, T] float32, with ``teacher_logprobs``: 0 elsewhere;
+        - ``teacher_actions``: a list of B mappings from turn to votes, with ``votes``.
+
+    Raises:
+        ValueError: An item does not fit its rollout, or has another number of log-probabilities.
+    """
+    batch: dict[str, Any] = collate_rollouts(rollouts, pad_id=pad_id)
+    mask = torch.zeros_like(batch["completion_mask"])
+    weights, logprobs = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    for row, (rollout, of_rollout) in enumerate(zip(rollouts, items, strict=True)):
+        ids = rollout.prompt_ids + rollout.completion_ids
+        for number, item in enumerate(of_rollout):
+            places = [position + 1 for position in item.student_positions]
+            if not places or places[-1] >= len(ids) or tuple(ids[place] for place in places) != item.target_ids:
+                raise ValueError(f"turn {item.turn}: its tokens are not the ones of rollout {row}")
+            mask[row, places] = True
+            weights[row, places] = item.weight
+            if teacher_logprobs is not None:
+                found = teacher_logprobs[row][number]
+                if len(found) != len(places):
+                    raise ValueError(
+                        f"turn {item.turn} of rollout {row} has {len(places)} tokens and {len(found)} log-probabilities"
+                    )
+                logprobs[row, places] = torch.tensor(found, dtype=torch.float32)
+    batch |= {"sdpo_error_mask": mask, "sdpo_weights": weights}
+    if teacher_logprobs is not None:
+        batch["sdpo_teacher_logprobs"] = logprobs
+    if votes is not None:
+        batch["teacher_actions"] = [
+            {
+                turn: dict(votes[rollout.eid, t])
+                for turn, t in state_of_turns(rollout).items()
+                if rollout.eid is not None and t is not None and (rollout.eid, t) in votes
+            }
+            for rollout in rollouts
+        ]
+    return batch
 
 
 def collate_dpo(pairs: Sequence[DpoPair], *, pad_id: int) -> dict[str, Tensor]:

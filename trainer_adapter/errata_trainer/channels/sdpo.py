@@ -149,6 +149,23 @@ class Divergence:
         return torch.cat((log_probs, torch.log(-torch.expm1(total.clamp(max=-1e-7)))), -1)
 
 
+def compare_lists(divergence: Divergence, student: Tensor, teacher: Tensor, known: Tensor) -> Tensor:
+    """Return the divergence at each position over lists of ids.
+
+    Args:
+        divergence: With its options; its ``tail`` says what becomes of the rest.
+        student: ``[..., K]`` log-probabilities, attached.
+        teacher: ``[..., K]`` of the same ids.
+        known: ``[..., K]`` bool: which places of a list count.
+
+    Returns:
+        ``[...]`` in nats.
+    """
+    sides = [torch.where(known, side, torch.full_like(side, _LOG_ZERO)) for side in (student, teacher.detach())]
+    few_student, few_teacher = (divergence._restricted(side) for side in sides)
+    return divergence._clipped(_summands(few_student, few_teacher, divergence.jsd_beta))
+
+
 def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return log-probabilities in float32 at least, those of probability 0 as a very negative finite number.
 

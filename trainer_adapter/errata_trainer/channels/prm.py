@@ -1,0 +1,197 @@
+"""Channel 3's other form: teachers' consensus as a score of each turn, in place of pairs.
+
+A pair needs another action to prefer. A score does not: `Ballot.margin` says, from -1 to 1, how far the teachers stand
+behind what the student did. It is used as a shaped advantage of the turn's tokens, or as the target of a model that
+scores turns (``compute_teacher_consensus_prm`` of the project's source design). Votes come late: they are read from the
+pool, or from the journal, where they are late rewards of the state (source ``teachers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..rollout import Rollout, state_of_turns
+from .arguments import not_negative, positive, shaped, upper_bound
+
+Scores = Mapping[tuple[str, int], float]
+"""Score of what the student did at a state, by episode and delivery."""
+
+Centre = Literal["none", "batch", "group"]
+
+
+class Voted(Protocol):
+    """What a ballot has; `errata_trainer.teachers.Ballot` does."""
+
+    @property
+    def ask(self) -> Asked:
+        """The state."""
+        ...
+
+    @property
+    def actions(self) -> Mapping[str, object]:
+        """Each teacher's answer."""
+        ...
+
+    @property
+    def margin(self) -> float:
+        """Share of the votes for the student's action, minus that of the most chosen other one: -1 to 1."""
+        ...
+
+
+class Asked(Protocol):
+    """Where a vote was taken."""
+
+    @property
+    def eid(self) -> str | None:
+        """The episode."""
+        ...
+
+    @property
+    def t(self) -> int | None:
+        """The delivery whose payload is the state."""
+        ...
+
+
+class Late(Protocol):
+    """A late reward, as `errata_client.Episodes.rewards` lists them."""
+
+    @property
+    def t(self) -> int:
+        """The delivery that it is about."""
+        ...
+
+    @property
+    def value(self) -> float:
+        """Its value."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Who gave it."""
+        ...
+
+
+def scores_of_ballots(ballots: Iterable[Voted]) -> dict[tuple[str, int], float]:
+    """Return the margin at each state at which somebody voted."""
+    return {
+        (ballot.ask.eid, ballot.ask.t): ballot.margin
+        for ballot in ballots
+        if ballot.actions and ballot.ask.eid is not None and ballot.ask.t is not None
+    }
+
+
+def scores_of_rewards(eid: str, rewards: Iterable[Late], *, source: str = "teachers") -> dict[tuple[str, int], float]:
+    """Return the score at each state of an episode from its late rewards; the last one of a state counts.
+
+    Args:
+        eid: The episode.
+        rewards: All of it.
+        source: Only those of this source.
+    """
+    return {(eid, reward.t): float(reward.value) for reward in rewards if reward.source == source}
+
+
+def turn_scores(rollouts: Sequence[Rollout], scores: Scores) -> list[list[float | None]]:
+    """Return the score of each turn of each rollout; None where nobody voted, and for lost rollouts."""
+    found: list[list[float | None]] = []
+    for rollout in rollouts:
+        states = state_of_turns(rollout)
+        of_turns: list[float | None] = []
+        for turn in rollout.turns:
+            t = states[turn.index]
+            known = rollout.lost is None and rollout.eid is not None and t is not None
+            of_turns.append(scores.get((rollout.eid, t)) if known else None)  # type: ignore[arg-type]
+        found.append(of_turns)
+    return found
+
+
+def shaped_advantages(
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Sequence[float | None]],
+    *,
+    weight: float = 1.0,
+    centre: Centre = "none",
+    groups: Sequence[Hashable] | None = None,
+    clip: float | None = None,
+    length: int | None = None,
+) -> Tensor:
+    """Return what to add to a policy gradient's advantages: the score of each turn at each of its tokens.
+
+    Args:
+        rollouts: B of them.
+        scores: Of each turn, as `turn_scores` gives them.
+        weight: beta_replay, >= 0.
+        centre: Subtract the mean score of the batch, or of each group, so that turns like the others move nothing. A
+            single voted turn is its own mean: nothing is left of it.
+        groups: Which rollouts have the same task, for ``group``.
+        clip: Bound of the absolute score after that; None for none.
+        length: T; default: that of the longest completion.
+
+    Returns:
+        ``[B, T]`` float32 over the completions, padded on the right: 0 where nobody voted and at tokens that the
+        environment wrote.
+
+    Raises:
+        ValueError: Other than one score for each turn; an option out of its range; ``group`` without groups.
+    """
+    not_negative("weight", weight)
+    upper_bound("clip", clip)
+    if centre not in ("none", "batch", "group"):
+        raise ValueError(f"centre is {centre!r}: 'none', 'batch' or 'group'")
+    if centre == "group" and groups is None:
+        raise ValueError("centre='group' needs groups: which rollouts have the same task")
+    if centre == "group" and groups is not None and len(groups) != len(rollouts):
+        raise ValueError(f"{len(groups)} groups for {len(rollouts)} rollouts")
+    keys: Sequence[Hashable] = groups if centre == "group" and groups is not None else [None] * len(rollouts)
+    longest = max((len(rollout.completion_ids) for rollout in rollouts), default=0)
+    out = torch.zeros(len(rollouts), longest if length is None else length)
+    if out.shape[1] < longest:
+        raise ValueError(f"length is {length}: the longest completion has {longest} tokens")
+    means = dict.fromkeys(keys, 0.0)
+    if centre != "none":
+        for key in means:
+            own = [one for of_row, k in zip(scores, keys, strict=True) if k == key for one in of_row if one is not None]
+            means[key] = sum(own) / len(own) if own else 0.0
+    for row, (rollout, of_turns, key) in enumerate(zip(rollouts, scores, keys, strict=True)):
+        if len(of_turns) != len(rollout.turns):
+            raise ValueError(f"rollout {row} has {len(rollout.turns)} turns and {len(of_turns)} scores")
+        for turn, score in zip(rollout.turns, of_turns, strict=True):
+            if score is not None:
+                value = score - means[key]
+                out[row, turn.start : turn.stop] = weight * (value if clip is None else max(-clip, min(clip, value)))
+    return out
+
+
+def score_regression_loss(
+    predicted: Tensor, targets: Tensor, weights: Tensor | None = None, *, delta: float = 1.0
+) -> Tensor:
+    """Return the mean Huber loss of predicted scores, for a model that scores turns.
+
+    Args:
+        predicted: ``[N]``, attached: a score of each voted turn.
+        targets: ``[N]``: the consensus; no gradient flows into it.
+        weights: ``[N]``, >= 0; default 1.
+        delta: Where it goes from squared to linear, > 0; infinity is half the squared error.
+
+    Returns:
+        Scalar; 0 for N = 0 or weights of 0, attached.
+
+    Raises:
+        ValueError: Shapes that differ; ``delta`` out of its range.
+    """
+    shaped("targets", targets, tuple(predicted.shape), "as predicted")
+    shaped("weights", weights, tuple(predicted.shape), "as predicted")
+    upper_bound("delta", delta)
+    error = predicted.to(torch.promote_types(predicted.dtype, torch.float32)) - targets.detach()
+    size = error.abs()
+    losses = torch.where(size <= delta, 0.5 * error.square(), torch.zeros_like(size))
+    if delta != float("inf"):
+        positive("delta", delta)
+        losses = torch.where(size <= delta, losses, delta * (size - 0.5 * delta))
+    kept = torch.ones_like(losses) if weights is None else weights.detach().to(losses)
+    total = kept.sum()
+    return (losses * kept).sum() / (total + (total == 0))

@@ -1,0 +1,223 @@
+"""Channel 2 for trainers that never see logits: from per-token log-probabilities, and from lists of the likeliest ids.
+
+An inference server returns the log-probability of each prompt token and of a few others there (vLLM's
+``prompt_logprobs``). A teacher's row is a prompt to it, so nothing of the teacher has to be on the trainer's GPUs::
+
+    answer = complete(prompt=list(item.teacher_ids), max_tokens=1, prompt_logprobs=20)   # any client
+    ids, logprobs = top_k_lists(answer.prompt_logprobs, item.teacher_positions, k=20)
+    loss = top_k_divergence(student_logits, ids, logprobs, tail=True).sum()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import not_negative, shaped, upper_bound
+from .sdpo import Aggregation, Divergence, aggregate, compare_lists, importance_weights, log_probabilities
+
+PADDING = -1
+"""Id of a place in a list that has no entry."""
+
+
+def sampled_token_loss_from_logprobs(
+    student_logprobs: Tensor,
+    teacher_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    old_logprobs: Tensor | None = None,
+    is_clip: float | None = None,
+    aggregation: Aggregation = "token-mean",
+) -> Tensor:
+    """Return SDPO's loss of the sampled tokens, as `errata_trainer.channels.sdpo.sampled_token_loss` has it of logits.
+
+    Args:
+        student_logprobs: ``[B, T]`` of the sampled ids, attached.
+        teacher_logprobs: ``[B, T]`` of the same ids behind the hint; no gradient flows into it.
+        mask: ``[B, T]`` bool; what stands outside is not read.
+        old_logprobs: ``[B, T]`` when they were sampled.
+        is_clip: Upper bound of the importance weight, > 0; None for no weights.
+        aggregation: How tokens make a scalar, see `aggregate`.
+
+    Returns:
+        Scalar. Its gradient is that of KL(S||T) over samples of S; its value is no divergence. 0 for an empty mask.
+
+    Raises:
+        ValueError: Shapes that differ; ``is_clip`` without ``old_logprobs`` or out of its range.
+    """
+    mask = _checked(student_logprobs, teacher_logprobs, mask)
+    shaped("old_logprobs", old_logprobs, tuple(mask.shape), "[B, T]")
+    student = _wide(student_logprobs[mask])
+    per_token = (student.detach() - _wide(teacher_logprobs.detach()[mask])) * student
+    if is_clip is not None:
+        if old_logprobs is None:
+            raise ValueError("is_clip needs old_logprobs: without them there is no ratio to clip")
+        per_token = per_token * importance_weights(student, _wide(old_logprobs[mask]), is_clip)
+    spread = torch.zeros(mask.shape, dtype=per_token.dtype, device=per_token.device).masked_scatter(mask, per_token)
+    return aggregate(spread, mask, aggregation)
+
+
+def sampled_token_advantages(
+    student_logprobs: Tensor,
+    teacher_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    weight: float = 1.0,
+    clip: float | None = None,
+) -> Tensor:
+    """Return what to add to a policy gradient's advantages in place of a loss of its own.
+
+    Minus the mean over tokens of advantage times log-probability has the gradient of
+    `sampled_token_loss_from_logprobs`.
+
+    Args:
+        student_logprobs: ``[B, T]`` of the sampled ids.
+        teacher_logprobs: ``[B, T]`` of the same ids behind the hint.
+        mask: ``[B, T]`` bool.
+        weight: alpha_sdpo, >= 0.
+        clip: Bound of the absolute log-ratio, in nats; None for none.
+
+    Returns:
+        ``[B, T]`` without gradient: ``weight * (log T - log S)`` under the mask, 0 elsewhere.
+
+    Raises:
+        ValueError: Shapes that differ; an option out of its range.
+    """
+    not_negative("weight", weight)
+    upper_bound("clip", clip)
+    mask = _checked(student_logprobs, teacher_logprobs, mask)
+    ratio = _wide(teacher_logprobs.detach()) - _wide(student_logprobs.detach())
+    if clip is not None:
+        ratio = ratio.clamp(-clip, clip)
+    return weight * torch.where(mask, ratio, torch.zeros_like(ratio))
+
+
+def top_k_divergence(
+    student_logits: Tensor,
+    ids: Tensor,
+    teacher_logprobs: Tensor,
+    *,
+    jsd_beta: float = 0.5,
+    temperature: float = 1.0,
+    tail: bool = False,
+    token_clip: float | None = 10.0,
+) -> Tensor:
+    """Return the divergence at each position from a teacher of which only the likeliest ids are known.
+
+    Where the lists are the teacher's own top k, it is ``Divergence(top_k=k, support="teacher", tail=tail)`` of logits.
+
+    Args:
+        student_logits: ``[..., V]``, attached.
+        ids: ``[..., K]`` int64, distinct in each list; `PADDING` where a list is shorter.
+        teacher_logprobs: ``[..., K]`` of them, at temperature 1; what stands at `PADDING` is not read.
+        jsd_beta: As in `Divergence`.
+        temperature: Divides both logits; other than 1 only without ``tail``: the rest of the teacher's distribution at
+            another temperature cannot be told from a list.
+        tail: What is left of both is one more id; else both are renormalised.
+        token_clip: As in `Divergence`.
+
+    Returns:
+        ``[...]`` in nats.
+
+    Raises:
+        ValueError: Shapes that differ; an option out of its range; an id beyond the vocabulary; a list without entries.
+    """
+    if tail and temperature != 1.0:
+        raise ValueError("tail needs temperature 1: the rest of the teacher's distribution is known at no other one")
+    if ids.shape != teacher_logprobs.shape or ids.shape[:-1] != student_logits.shape[:-1]:
+        raise ValueError(
+            f"ids are {list(ids.shape)}, teacher_logprobs {list(teacher_logprobs.shape)}, student_logits "
+            f"{list(student_logits.shape)}: they have to be [..., K], [..., K] and [..., V]"
+        )
+    known = ids != PADDING
+    if not bool(known.any(-1).all()):
+        raise ValueError("a position has no id at all: leave it out")
+    if bool((ids[known] < 0).any()) or bool((ids[known] >= student_logits.shape[-1]).any()):
+        raise ValueError(f"ids have to lie in [0, {student_logits.shape[-1]}), or be PADDING ({PADDING})")
+    divergence = Divergence(jsd_beta, temperature, token_clip, top_k=ids.shape[-1], tail=tail)
+    student = log_probabilities(student_logits, temperature).gather(-1, ids.clamp(min=0))
+    teacher = _wide(teacher_logprobs.detach()) / temperature
+    return compare_lists(divergence, student, teacher.to(student.dtype), known)
+
+
+def top_k_lists(
+    prompt_logprobs: Sequence[Mapping[Any, Any] | None], positions: Sequence[int], *, k: int
+) -> tuple[Tensor, Tensor]:
+    """Return what an inference server says of a teacher's row, at the positions that predict the turn.
+
+    Args:
+        prompt_logprobs: An entry for each token of the row, as vLLM and its OpenAI-compatible server give them: None
+            for the first, else from id (an integer, or its decimal text) to a log-probability, or to an object or a
+            mapping with ``logprob``. The entry at a token is the distribution before it.
+        positions: `SdpoItem.teacher_positions`: the position before each target token.
+        k: Ids of each list at most; the likeliest are kept.
+
+    Returns:
+        ``[N, k]`` ids, int64, `PADDING` where there were fewer, and ``[N, k]`` log-probabilities, float32, -inf there.
+
+    Raises:
+        ValueError: A position without an entry, or ``k`` below 1.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}: at least 1")
+    ids = torch.full((len(positions), k), PADDING, dtype=torch.int64)
+    logprobs = torch.full((len(positions), k), -math.inf)
+    for row, position in enumerate(positions):
+        entry = _entry(prompt_logprobs, position)
+        best = sorted(((_logprob(value), int(key)) for key, value in entry.items()), reverse=True)[:k]
+        ids[row, : len(best)] = torch.tensor([key for _, key in best], dtype=torch.int64)
+        logprobs[row, : len(best)] = torch.tensor([value for value, _ in best])
+    return ids, logprobs
+
+
+def target_logprobs(
+    prompt_logprobs: Sequence[Mapping[Any, Any] | None], positions: Sequence[int], target_ids: Sequence[int]
+) -> list[float]:
+    """Return the log-probability of each target token of a teacher's row.
+
+    Args:
+        prompt_logprobs: As in `top_k_lists`.
+        positions: `SdpoItem.teacher_positions`.
+        target_ids: `SdpoItem.target_ids`.
+
+    Raises:
+        ValueError: A position without an entry, or an entry without the target token.
+    """
+    found = []
+    for position, target in zip(positions, target_ids, strict=True):
+        entry = _entry(prompt_logprobs, position)
+        value = entry.get(target, entry.get(str(target)))
+        if value is None:
+            raise ValueError(f"the entry of token {position + 1} has no log-probability of the token itself, {target}")
+        found.append(_logprob(value))
+    return found
+
+
+def _entry(prompt_logprobs: Sequence[Mapping[Any, Any] | None], position: int) -> Mapping[Any, Any]:
+    at = position + 1
+    entry = prompt_logprobs[at] if 0 < at < len(prompt_logprobs) else None
+    if not entry:
+        raise ValueError(f"no log-probabilities of token {at}, {len(prompt_logprobs)} entries: ask for the whole row")
+    return entry
+
+
+def _logprob(value: Any) -> float:
+    if isinstance(value, Mapping):
+        return float(value["logprob"])
+    return float(getattr(value, "logprob", value))
+
+
+def _checked(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
+    shaped("teacher_logprobs", teacher_logprobs, tuple(student_logprobs.shape), "as student_logprobs")
+    shaped("mask", mask, tuple(student_logprobs.shape), "as student_logprobs")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"the mask is {mask.dtype}: pass bool, e.g. labels != -100")
+    return mask
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
