@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 import terminal_env
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
-from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, write_records
+from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, sites, write_records
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 
@@ -64,8 +64,6 @@ def rollout_of(tokenizer: Any, path: str, reward: float) -> Rollout:
 def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = (EXAMPLES / "own_trainer.py").read_text().splitlines()
-    assert len(lines) < 60
     tokenizer = tiny_tokenizer(["Find it. no file green the word is owl done", call("read", path="red")])
     tokenizer.save_pretrained(tmp_path / "model")
     tiny_model(tokenizer).save_pretrained(tmp_path / "model")
@@ -85,8 +83,8 @@ def test_a_trainer_of_ones_own_lowers_every_loss_on_the_records_it_is_given(
     assert told[-1]["loss/trace_replay_dpo"] < 0.69 and told[-1]["loss/grpo"] < told[0]["loss/grpo"]
 
     write_records(tmp_path / "halved.jsonl", [good, bad, replace(pair, weight=0.5)])
-    splice = main.__globals__["splicing"].splice
-    monkeypatch.setattr(main.__globals__["splicing"], "splice", lambda *one, **more: splice(*one, **more, weight=0.5))
+    splice = sites.splice
+    monkeypatch.setattr(sites, "splice", lambda *one, **more: splice(*one, **more, weight=0.5))
     main(tmp_path / "model", tmp_path / "halved.jsonl", steps=1)
     halved = ast.literal_eval(capsys.readouterr().out.split(" ", 1)[1])
     for part in ("loss/sdpo_kl", "loss/trace_replay_dpo"):
