@@ -16,7 +16,7 @@ from errata_client import Episodes
 from errata_server.process import ServerProcess
 from errata_trainer.action_tokens import action_ids
 from errata_trainer.channels.pairs import StaleReference
-from errata_trainer.recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.recipes.trl import ChannelSettings, TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.teachers import Answer, FakeTeacher, Prompt, Prompter, RawCall, TeacherPool
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
@@ -50,6 +50,7 @@ def pool(url: str, *teachers: FakeTeacher) -> TeacherPool:
 
 def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: Any, **changes: Any) -> Trainer:
     rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
+    settings = changes.pop("settings", None)
     trainer = Trainer(
         model=tiny_model(tokenizer),
         processing_class=tokenizer,
@@ -59,6 +60,7 @@ def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: A
         alpha_sdpo=0.0,
         beta_replay=1.0,
         pairs=pairs,
+        settings=settings,
     )
     trainer.script = script
     trainer.train()
@@ -100,6 +102,35 @@ def test_what_teachers_agree_on_is_chosen_at_the_students_own_state(
     log = trainer.state.log_history[0]
     assert log["dpo/reused"] == 1.0, "GRPO's own pass has the states of what the students said"
     assert log["dpo/votes/consensus"] == 2.0 and log["dpo/pairs"] == 2.0 and log["dpo/buffer"] == 2.0
+
+
+def test_consensus_is_an_advantage_of_the_turns_tokens(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+    seen = {}
+    for weight in (0.0, 0.5):
+        teachers = [FakeTeacher(Answer(calls=(RED,)), name=name) for name in ("a", "b")]
+        with pool(server.url, *teachers) as asked:
+            path = tmp_path / str(weight)
+            path.mkdir()
+            pairs = TeacherPairs(asked, path / "pairs.jsonl", wait_s=60.0)
+            trainer = trained(tokenizer, server.url, path, pairs, script, settings=ChannelSettings(prm_weight=weight))
+        (batch,) = trainer.seen
+        seen[weight] = batch["inputs"]
+    plain, shaped = seen[0.0]["advantages"], seen[0.5]["advantages"]
+    assert plain.dim() == 1 and shaped.shape == seen[0.5]["completion_ids"].shape
+    # Rows may come in another order in each run: what was added is the same whatever the row.
+    own = shaped.min(1).values - shaped.max(1).values
+    assert sorted(own.abs().tolist()) == pytest.approx([0.0, 0.0, 0.5, 0.5]), "two turns failed, and all vote against"
+    for row in range(4):
+        changed = shaped[row] != shaped[row].max()
+        said = tokenizer.decode(seen[0.5]["completion_ids"][row][changed])
+        assert said in ("", call("read", path="green") + END, SCRIPTS[2][0] + END)
+    log = trainer.state.log_history[0]
+    assert log["prm/turns"] == 2.0 and log["prm/score"] == -1.0
+    with pool(server.url, FakeTeacher(Answer(calls=(RED,)))) as asked, pytest.raises(ValueError, match="wait_s"):
+        trained(
+            tokenizer, server.url, tmp_path, TeacherPairs(asked, tmp_path / "x.jsonl"), script,
+            settings=ChannelSettings(prm_weight=1.0),
+        )  # fmt: skip
 
 
 def test_teachers_read_what_the_student_read_and_their_votes_are_late_rewards(

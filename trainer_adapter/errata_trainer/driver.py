@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from .batch import Transcripts, rollouts_of
 from .channels.pairs import placed
+from .channels.prm import turn_scores
 from .metrics import Metrics
 from .playing import Seat
 from .rollout import DpoPair, Rollout, SdpoItem
@@ -122,6 +123,17 @@ class ChannelDriver:
         """Give a batch to the source of pairs, which asks its teachers."""
         if self.pair_source is not None:
             self.pair_source.observe(rollouts, seats, transcripts)
+
+    def turn_scores(self, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
+        """Return teachers' consensus on each turn, where the votes of these very rollouts have come; else None.
+
+        It is read after `pairs`. A source of pairs has it in ``margins``; one without has none.
+        """
+        margins: Mapping[tuple[str, int], float] = getattr(self.pair_source, "margins", {})
+        scores = turn_scores(rollouts, margins)
+        self.metrics.batch("prm/turns", sum(score is not None for of_row in scores for score in of_row))
+        self.metrics.mean("prm/score", sum(margins.values()), len(margins))
+        return scores
 
     def pairs(self, count: int, rollouts: Sequence[Rollout], referred: Referred) -> list[tuple[DpoPair, ...]]:
         """Return pairs to train on, at most ``count``, of each row: where a row is the rejected action's own, that row.

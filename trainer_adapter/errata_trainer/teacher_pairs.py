@@ -12,6 +12,7 @@ from . import launch
 from .action_tokens import ActionTokens
 from .batch import Transcripts
 from .channels.pairs import PairBuffer, trainable_pairs
+from .channels.prm import scores_of_ballots
 from .playing import Seat
 from .rollout import DpoPair, Rollout
 from .teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
@@ -45,6 +46,7 @@ class TeacherPairs:
         ValueError: The policy needs scores.
 
     Attributes:
+        margins: Of the ballots that came with the last `sample`, by episode and delivery (`channels.prm`).
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
             ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
             rollouts that the policy ``entropy`` could not look at.
@@ -73,6 +75,7 @@ class TeacherPairs:
         self._path, self._capacity = of_this_process(Path(buffer)), capacity
         self._buffer: PairBuffer | None = None
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
+        self.margins: dict[tuple[str, int], float] = {}
         self._seed = seed
         self._draws = 0
         self._tokens: ActionTokens | None = None
@@ -138,8 +141,11 @@ class TeacherPairs:
         done = [entry for entry in self._waiting if entry[0].done]
         self._waiting = [entry for entry in self._waiting if not entry[0].done]
         found: list[DpoPair] = []
+        self.margins = {}
         for batch, known in done:
-            for ballot, asked in zip(batch.result(0.0), known, strict=True):
+            ballots = batch.result(0.0)
+            self.margins |= scores_of_ballots(ballots)
+            for ballot, asked in zip(ballots, known, strict=True):
                 self.counts[ballot.vote.reason] += 1
                 found += self._pairs(ballot, asked)
         kept, skipped = trainable_pairs(found, max_length=self.max_length)

@@ -42,6 +42,9 @@ class ChannelSettings:
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
         dpo_nll: Weight of the chosen action's negative log-likelihood per token beside it (RPO), >= 0. DPO alone is
             content with a policy under which both actions become unlikely, the rejected one faster.
+        prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
+            state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
+            ``TeacherPairs(wait_s=...)``.
         gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
     """
 
@@ -63,4 +66,5 @@ class ChannelSettings:
     dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"
     dpo_nll: float = 0.0
+    prm_weight: float = 0.0
     gradient_norms: bool = False

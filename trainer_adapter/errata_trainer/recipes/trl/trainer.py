@@ -22,6 +22,7 @@ from errata_protocol.errors import ServiceError
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
 from ...channels.forward import idle_loss, longest_row, refuse_dropout
 from ...channels.guard import DivergenceGuard
+from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
 from ...driver import ChannelDriver, PairSource
@@ -124,6 +125,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, self.settings.dpo_nll)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
+        if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
+            raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
             self._initial = frozen_copy(student)
         self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
@@ -205,6 +208,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                     rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
                     batch[PAIRS] = rows
                     batch[PAIR_COUNT] = self._everywhere(sum(len(pairs) for pairs in rows))
+                    if self.settings.prm_weight:
+                        self._shape_advantages(driver, batch, rollouts)
         return batch
 
     def _seats(self) -> list[Seat | None] | None:
@@ -220,6 +225,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         seen = batch["completion_mask"].any(1).tolist()
         batch[ITEMS] = driver.items(rollouts, seats, sample=self._sample, trained=seen)
         batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
+
+    def _shape_advantages(self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout]) -> None:
+        """Add the teachers' scores of turns to the advantages, which become one for each token: ``[B, T]``."""
+        advantages, width = batch["advantages"], batch["completion_mask"].size(1)
+        added = shaped_advantages(
+            rollouts, driver.turn_scores(rollouts), weight=self.settings.prm_weight, length=width
+        ).to(advantages)
+        batch["advantages"] = (advantages.unsqueeze(1) if advantages.dim() == 1 else advantages) + added
 
     def _frozen(self) -> tuple[str, Any, bool]:
         """Return the reference of pairs: its name, the model, and whether its adapter is switched off for it."""
