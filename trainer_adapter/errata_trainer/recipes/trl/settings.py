@@ -45,6 +45,8 @@ class ChannelSettings:
         prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
             state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
             ``TeacherPairs(wait_s=...)``.
+        progress: Print one line for each logged step (`errata_trainer.progress`) in place of transformers' dictionary
+            of all metrics, which the log has in any case.
         gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
     """
 
@@ -67,4 +69,5 @@ class ChannelSettings:
     dpo_loss: LossType = "sigmoid"
     dpo_nll: float = 0.0
     prm_weight: float = 0.0
+    progress: bool = True
     gradient_norms: bool = False

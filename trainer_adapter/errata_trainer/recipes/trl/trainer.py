@@ -38,6 +38,7 @@ from .ema import following, frozen_copy, has_adapter
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools
 from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
+from .progress import show_lines
 from .settings import ChannelSettings
 
 Weight = float | Callable[[int], float]
@@ -114,6 +115,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._distillation = Distillation(
             divergence, self.settings.teacher, None if guard is None else DivergenceGuard(guard)
         )
+        if self.settings.progress:
+            show_lines(self)
         student = self.accelerator.unwrap_model(self.model)
         if alpha_sdpo != 0:
             refuse_dropout(student)
