@@ -440,6 +440,8 @@ def test_evaluation_is_plain_grpos(server: ServerProcess, tokenizer: Any, tmp_pa
     trainer.evaluate(trainer.train_dataset)
     assert trainer.seen and all(float(seen["loss"]) == float(seen["plain"]) for seen in trainer.seen)
     assert not any("sdpo_items" in seen["inputs"] for seen in trainer.seen)
+    (log,) = trainer.state.log_history
+    assert "eval_loss" in log and not any("sdpo" in name or "loss/" in name for name in log)
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])

@@ -366,8 +366,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _count_parts(self, parts: dict[str, torch.Tensor]) -> None:
         """Record the parts of a micro-batch's loss, so that in the log they add up to the step's loss.
 
-        A channel's parts add up over ranks; of GRPO's own loss the ranks' mean is what the trainer logs.
+        A channel's parts add up over ranks; of GRPO's own loss the ranks' mean is what the trainer logs. An evaluation
+        has GRPO's loss only, which is logged as its loss.
         """
+        if not self.model.training:
+            return
         for name, part in parts.items():
             self._metrics_now.step(name, part / self.accelerator.num_processes if name == "loss/grpo" else part)
 
