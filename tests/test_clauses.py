@@ -75,7 +75,9 @@ def decisions() -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
         heading = HEADING.match(path.read_text())
-        assert heading and path.name.partition("-")[0].lstrip("0") == heading[1], f"{path.name}: its first line is no title"
+        assert heading and path.name.partition("-")[0].lstrip("0") == heading[1], (
+            f"{path.name}: its first line is no title"
+        )
         assert heading[1] not in found, f"two files for decision {heading[1]}"
         found[heading[1]] = heading[2], path.name
     return found
