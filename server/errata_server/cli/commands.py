@@ -150,6 +150,14 @@ def serve(
     fsync: Annotated[
         bool | None, typer.Option(help="Sync the journal before each reply. [default: ERRATA_FSYNC, else yes]")
     ] = None,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Repair a damaged journal first: sessions with damaged rows are lost, others go on. "
+            "[default: ERRATA_JOURNAL_SALVAGE]",
+        ),
+    ] = False,
     log_format: Annotated[
         str,
         typer.Option(parser=_LOG_FORMAT, metavar="FORMAT", help="text, json, or auto: text at a terminal, else json."),
@@ -187,6 +195,8 @@ def serve(
         given["max_sessions_per_principal"] = max_sessions_per_principal
     if fsync is not None:
         given["fsync"] = fsync
+    if salvage:
+        given["journal_salvage"] = True
     if token is not None:
         given["token"] = SecretStr(token)
     if base:

@@ -1,12 +1,14 @@
-"""``errata journal``: disk use, verification, deletion of old episodes, export of turns as JSON lines or Parquet."""
+"""``errata journal``: disk use, verification, repair, deletion of old episodes, export of turns as JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +21,9 @@ from rich.table import Table
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
 
+from ..journal import SalvageReport, journal_in
+from ..runtime.data_lock import lock
+from . import data_dirs
 from .bundles import Output, Progress, complete_file, report
 from .source import DataDir, Json, Source
 
@@ -59,6 +64,65 @@ def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
         found = asyncio.run(_verified(source))
         where = str(source.directory)
     report(found, where, as_json)
+
+
+@cli.command("salvage")
+def salvage(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Repair a copy, a new data directory, instead."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only report.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Repair a damaged journal, and list the sessions that are lost by it.
+
+    What is whole stays. Open sessions with rows in damaged frames end as lost; what else was delivered stays readable.
+    The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
+    journal/damaged. A copy holds the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
+    """
+    from ..journal.salvage import salvage as repair
+
+    directory = data_dir or data_dirs.for_reading([], lambda *_: False)
+    journal = journal_in(directory)
+    if output is not None and output.exists():
+        raise InvalidRequest(f"{output} exists already: give the name of a new directory")
+    if output is not None or dry_run:
+        found = repair(journal, output=output / "journal" if output is not None else None, dry_run=dry_run)
+    else:
+        held = lock(directory) if journal.is_dir() else None
+        try:
+            found = repair(journal)
+        finally:
+            if held is not None:
+                os.close(held)
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "lost": found.lost, "dry_run": dry_run}, default=str))
+    else:
+        for line in _salvaged(found, dry_run):
+            typer.echo(line)
+    if found.lost:
+        raise typer.Exit(1)
+
+
+def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
+    for damage in found.damaged:
+        where = f"segment {damage.segment}, bytes {damage.begin:,} to {damage.end:,}"
+        yield f"{where}: {damage.what}" + (f"; it held {damage.holds}" if damage.holds else "")
+    for session in found.sessions:
+        became = "lost" if session.status == "open" else session.status
+        yield f"session {session.sid}: {became}; episodes {', '.join(session.episodes) or 'none'}"
+    if found.unattributed_bytes:
+        yield f"{found.unattributed_bytes:,} damaged bytes do not say whose rows they held"
+    yield f"{len(found.sessions):,} sessions have rows in damaged frames, {len(found.lost):,} of them open: these " + (
+        "would be lost" if dry_run else "are lost"
+    )
+    yield f"{found.rows:,} rows are whole"
+    if not found.is_damaged:
+        yield "nothing that was acknowledged is damaged"
+    if found.output is not None:
+        yield f"repaired: {found.output}" + (f"; as it was: {found.originals}" if found.originals else "")
 
 
 @cli.command("retention")

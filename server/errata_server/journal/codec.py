@@ -42,6 +42,12 @@ MARK = b"\xe7\x4a\xf0\x02"
 LOOSE = b"\xe7\x4a\xf0\x03"
 """First bytes of a frame that was written without waiting for its predecessor's sync."""
 
+REPAIR = (
+    "stop the server and run `errata journal salvage`, which keeps what is whole and lists the sessions that are lost, "
+    "or restore the data directory from a copy"
+)
+"""What to do where something is damaged that was durable."""
+
 SALT_BYTES = 8
 HEADER_BYTES = len(MAGIC) + 8 + 8 + SALT_BYTES + 4
 FRAME_BYTES = len(MARK) + 8
@@ -229,15 +235,15 @@ def scan(data: bytes, header: Header, start: int = HEADER_BYTES) -> Scan:
     """
     bodies: list[tuple[int, bytes]] = []
     at = 0
-    while (body := _frame_at(data, header, at, start)) is not None:
+    while (body := frame_at(data, header, at, start)) is not None:
         bodies.append((start + at + FRAME_BYTES, body))
         at += FRAME_BYTES + len(body)
     behind = data.find(MARK, at + 1)
     while behind >= 0:
-        if _frame_at(data, header, behind, start) is not None:
+        if frame_at(data, header, behind, start) is not None:
             raise JournalUnavailable(
                 f"the journal is damaged: segment {header.number} is broken at byte {start + at} and goes on at "
-                f"{start + behind}; restore the data directory from a copy"
+                f"{start + behind}; {REPAIR}"
             )
         behind = data.find(MARK, behind + 1)
     return Scan(bodies, start + at, len(data) - at)
@@ -251,7 +257,8 @@ def _checksum(body: bytes | memoryview, header: Header, offset: int) -> int:
     return checksum
 
 
-def _frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
+def frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
+    """Return the body of the frame at ``at``; None where there is no good one. ``data`` begins at ``start``."""
     if data[at : at + len(MARK)] not in (MARK, LOOSE) or len(data) < at + FRAME_BYTES:
         return None
     size, checksum = _U32.unpack_from(data, at + 4)[0], _U32.unpack_from(data, at + 8)[0]

@@ -20,6 +20,7 @@ from ..descriptors import explained
 from .codec import (
     FRAME_BYTES,
     HEADER_BYTES,
+    REPAIR,
     SALT_BYTES,
     Header,
     LogRecord,
@@ -32,6 +33,7 @@ from .codec import (
     encode_record,
     scan,
 )
+from .damage import pieces_of, summary
 from .disk import Disk
 from .writer import StoreFailed
 
@@ -95,7 +97,7 @@ class Segments:
             if name != name_of(number):
                 raise JournalUnavailable(
                     f"the journal is damaged: segment {number} is missing or broken off, and {names[-1]} follows; "
-                    "restore the data directory from a copy"
+                    f"{REPAIR}"
                 )
         return list(range(1, len(names) + 1))
 
@@ -116,9 +118,7 @@ class Segments:
                 self._headers.pop(place.segment, None)
                 return self._read(place)
         except FileNotFoundError as error:
-            raise JournalUnavailable(
-                f"the journal is damaged: segment {place.segment} is gone; restore the data directory from a copy"
-            ) from error
+            raise JournalUnavailable(f"the journal is damaged: segment {place.segment} is gone; {REPAIR}") from error
         except OSError as error:  # of the machine: it says nothing about what the file holds
             raise JournalUnavailable(
                 f"segment {place.segment} of the journal cannot be read now: {explained(error)}; then send the request "
@@ -128,7 +128,7 @@ class Segments:
         except ValueError as error:
             raise JournalUnavailable(
                 f"the journal is damaged: byte {place.offset} of segment {place.segment} holds no record ({error}); "
-                "restore the data directory from a copy"
+                f"{REPAIR}"
             ) from error
 
     def _read(self, place: Place) -> LogRecord:
@@ -159,7 +159,7 @@ class Segments:
             if not whole and number != numbers[-1]:
                 raise JournalUnavailable(
                     f"the journal is damaged: segment {number} is missing or broken off, and "
-                    f"{name_of(numbers[-1])} follows; restore the data directory from a copy"
+                    f"{name_of(numbers[-1])} follows; {REPAIR}"
                 )
 
     def whole(self, number: int) -> Iterator[tuple[list[Placed], Position]]:
@@ -175,8 +175,8 @@ class Segments:
         except ValueError:
             if size > HEADER_BYTES:
                 raise JournalUnavailable(
-                    f"the journal is damaged: segment {number} has no good header; restore the data directory from a "
-                    "copy, or use the Errata version that wrote it"
+                    f"the journal is damaged: segment {number} has no good header; {REPAIR}; a later Errata may have "
+                    "written it"
                 ) from None
             if position is not None:
                 raise UnknownPosition(f"segment {number} has no header") from None
@@ -197,7 +197,7 @@ class Segments:
     def _moved(self, number: int, header: Header, moved: Moved, position: Position | None) -> list[Placed]:
         found = scan(self._disk.read_at(name_of(number), HEADER_BYTES, self.size(number)), header)
         if found.torn_bytes:
-            raise JournalUnavailable(f"the journal is damaged: compacted segment {number} is broken off")
+            raise JournalUnavailable(f"the journal is damaged: compacted segment {number} is broken off; {REPAIR}")
         before = dict(zip(moved.now, moved.before, strict=True))
         return [
             (Place(number, before[place.offset], place.size), record)
@@ -306,12 +306,15 @@ class SegmentLog(Segments):
             self._sealed = True  # nothing is appended to what was compacted
             return
         if (torn := self.size(number) - size) > 0:
+            tail = self._disk.read_at(name_of(number), size, torn)
+            held = summary(piece.record for piece in pieces_of(tail) if piece.record is not None)
             log.warning(
                 "journal: the last %d bytes of segment %d are dropped, from byte %d on: they hold no whole frame. A "
-                "server that ended while it wrote leaves such an end, and has acknowledged nothing of it",
+                "server that ended while it wrote leaves such an end and has acknowledged nothing of it. It held: %s",
                 torn,
                 number,
                 size,
+                held,
             )
             self._disk.truncate(name_of(number), size)
         # Also where nothing was torn: a frame that was read here may never have been synced, and whoever asks is told

@@ -23,7 +23,17 @@ from ..concurrency.fair_lock import Turnstile
 from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
-from ..journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
+from ..journal import (
+    DirectoryDisk,
+    Disk,
+    IndexedJournal,
+    Journal,
+    MemoryJournal,
+    SalvageReport,
+    SessionChange,
+    journal_in,
+    salvage,
+)
 from ..sandbox import registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
@@ -345,7 +355,10 @@ class Runtime:
     def _open_journal(self) -> Journal:
         if self.data_dir is None:
             return MemoryJournal()
-        return IndexedJournal(journal_in(self.data_dir), fsync=self.settings.fsync)
+        directory = journal_in(self.data_dir)
+        if self.settings.journal_salvage and directory.is_dir():
+            _log_salvage(salvage(directory))
+        return IndexedJournal(directory, fsync=self.settings.fsync)
 
     def _make_sandboxes(self) -> Backend:
         settings, directory = self.settings, self.data_dir
@@ -372,6 +385,28 @@ class _Lazy:
 
     def __iter__(self) -> Iterator[SnapshotRef]:
         return iter(self._refs())
+
+
+def _log_salvage(report: SalvageReport) -> None:
+    if not report.is_damaged:
+        return
+    for found in report.damaged:
+        log.error(
+            "the journal was damaged: %s at bytes %d to %d of segment %d, which held %s",
+            found.what,
+            found.begin,
+            found.end,
+            found.segment,
+            found.holds or "nothing that can be read",
+        )
+    for session in report.sessions:
+        log.error("session %s had rows there (it was %s): %s", session.sid, session.status, ", ".join(session.episodes))
+    log.error(
+        "the journal is repaired: %d sessions are lost, %d rows are whole; the damaged segments are kept in %s",
+        len(report.lost),
+        report.rows,
+        report.originals,
+    )
 
 
 @functools.cache  # once per process: a test makes many applications
