@@ -19,8 +19,8 @@ class Settings(BaseSettings):
         data_dir: Journal and sandbox layers. None keeps everything in memory and a temporary directory: nothing
             survives the process. One server per directory (PROTOCOL E5).
         fsync: Sync the journal before a reply leaves. False survives a killed process but not a power loss.
-        journal_salvage: Repair a damaged journal at the start, instead of refusing to start: sessions with rows in what is
-            damaged are lost, the others go on. The start then reads the journal whole. See
+        journal_salvage: Repair a damaged journal at the start, instead of refusing to start: sessions with rows in what
+            is damaged are lost, the others go on. The start then reads the journal whole. See
             `errata_server.journal.salvage`.
         step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
             observation instead.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import zlib
@@ -9,9 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
-from errata_protocol.errors import JournalUnavailable
+from errata_client import ErrataClient
+from errata_protocol.errors import ErrataError, JournalUnavailable, ServiceError
+from errata_server.cli import commands
 from errata_server.journal import (
     DeliveryRow,
     DirectoryDisk,
@@ -27,9 +32,11 @@ from errata_server.journal.codec import FRAME_BYTES, HEADER_BYTES, LOOSE, decode
 from errata_server.journal.damage import good_frames
 from errata_server.journal.index import INDEX
 from errata_server.journal.segments import Segments
+from errata_server.process import ServerProcess
 
 from .journal_rows import delivery, episode, reward, session
 
+COUNT = "tests.server.environments:CountEnvironment"
 SESSIONS = 24
 
 
@@ -381,3 +388,88 @@ async def test_an_unknown_version_is_no_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(JournalUnavailable, match="the Errata version that wrote it"):
         salvage(tmp_path)
+
+
+# -- a server on what is whole -----------------------------------------------------------------------------------------
+
+
+async def with_two_sessions(data_dir: Path) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Two given-out sessions after two steps each, whose server was killed: their sids and eids."""
+    found = []
+    with ServerProcess(COUNT, data_dir) as server:
+        clients = [ErrataClient[Any, Any, Any](server.url, durable=True) for _ in range(2)]
+        for client in clients:
+            await client.reset()
+            await client.step({"n": 3})
+            await client.step({"n": 4})
+            assert client.session_id is not None and client.eid is not None
+            found.append((client.session_id, client.eid))
+        server.kill()
+        for client in clients:
+            await client.close()
+    return found[0], found[1]
+
+
+def damage_delivery(journal: Path, eid: str, t: int) -> None:
+    """Flip a bit in a delivery, behind the index as a killed server leaves it."""
+    for path, begin, data, _ in frames_of(journal):
+        if any(isinstance(r, DeliveryRow) and (r.eid, r.t) == (eid, t) for _, _, r in decode_records(data[12:])):
+            flip(path, 8 * (begin + len(data) - 3))
+            return
+    pytest.fail("no such delivery")
+
+
+@pytest.mark.parametrize("how", ["the option", "the variable", "the command"])
+async def test_a_server_starts_without_what_is_damaged_and_only_that_session_is_lost(tmp_path: Path, how: str) -> None:
+    (sid, eid), (other_sid, other_eid) = await with_two_sessions(tmp_path)
+    (tmp_path / "journal" / INDEX).unlink(missing_ok=True)
+    damage_delivery(tmp_path / "journal", eid, 1)
+    with pytest.raises(ServiceError, match="errata journal salvage"):
+        ServerProcess(COUNT, tmp_path)
+
+    options: tuple[str, ...] = ()
+    env = {}
+    if how == "the option":
+        options = ("--salvage",)
+    elif how == "the variable":
+        env = {"ERRATA_JOURNAL_SALVAGE": "1"}
+    else:
+        answer = CliRunner().invoke(commands.cli, ["journal", "salvage", "--json", "--data-dir", str(tmp_path)])
+        told = json.loads(answer.stdout)
+        assert (answer.exit_code, told["lost"]) == (1, [sid])
+        assert [(s["sid"], s["status"], s["episodes"]) for s in told["sessions"]] == [(sid, "open", [eid])]
+    with ServerProcess(COUNT, tmp_path, *options, env=env) as server:
+        if how != "the command":
+            assert "had rows there (it was open)" in "".join(server.log)
+        report = json.loads((tmp_path / "journal" / "damaged" / "report.json.1").read_text())
+        assert report["lost"] == [sid]
+        with pytest.raises(ErrataError, match="damaged") as caught:
+            await ErrataClient[Any, Any, Any](server.url, session_id=sid).connect()
+        assert caught.value.code == "SESSION_LOST"
+        async with ErrataClient[Any, Any, Any](server.url, session_id=other_sid) as again:
+            assert (again.eid, again.t) == (other_eid, 2)
+            assert (await again.step({"n": 1})).observation["n"] == 8
+        states = {t: httpx.get(f"{server.url}/episodes/{eid}/states/{t}").status_code for t in range(3)}
+        assert states == {0: 200, 1: 404, 2: 200}, "what else was delivered stays readable"
+
+
+def test_the_command_refuses_a_directory_in_use_and_repairs_a_copy_beside_the_server(tmp_path: Path) -> None:
+    with (
+        ServerProcess(COUNT, tmp_path / "data") as server,
+        ErrataClient[Any, Any, Any](server.url, durable=True).sync() as client,
+    ):
+        client.reset()
+        refused = CliRunner().invoke(commands.cli, ["journal", "salvage", "--data-dir", str(tmp_path / "data")])
+        assert isinstance(refused.exception, JournalUnavailable) and "in use" in str(refused.exception)
+        arguments = ["journal", "salvage", "--data-dir", str(tmp_path / "data"), "-o", str(tmp_path / "copy")]
+        done = CliRunner().invoke(commands.cli, arguments)
+        assert done.exit_code == 0 and "nothing that was acknowledged is damaged" in done.stdout
+        eid = client.eid
+    shown = CliRunner().invoke(commands.cli, ["replay", str(eid), "--data-dir", str(tmp_path / "copy")])
+    assert shown.exit_code == 0 and "reset" in shown.stdout
+
+
+def test_without_a_journal_the_command_says_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands.cli, ["journal", "salvage", "--data-dir", str(tmp_path)])
+    assert isinstance(done.exception, JournalUnavailable)
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""``errata journal``: disk use, verification, repair, deletion of old episodes, export of turns as JSON lines or Parquet."""
+"""``errata journal``: disk use, verification, repair, deletion of old episodes, export as JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -98,7 +97,7 @@ def salvage(
             if held is not None:
                 os.close(held)
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "lost": found.lost, "dry_run": dry_run}, default=str))
+        typer.echo(json.dumps({**found.as_json(), "dry_run": dry_run}))
     else:
         for line in _salvaged(found, dry_run):
             typer.echo(line)

@@ -7,10 +7,11 @@ step, and the original kept. A crash in between leaves a journal that is salvage
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ from .segments import Position, name_of, random_salt
 
 KEPT = "damaged"
 """Directory in the journal's with the originals of segments that were repaired."""
+
+REPORT = "report.json"
+"""Beside them, numbered: the report of each repair, with ids that the log abbreviates."""
 
 WHY = "rows of it on disk were damaged: the journal was salvaged without them"
 """What is answered to the owner of a session that is lost so."""
@@ -108,6 +112,13 @@ class SalvageReport:
     def is_damaged(self) -> bool:
         """Whether anything but an unfinished last frame was found."""
         return any(found.what != "tail" for found in self.damaged)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as values of JSON, with the sids of `lost`."""
+        return {**asdict(self), "lost": self.lost} | {
+            name: str(path) if (path := getattr(self, name)) is not None else None
+            for name in ("directory", "output", "originals")
+        }
 
     @property
     def lost(self) -> list[str]:
@@ -262,9 +273,12 @@ class _Salvage:
         if dry_run:
             return report
         written, originals = self._write(damaged, sessions, report.is_damaged, output)
-        return SalvageReport(
-            self._directory, written, report.damaged, sessions, self._unattributed, self._known.rows, originals
-        )
+        report = replace(report, output=written, originals=originals)
+        if originals is not None:
+            file = _free_name(originals, REPORT)
+            file.touch(mode=0o600)
+            file.write_text(json.dumps(report.as_json(), indent=1))
+        return report
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
