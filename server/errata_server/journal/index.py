@@ -200,7 +200,8 @@ class Index:
         Raises:
             apsw.Error: Nothing was written.
         """
-        assert batch.position is not None
+        if batch.position is None:
+            raise ValueError("a batch without a position holds nothing")
         with self._transaction():
             self._sessions(batch)
             self._episodes(batch)
@@ -237,11 +238,12 @@ class Index:
         with self._transaction():
             dead = Counter[int](), Counter[int]()
             ids: list[int] = []
-            turns = self._merged_run("turns", "episode", n, -1, decode_turns)
+            turns: list[Turn] = self._merged_run("turns", "episode", n, -1, decode_turns)
             errors = [Replied(*row) for row in self._all(
                 "SELECT after, segment, offset, size, id FROM errors WHERE episode = ?", (n,)
             )]  # fmt: skip
-            for one in (*turns, *errors):
+            rows: list[Turn | Replied] = [*turns, *errors]
+            for one in rows:
                 dead[0][one.segment] += 1
                 dead[1][one.segment] += one.size
                 if one.id is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from errata_protocol.environment import SnapshotRef
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
+from .base import DeliveryRow, EpisodeRow, RecordKind, RewardRow, SessionChange, SessionRow
 from .codec import Deletion, LogRecord
 from .segments import Place, Position
 
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     offset: int
     size: int
     id: int | None
-    kind: str
+    kind: RecordKind
     digest: bytes
     semantic_digest: bytes | None
     reward: float | None
@@ -205,7 +205,8 @@ class Live:
     def arrived(self) -> None:
         """The batch that was on its way is in the index."""
         with self.lock:
-            assert self.leaving is not None
+            if self.leaving is None:
+                raise RuntimeError("no batch is on its way")
             self._recent[0].update(self.leaving.of_episodes)
             self._recent[1].update(self.leaving.of_sessions)
             for n, turns in self.leaving.turns.items():

@@ -369,7 +369,7 @@ class _Salvage:
     def _attribute_bytes(self, number: int, begin: int, data: bytes, segment: _Segment) -> str:
         """Find the sessions of a damaged frame; return what it holds, in words."""
         read: list[LogRecord] = []
-        kept: list[LogRecord] = []
+        kept: list[SessionRow | EpisodeRow] = []
         unclear = 0
         for piece in pieces_of(data):
             if piece.is_head:
@@ -570,7 +570,8 @@ def _indexed(path: Path) -> tuple[_Indexed | None, bool]:
 
 
 def _contents(db: apsw.Connection, position: Position) -> _Indexed:
-    sids: dict[int, str] = dict(db.execute("SELECT n, sid FROM sessions").fetchall())
+    named: Any = db.execute("SELECT n, sid FROM sessions").fetchall()
+    sids: dict[int, str] = dict(named)
     sessions: Any = db.execute(f"SELECT {SESSION} FROM sessions WHERE environment IS NOT NULL").fetchall()
     episodes: Any = db.execute(f"SELECT n, {EPISODE} FROM episodes").fetchall()
     of = {n: columns.episode(row) for n, *row in episodes}

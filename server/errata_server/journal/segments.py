@@ -85,6 +85,7 @@ class Segments:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._headers: dict[int, tuple[Header, Moved | None]] = {}
+        self._unfinished = set[int]()
 
     def numbers(self) -> list[int]:
         """Return the numbers of all segments, in order.
@@ -155,8 +156,8 @@ class Segments:
             raise UnknownPosition(f"there is no segment {position.segment}")
         for number in numbers[position.segment - 1 if position is not None else 0 :]:
             here = position if position is not None and position.segment == number else None
-            whole = yield from self._frames(number, here)
-            if not whole and number != numbers[-1]:
+            yield from self._frames(number, here)
+            if number in self._unfinished and number != numbers[-1]:
                 raise JournalUnavailable(
                     f"the journal is damaged: segment {number} is missing or broken off, and "
                     f"{name_of(numbers[-1])} follows; {REPAIR}"
@@ -167,8 +168,9 @@ class Segments:
         yield from self._frames(number, None)
 
     def _frames(self, number: int, position: Position | None) -> Iterator[tuple[list[Placed], Position]]:
-        """Yield the frames of one segment behind ``position``; return whether all of it is good."""
+        """Yield the frames of one segment behind ``position``; note in `_unfinished` whether it ends in a good one."""
         self._headers.pop(number, None)
+        self._unfinished.discard(number)
         size = self.size(number)
         try:
             header, moved = self._header(number)
@@ -180,7 +182,8 @@ class Segments:
                 ) from None
             if position is not None:
                 raise UnknownPosition(f"segment {number} has no header") from None
-            return False
+            self._unfinished.add(number)
+            return
         end = moved.size_bytes if moved is not None else size
         if position is not None and (header.salt != position.salt or position.offset > end):
             raise UnknownPosition(f"segment {number} is another, or ends before byte {position.offset}")
@@ -188,11 +191,12 @@ class Segments:
         name = name_of(number)
         if moved is not None:
             yield self._moved(number, header, moved, position), Position(number, moved.size_bytes, header.salt)
-            return True
+            return
         found = scan(self._disk.read_at(name, start, size - start), header, start)
         for offset, body in found.bodies:
             yield self._records(number, offset, body), Position(number, offset + len(body), header.salt)
-        return not found.torn_bytes
+        if found.torn_bytes:
+            self._unfinished.add(number)
 
     def _moved(self, number: int, header: Header, moved: Moved, position: Position | None) -> list[Placed]:
         found = scan(self._disk.read_at(name_of(number), HEADER_BYTES, self.size(number)), header)

@@ -137,7 +137,8 @@ class GroupWriter(ABC):
             if self.failing is not None:
                 log.warning("journal writes again")
                 self.failing = None
-            assert errors is not None
+            if errors is None:
+                raise RuntimeError("the driver of the writer wrote nothing")
             for pending, error_or_none in zip(group, errors, strict=True):
                 pending.error = error_or_none
             return
