@@ -23,7 +23,8 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from ..journal import SalvageReport, journal_in
 from ..runtime.data_lock import lock
 from . import data_dirs
-from .bundles import Output, Progress, complete_file, report
+from .bundles import Output, Progress, complete_file
+from .bundles import report as show_verification
 from .source import DataDir, Json, Source
 
 cli = typer.Typer(
@@ -62,7 +63,7 @@ def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
     with Source(data_dir, None) as source:
         found = asyncio.run(_verified(source))
         where = str(source.directory)
-    report(found, where, as_json)
+    show_verification(found, where, as_json)
 
 
 @cli.command("salvage")
@@ -132,7 +133,7 @@ def retention(
     max_bytes: Annotated[
         str | None, typer.Option(metavar="N[k|M|G|T]", help="Delete the oldest until the rest holds no more.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be deleted.")] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -145,7 +146,7 @@ def retention(
     from ..episodes import retention as keeping
 
     if keep_days is None and max_bytes is None:
-        raise InvalidRequest("say what to keep: --keep-days N, --max-bytes B, or both")
+        raise InvalidRequest("give what to keep: --keep-days N, --max-bytes B, or both")
     bound = _bytes(max_bytes) if max_bytes is not None else None
     with Source(data_dir, None) as source:
         chosen = asyncio.run(
@@ -157,7 +158,7 @@ def retention(
                 progress=Progress("episodes"),
             )
         )
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "episodes": [held.row.eid for held in chosen.delete],
         "bytes": chosen.bytes,
         "kept": chosen.kept,
@@ -166,19 +167,19 @@ def retention(
         "dry_run": dry_run,
     }
     if not dry_run and chosen.delete:
-        told["deleted"], told["foreign"] = _delete(data_dir, chosen.delete)
+        report["deleted"], report["foreign"] = _delete(data_dir, chosen.delete)
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(report))
         return
-    verb = "would go" if dry_run else "chosen"
+    verb = "would be deleted" if dry_run else "chosen"
     typer.echo(f"{len(chosen.delete):,} episodes {verb}, {chosen.bytes:,} bytes")
-    typer.echo(f"{chosen.kept:,} stay, {chosen.kept_bytes:,} bytes")
+    typer.echo(f"{chosen.kept:,} are kept, {chosen.kept_bytes:,} bytes")
     if chosen.held_back:
-        typer.echo(f"{chosen.held_back:,} of these stay for an open session or a fork")
-    if "deleted" in told:
-        typer.echo(f"{told['deleted']:,} deleted")
-    if told.get("foreign"):
-        typer.echo(f"{told['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
+        typer.echo(f"{chosen.held_back:,} of these are kept for an open session or a fork")
+    if "deleted" in report:
+        typer.echo(f"{report['deleted']:,} deleted")
+    if report.get("foreign"):
+        typer.echo(f"{report['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
 
 
 def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
@@ -238,8 +239,8 @@ def export(
 
         count = asyncio.run(write())
         rows.close()
-    told = {"file": str(output), "format": format, "rows": count, "by": by, "bytes": output.stat().st_size}
-    typer.echo(json.dumps(told) if as_json else f"{output}: {count:,} {by}s, {told['bytes']:,} bytes")
+    written = {"file": str(output), "format": format, "rows": count, "by": by, "bytes": output.stat().st_size}
+    typer.echo(json.dumps(written) if as_json else f"{output}: {count:,} {by}s, {written['bytes']:,} bytes")
 
 
 _SIZES = ("episodes", "deliveries", "payload_bytes", "request_bytes", "state_bytes")

@@ -78,9 +78,9 @@ class Source:
     A directory is read in place also while a server runs on it; deleting goes through the server then.
 
     Args:
-        data_dir: Data directory; None chooses as `data_dirs.for_reading` says.
+        data_dir: Data directory; None chooses as `data_dirs.for_reading` does.
         url: Server to ask instead.
-        eids: Episodes that the command is about: they tell which journal is meant.
+        eids: Episodes that the command is about: they determine which journal is read.
         writes: Take the directory, or ask the server that holds it.
     """
 

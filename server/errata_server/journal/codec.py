@@ -8,13 +8,13 @@ A segment is a header and frames. A frame is what one sync made durable: the rec
 
 All integers are little-endian. The salt is random and never leaves the disk, and the offset goes into the checksum:
 bytes that an agent sent cannot pass for a frame, nor can a stale frame that lies where another was meant to. A record
-has a checksum of its own, so that one can be read without its frame.
+has its own checksum, so it can be read without its frame.
 
 A store writes a frame only after it synced the one before, or marks it LOOSE. So a bad frame with a good one behind
 it that is not loose was durable once, and is damage; any other bad frame is what a crash tore, and is cut off.
 
 A segment that was compacted holds only some of its records. Its last frame is a map of where each was and is
-(`Moved`): whoever noted the place of a record finds it by the old one.
+(`Moved`): a record is still found by its old offset.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _READ: dict[int, Callable[[Sequence[Any]], LogRecord]] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment says of itself.
+    """The header of a segment.
 
     Args:
         number: From 1, in order of writing.

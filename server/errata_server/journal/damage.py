@@ -39,7 +39,7 @@ NAMED = 10
 """Records that a message names."""
 
 _FLIPS = 3
-"""So many bits of a head may differ from what it should say, where nothing else says what it was."""
+"""At most so many bits of a frame's or record's head may be wrong for it to be taken for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Piece:
     Args:
         begin: Offset in the bytes that were read.
         end: Likewise.
-        record: What stands there; None where no record can be read.
+        record: The record; None if none can be read.
         is_head: It is the head of a frame, good or not.
-        is_one: It is one record, or the head of a frame, for certain.
-        is_chained: The sizes of what stands before lead here from a frame's head.
+        is_one: It is exactly one record, or the head of a frame.
+        is_chained: The sizes of the records before it lead here from a frame's head.
     """
 
     begin: int

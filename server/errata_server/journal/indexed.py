@@ -1,6 +1,6 @@
 """`IndexedJournal`: the durable journal; append-only segments are the truth, SQLite is their index (PROTOCOL E1).
 
-A commit is one frame with the others that wait: encoded, appended and synced by the writer thread, then seen by reads
+A group of waiting commits is one frame: encoded, appended and synced by the writer thread, then seen by reads
 and answered. The index is brought up behind, in large batches; see `errata_server.journal.index`.
 """
 
@@ -65,7 +65,7 @@ OF_AN_EPISODE = (EpisodeRow, DeliveryRow, RewardRow)
 """Records that go with their episode."""
 
 PROGRESS_S = 5.0
-"""How often a long start says how far it is."""
+"""How often a long start logs its progress."""
 
 
 class IndexedJournal(Journal):
@@ -79,7 +79,7 @@ class IndexedJournal(Journal):
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
         batch_rows: Rows that go to the index together.
-        background: Bring the index up on a thread of its own; else whoever commits the last row of a batch does.
+        background: Update the index on its own thread; else the commit of the last row of a batch does.
 
     Raises:
         JournalUnavailable: The directory cannot be used, or a record that was durable is damaged or gone.
@@ -118,7 +118,7 @@ class IndexedJournal(Journal):
             try:
                 self._open()
             except BaseException:
-                self._let_go()
+                self._release()
                 raise
         except (apsw.Error, OSError, StoreFailed) as error:
             short = descriptors.trouble(descriptors.FOR_SQLITE)
@@ -280,7 +280,7 @@ class IndexedJournal(Journal):
                 self._delete(eid, episode.n, self._log.position)
         except StoreFailed as error:
             raise JournalUnavailable(f"cannot delete from the journal: {error}") from error
-        with contextlib.suppress(StoreFailed):  # it is durable and nobody reads it; the index follows when it can
+        with contextlib.suppress(StoreFailed):  # the deletion is durable and hidden from reads; the index follows
             self._bring_up()
         return episode.deliveries
 
@@ -331,7 +331,7 @@ class IndexedJournal(Journal):
 
     def _index_soon(self) -> None:
         if self._indexer is None:
-            with contextlib.suppress(StoreFailed):  # said in the log; what waits is held, up to a bound
+            with contextlib.suppress(StoreFailed):  # logged; waiting rows stay in memory, up to a bound
                 self._bring_up()
             return
         with self._wake:
@@ -346,11 +346,11 @@ class IndexedJournal(Journal):
                     return
             try:
                 self._bring_up()
-            except StoreFailed:  # said in the log
+            except StoreFailed:  # logged
                 with self._wake:
                     self._wake.wait(BATCH_S)
             if batches % UNUSED_BATCHES == 0:
-                with self._write_lock:  # nobody looks up where something stands and relies on it
+                with self._write_lock:  # no commit is between its checks and its rows
                     self._live.forget_unused()
 
     def _catch_up(self) -> None:
@@ -360,10 +360,10 @@ class IndexedJournal(Journal):
             StoreFailed: The index cannot be written.
         """
         self._bring_up()
-        self._bring_up()  # a batch may have been on its way already
+        self._bring_up()  # a batch may have been leaving already
 
     def _bring_up(self) -> None:
-        """Apply what waits, or what was on its way.
+        """Apply the waiting rows, or the batch that was leaving.
 
         Raises:
             StoreFailed: The index cannot be written now; what waits stays in memory.
@@ -403,7 +403,7 @@ class IndexedJournal(Journal):
             self._index_failing = None
 
     def _damaged(self, error: apsw.Error) -> JournalUnavailable:
-        """The index is not what it should be: see to it that the next start makes it again."""
+        """Remove a damaged index, so that the next start makes it again; return the error to raise."""
         self._is_damaged = True
         log.error("the index of the journal is damaged, the next start makes it again: %s", error)
         _remove(self._path)
@@ -427,12 +427,12 @@ class IndexedJournal(Journal):
             if not (broken or self._is_damaged or isinstance(error, UnknownPosition)):
                 raise
             log.warning("the index of the journal is made again from the segments: %s", error)
-            self._let_go()
+            self._release()
             _remove(self._path)
             self._is_damaged = False
             self._start()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._readers.close()
         if self._opened is not None:
             self._opened.close()
@@ -447,7 +447,7 @@ class IndexedJournal(Journal):
         self._load()
 
     def _load(self) -> None:
-        live, began, said = self._live, time.monotonic(), time.monotonic()
+        live, began, logged = self._live, time.monotonic(), time.monotonic()
         position = self._index.position()
         if position is not None and not self._log.numbers():
             # Nothing of them was torn by a crash: a segment's name is durable before the index knows of it.
@@ -460,15 +460,15 @@ class IndexedJournal(Journal):
             if live.batch.rows >= self._batch_rows:
                 self._catch_up()
                 live.forget_idle()
-                if time.monotonic() - said > PROGRESS_S:
-                    said = time.monotonic()
+                if time.monotonic() - logged > PROGRESS_S:
+                    logged = time.monotonic()
                     log.info("making the index: %d rows, up to segment %d", rows, behind.segment)
         self._catch_up()
         if rows and time.monotonic() - began > PROGRESS_S:
             log.info("the index has all %d rows now, after %.1f s", rows, time.monotonic() - began)
 
     def _take_again(self, placed: Sequence[Placed], behind: Position) -> None:
-        """Take in one frame of the segments, or a compacted segment, as when it was written."""
+        """Apply one frame of the segments, or a compacted segment, as when it was written."""
         self._standing.look_up(record for _, record in placed)
         begin = 0
         for at, (place, record) in enumerate(placed):

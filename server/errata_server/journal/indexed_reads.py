@@ -28,7 +28,7 @@ class IndexedReads:
 
     Args:
         segments: Where the rows are.
-        standing: Where sessions and episodes stand.
+        standing: Looks up sessions, episodes and turns.
         live: What is not in the index yet.
         rows: As in `Standing`.
     """

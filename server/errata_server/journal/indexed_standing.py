@@ -1,4 +1,4 @@
-"""`Standing`: where the sessions and episodes of an indexed journal stand, and the checks of a commit against that."""
+"""`Standing`: the last ids and turns of sessions and episodes in an indexed journal, and conflicts with them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .live import Episode, Live, Session, Turn
 Rows = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 """Returns all rows of a query on the index."""
 
-_STANDS = (
+_EPISODES = (
     "SELECT json_group_array(json_array(e.eid, e.n, e.session, t.last_t, t.deliveries, printf('%!.17g', t.reward), "
     "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest))) "
     "FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
     "WHERE e.eid IN (SELECT value FROM json_each(?))"
 )
-_SESSION_STANDS = (
+_SESSIONS = (
     "SELECT json_group_array(json_array(s.sid, s.n, s.environment IS NOT NULL, coalesce(c.last_id, 0), "
     "coalesce(c.last_seq, 0))) FROM sessions s LEFT JOIN counters c ON c.session = s.n "
     "WHERE s.sid IN (SELECT value FROM json_each(?))"
@@ -70,17 +70,17 @@ class Standing:
         return str(rows[0][0]) if rows else None
 
     def episode(self, eid: str) -> Episode | None:
-        """Return where an episode stands, None for a deleted one."""
+        """Return an episode's totals and last t; None without it, also where it was deleted."""
         if eid in self._live.deleted:
             return None
-        return self._live.episodes.get(eid) or self._stands([eid]).get(eid)
+        return self._live.episodes.get(eid) or self._stored_episodes([eid]).get(eid)
 
     def session(self, sid: str) -> Session | None:
-        """Return where a session stands, or None."""
-        return self._live.sessions.get(sid) or self._session_stands([sid]).get(sid)
+        """Return a session's last id and seq, or None."""
+        return self._live.sessions.get(sid) or self._stored_sessions([sid]).get(sid)
 
-    def _stands(self, eids: Iterable[str]) -> dict[str, Episode]:
-        rows = self._rows(_STANDS, (json.dumps(list(eids)),))
+    def _stored_episodes(self, eids: Iterable[str]) -> dict[str, Episode]:
+        rows = self._rows(_EPISODES, (json.dumps(list(eids)),))
         found = {}
         for eid, n, session, last_t, deliveries, reward, done, kinds, payloads, requests, states, newest in (
             json.loads(rows[0][0]) if rows else ()
@@ -94,8 +94,8 @@ class Standing:
             )  # fmt: skip
         return found
 
-    def _session_stands(self, sids: Iterable[str]) -> dict[str, Session]:
-        rows = self._rows(_SESSION_STANDS, (json.dumps(list(sids)),))
+    def _stored_sessions(self, sids: Iterable[str]) -> dict[str, Session]:
+        rows = self._rows(_SESSIONS, (json.dumps(list(sids)),))
         return {
             sid: Session(n, bool(known), last_id, last_id, last_seq)
             for sid, n, known, last_id, last_seq in (json.loads(rows[0][0]) if rows else ())
@@ -103,7 +103,7 @@ class Standing:
 
     def look_up(self, records: Iterable[LogRecord]) -> None:
         """Look up where the episodes and sessions of records stand, and which of their rewards are there, all in three
-        queries, before they are checked or taken in: no row costs a query of its own."""
+        queries, before they are checked or applied: no row costs a query of its own."""
         live = self._live
         rewards: list[RewardRow] = []
         eids, sids = set[str](), set[str]()
@@ -119,9 +119,9 @@ class Standing:
             if isinstance(record, RewardRow):
                 rewards.append(record)
         if eids:
-            live.episodes.update(self._stands(eids))
+            live.episodes.update(self._stored_episodes(eids))
         if sids:
-            live.sessions.update(self._session_stands(sids))
+            live.sessions.update(self._stored_sessions(sids))
         self._rewarded = self._rewards_there(rewards) if rewards else set()
 
     def _rewards_there(self, rewards: Iterable[RewardRow]) -> set[tuple[int, str]]:
@@ -134,7 +134,7 @@ class Standing:
         rows = self._rows(sql, (json.dumps(asked),))
         return there.union((n, id) for n, id in json.loads(rows[0][0]))
 
-    # -- what stands against a commit (errata_server.journal.claims) ---------------------------------------------
+    # -- conflicts with a commit (errata_server.journal.claims) ---------------------------------------------
 
     def has_session(self, sid: str) -> bool:
         session = self._live.sessions.get(sid)

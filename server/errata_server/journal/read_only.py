@@ -36,7 +36,7 @@ from .segments import Position, Segments, UnknownPosition, all_gone
 
 class ReadOnlyJournal(Journal):
     """Reads the segments and the index as it was when this was opened; what came behind it is kept in memory, and each
-    read first takes in what was committed before it. Changes no row, starts no thread, makes no file.
+    read first adds what was committed before it. Changes no row, starts no thread, makes no file.
 
     Args:
         directory: Of the journal.
@@ -222,7 +222,7 @@ class ReadOnlyJournal(Journal):
             yield self._reads
 
     def _refresh(self) -> None:
-        """Take in what was committed since the last look."""
+        """Add what was committed since the last call."""
         with self._lock:
             if self._closed:
                 raise JournalUnavailable("the journal is closed")

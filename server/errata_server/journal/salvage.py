@@ -158,7 +158,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Known:
-    """What the good frames say."""
+    """The contents of the good frames."""
 
     rows: int = 0
     sessions: dict[str, SessionRow] = field(default_factory=dict)
@@ -207,7 +207,7 @@ class _Known:
                     self.owners.setdefault(record.eid, record.sid)
 
     def names(self) -> dict[str, str]:
-        """Return sids by every id that says which session is meant."""
+        """Return sids by the ids that identify a session: its own and those of its episodes."""
         return {**self.owners, **{sid: sid for sid in (*self.sessions, *self.last)}}
 
 
@@ -328,7 +328,7 @@ class _Salvage:
         return segment
 
     def _read_compacted(self, segment: _Segment, data: bytes, moved: Moved, gaps: list[tuple[int, int]]) -> None:
-        """Read the records of a compacted segment one by one, each where the map says."""
+        """Read the records of a compacted segment one by one, each at the offset in the map."""
         segment.size_bytes = moved.size_bytes
         ends = [*moved.now[1:], segment.header.map_at if segment.header and segment.header.map_at else len(data)]
         for before, now, end in zip(moved.before, moved.now, ends, strict=True):
@@ -563,7 +563,7 @@ def _indexed(path: Path) -> tuple[_Indexed | None, bool]:
         if position is None:
             return None, True
         return _contents(db, position), True
-    except (apsw.Error, ValueError, TypeError, KeyError):  # it says what no index says
+    except (apsw.Error, ValueError, TypeError, KeyError):  # no index that this Errata wrote
         return None, False
     finally:
         db.close()

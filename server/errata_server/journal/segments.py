@@ -1,7 +1,7 @@
 """Append-only segment files: append and fsync frames, read a record by its `Place`, replay from a position, compact.
 
 One frame is one group commit: append, sync, then its records count. A segment that reached its size is followed by
-another. At open what a crash tore off the end of the last one is cut off, for it was acknowledged to nobody. A segment
+another. At open what a crash tore off the end of the last one is cut off: it was never acknowledged. A segment
 that is mostly garbage is written anew without it (`SegmentLog.rewrite`); its records keep their places.
 """
 
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A point between two frames: all before it was taken in.
+    """A point between two frames; all before it was applied.
 
     The salt is the segment's: a position in the files of another journal is none here.
     """
@@ -120,7 +120,7 @@ class Segments:
                 return self._read(place)
         except FileNotFoundError as error:
             raise JournalUnavailable(f"the journal is damaged: segment {place.segment} is gone; {REPAIR}") from error
-        except OSError as error:  # of the machine: it says nothing about what the file holds
+        except OSError as error:  # of the machine, not of the contents of the file
             raise JournalUnavailable(
                 f"segment {place.segment} of the journal cannot be read now: {explained(error)}; then send the request "
                 "again, nothing is lost",
@@ -321,13 +321,13 @@ class SegmentLog(Segments):
                 held,
             )
             self._disk.truncate(name_of(number), size)
-        # Also where nothing was torn: a frame that was read here may never have been synced, and whoever asks is told
-        # of it now.
+        # Also where nothing was torn: a frame that was read here may never have been synced, and reads
+        # return it from now on.
         self._disk.sync(name_of(number))
         self._disk.sync_names()
 
     def _make_durable(self, position: Position | None) -> None:
-        """Write the last frame again where it stands, unless ``position`` says that it was acknowledged.
+        """Write the last frame again in place, unless it lies before ``position`` and so was acknowledged.
 
         The process before this one may have ended with a sync that failed: then the kernel has the frame in memory,
         holds it for written, and a further sync does nothing. What is appended behind it would be lost with it.
@@ -392,10 +392,10 @@ class SegmentLog(Segments):
         """Write a full segment anew with those of its records that were written at ``keep``; return the bytes given
         back.
 
-        The old one stands until the new one is durable. Reads go on meanwhile.
+        The old one remains until the new one is durable. Reads go on meanwhile.
 
         Raises:
-            OSError: The disk cannot be written; the old segment stands.
+            OSError: The disk cannot be written; the old segment remains.
             ValueError: It is the one that is written to.
         """
         if number >= self._head.number:

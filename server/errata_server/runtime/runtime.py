@@ -285,6 +285,7 @@ class Runtime:
         sandboxes = self._sandboxes
         reasons = (
             self.store.trouble(),
+            self.store.watch_trouble,
             self.journal.trouble,
             self.threads.trouble(),
             sandboxes.trouble if sandboxes is not None else None,

@@ -88,7 +88,12 @@ class Store:
         short = self._disk_trouble(self._disk)
         if (short is not None) != self._short:
             self._say(short)
-        return short or (self._watch.trouble if self._watch is not None else None)
+        return short
+
+    @property
+    def watch_trouble(self) -> str | None:
+        """Why the data directory is not watched; None while it is, or without one."""
+        return self._watch.trouble if self._watch is not None else None
 
     def _say(self, short: str | None) -> None:
         """Log a change, once: requests and the watch may see it at the same time."""
