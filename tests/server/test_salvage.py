@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import zlib
@@ -298,6 +299,18 @@ async def test_a_torn_end_is_cut_off_and_said_with_what_it_held(
     assert "session s" in report.damaged[0].holds
     IndexedJournal(tmp_path).close()
     assert "episode e (session s)" in caplog.text
+
+
+async def test_an_end_that_is_gone_and_that_the_index_knows_of_is_damage(tmp_path: Path) -> None:
+    await filled(tmp_path, random.Random(11), segment_bytes=1_000_000)
+    frames = frames_of(tmp_path)
+    path, begin, data, _ = frames[-3]
+    os.truncate(path, begin + len(data) // 2)
+
+    report = salvage(tmp_path)
+
+    assert {found.sid for found in report.sessions} == set().union(*(sids for *_, sids in frames[-3:]))
+    assert journal_problems(tmp_path) == []
 
 
 async def test_a_copy_leaves_the_journal_as_it_is(tmp_path: Path) -> None:

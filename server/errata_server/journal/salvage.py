@@ -58,8 +58,8 @@ class DamagedRange:
         segment: Its number.
         begin: Offset in it.
         end: Likewise; equal to ``begin`` for a segment that is missing.
-        what: ``frame``, ``header``, ``map``, ``segment`` (missing) or ``tail``: a frame that was not written whole.
-            A crash leaves one, and nothing of it was acknowledged.
+        what: ``frame``, ``header``, ``map``, ``segment`` (missing), ``end`` (missing, and known to the index) or
+            ``tail``: a frame that was not written whole. A crash leaves one, and nothing of it was acknowledged.
         holds: What can still be read there, in words.
     """
 
@@ -247,6 +247,7 @@ class _Salvage:
         self._deletions: list[Deletion] = []
         self._unknown: list[tuple[int, int]] = []
         self._unattributed = 0
+        self._taken = set[int]()
         self._found: list[DamagedRange] = []
 
     def _is_of_another(self, index: _Indexed) -> bool:
@@ -319,13 +320,20 @@ class _Salvage:
                 segment.ranges.append((begin, end, "map"))
             elif end == len(data) and number == self._last and not header.map_at:
                 last, torn = is_torn(data[begin:end])
+                torn = torn and begin + last >= self._indexed_to(number)
                 if last > 0 or not torn:
                     segment.ranges.append((begin, begin + last if torn else end, "frame"))
                 if torn:
                     segment.ranges.append((begin + last, end, "tail"))
             else:
                 segment.ranges.append((begin, end, "frame"))
+        if self._indexed_to(number) > len(data):
+            segment.ranges.append((len(data), self._indexed_to(number), "end"))
         return segment
+
+    def _indexed_to(self, number: int) -> int:
+        """Return up to which byte the index has a segment: what it has was durable. 0 for all but its last segment."""
+        return self._index.position[1] if self._index is not None and self._index.position[0] == number else 0
 
     def _read_compacted(self, segment: _Segment, data: bytes, moved: Moved, gaps: list[tuple[int, int]]) -> None:
         """Read the records of a compacted segment one by one, each at the offset in the map."""
@@ -347,6 +355,7 @@ class _Salvage:
 
     def _attribute(self, segment: _Segment) -> None:
         number = segment.number
+        self._taken = {before for before, _, _ in segment.records}
         path = self._directory / name_of(number)
         data = path.read_bytes() if path.exists() else b""
         if segment.lone:
@@ -360,6 +369,8 @@ class _Salvage:
             holds = ""
             if what == "frame":
                 holds = self._attribute_bytes(number, begin, data[begin:end], segment)
+            elif what == "end":
+                self._cannot_tell((number, begin), (number, end), end - begin)
             elif what == "segment":
                 self._cannot_tell((number, 0), (number + 1, 0), 0)
             elif what == "tail":
@@ -408,7 +419,7 @@ class _Salvage:
         else:
             return
         places = self._recovered.setdefault(number, {})
-        while begin in places:
+        while begin in places or begin in self._taken:
             begin += 1
         places[begin] = record
 
