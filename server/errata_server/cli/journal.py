@@ -76,7 +76,7 @@ def salvage(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Repair a damaged journal, and list the sessions that are lost by it.
+    """Repair a damaged journal; list the lost sessions.
 
     What is whole stays. Open sessions with rows in damaged frames end as lost; what else was delivered stays readable.
     The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
