@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,26 +192,56 @@ def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
     assert "dpo_pairs" not in trainer.seen[0]["inputs"]
 
 
+@pytest.mark.parametrize("nll", [0.0, 0.5])
 def test_the_likelihood_of_chosen_actions_is_added_to_channel_3(
-    server: ServerProcess, tokenizer: Any, tmp_path: Path
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, nll: float
 ) -> None:
-    logs = []
-    for nll in (0.0, 0.5):
-        trainer = made(
-            tokenizer, server.url, tmp_path / str(nll), scripts(TWO_SITES, NO_SITE), alpha_sdpo=0.0, beta_replay=1.0,
-            pairs=Pairs(), settings=ChannelSettings(dpo_nll=nll), learning_rate=0.0,
-        )  # fmt: skip
-        trainer.train()
-        logs.append(trainer.state.log_history[0])
-    plain, added = logs
-    assert "dpo/chosen_nll" not in plain and added["dpo/chosen_nll"] > 0.0 and plain["dpo/loss"] == added["dpo/loss"]
-    (pairs,) = [sum(map(len, seen["inputs"]["dpo_pairs"])) for seen in trainer.seen]
-    weights = [pair.weight for row in trainer.seen[0]["inputs"]["dpo_pairs"] for pair in row]
-    likelihoods = added["loss/trace_replay_dpo"] - plain["loss/trace_replay_dpo"]
-    assert min(weights) * 0.5 * added["dpo/chosen_nll"] <= likelihoods * 1.001, (pairs, weights)
-    assert likelihoods <= max(weights) * 0.5 * added["dpo/chosen_nll"] * 1.001
+    settings = ChannelSettings(dpo_nll=nll, dpo_reference="initial")
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE), alpha_sdpo=0.0, beta_replay=1.0, pairs=Pairs(),
+        settings=settings, learning_rate=1e-2, max_steps=2,
+    )  # fmt: skip
+    expected = []
+    compute = trainer.compute_loss
+
+    def slow(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = []
+        for pair in [pair for row in inputs["dpo_pairs"] for pair in row]:
+            ids = torch.tensor([[*pair.context_ids, *pair.chosen_ids]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, len(pair.context_ids) - 1 : -1].double()
+            targets = torch.tensor(pair.chosen_ids)[:, None]
+            now = float(torch.log_softmax(logits, -1).gather(1, targets).sum())
+            ratios = [now - pair.ref_chosen]
+            ids = torch.tensor([[*pair.context_ids, *pair.rejected_ids]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, len(pair.context_ids) - 1 : -1].double()
+            targets = torch.tensor(pair.rejected_ids)[:, None]
+            ratios.append(float(torch.log_softmax(logits, -1).gather(1, targets).sum()) - pair.ref_rejected)
+            dpo = math.log1p(math.exp(-0.1 * (ratios[0] - ratios[1])))
+            found.append(pair.weight * (dpo - nll * ratios[0] / len(pair.chosen_ids)))
+        expected.append(sum(found) / len(found))
+        return compute(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = slow
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["loss/trace_replay_dpo"] for log in logs] == pytest.approx(expected, rel=1e-4)
+    assert all(log["dpo/chosen_nll"] > 0.0 for log in logs)
     with pytest.raises(ValueError, match="nll"):
         made(tokenizer, server.url, tmp_path, scripts(NO_SITE), settings=ChannelSettings(dpo_nll=-1.0))
+
+
+def test_a_source_of_pairs_may_ask_for_their_likelihood_and_the_settings_have_the_last_word(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    class Likely(Pairs):
+        nll = 0.7
+
+    for source, asked, nll in ((Pairs(), None, 0.0), (Likely(), None, 0.7), (Likely(), 0.0, 0.0)):
+        settings = ChannelSettings(dpo_nll=asked)
+        trainer = made(tokenizer, server.url, tmp_path, scripts(NO_SITE), pairs=source, settings=settings)
+        assert trainer._preferences.nll == nll
 
 
 def test_a_lower_dose_lowers_the_weight_of_channel_2(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from . import launch
 from .action_tokens import ActionTokens
 from .batch import Transcripts
+from .channels.arguments import not_negative
 from .channels.pairs import PairBuffer, trainable_pairs
 from .channels.prm import scores_of_ballots
 from .playing import Seat
@@ -41,9 +42,11 @@ class TeacherPairs:
         wait_s: How long a batch's own votes are waited for before it is trained on; 0 waits for nobody.
         seed: Of the draws from the buffer.
         scores: For the policy ``value_gap``: returns, for each rollout of a batch, a score of each turn or None.
+        nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss, where the recipe's
+            settings do not say otherwise: what teachers agreed on is also to become likely (RPO's value).
 
     Raises:
-        ValueError: The policy needs scores.
+        ValueError: The policy needs scores, or ``nll`` is negative.
 
     Attributes:
         margins: Of the ballots that came with the last `sample`, by episode and delivery (`channels.prm`).
@@ -64,10 +67,12 @@ class TeacherPairs:
         wait_s: float = 0.0,
         seed: int = 0,
         scores: Callable[[Sequence[Rollout]], Sequence[Sequence[float | None]]] | None = None,
+        nll: float = 1.0,
     ) -> None:
+        not_negative("nll", nll)
         if policy == "value_gap" and scores is None:
             raise ValueError("value_gap needs scores: give scores=, a function from rollouts to a score of each turn")
-        self.scores = scores
+        self.scores, self.nll = scores, nll
         self.pool = pool
         self.policy, self.most_states = policy, most_states
         self.max_length, self.wait_s = max_length, wait_s

@@ -31,7 +31,8 @@ class Preferences:
     Args:
         beta_dpo: How strongly the reference holds.
         loss_type: ``sigmoid`` or ``sigmoid_norm``.
-        nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0.
+        nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0. It is counted from the
+            reference's, which changes no gradient: where the policy is its reference the loss is ln 2, as DPO's.
 
     Raises:
         ValueError: ``nll`` is negative.
@@ -80,10 +81,10 @@ class Preferences:
         length_pair = (lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
         metrics = dpo_metrics(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        likelihood = chosen_nll(chosen, length_pair)
         if self.nll:
-            likelihood = chosen_nll(chosen, length_pair)
-            losses = losses + self.nll * likelihood
-            metrics["chosen_nll"] = likelihood.detach().sum()
+            losses = losses + self.nll * (likelihood - chosen_nll(refs[:, 0], length_pair))
+        metrics["chosen_nll"] = likelihood.detach().sum()
         metrics["reused"] = torch.tensor(float(len(own.places)))
         return (losses * torch.tensor([pair.weight for pair in pairs]).to(losses)).sum(), metrics
 

@@ -40,8 +40,10 @@ class ChannelSettings:
             no memory and anchors a pair only once it is drawn again later (its loss is ln 2 before); ``initial``, a
             copy of the policy as training began.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
-        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside it (RPO), >= 0. DPO alone is
-            content with a policy under which both actions become unlikely, the rejected one faster.
+        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss (RPO), >= 0, counted
+            from the reference's, so that a policy that is its reference has DPO's loss. DPO alone accepts a policy under
+            which both actions become unlikely, the rejected one faster. None is what the source of pairs has as
+            ``nll``: 1.0 for `TeacherPairs`, 0 for a source without it.
         prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
             state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
             ``TeacherPairs(wait_s=...)``.
@@ -67,7 +69,7 @@ class ChannelSettings:
     pairs_per_batch: int = 4
     dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"
-    dpo_nll: float = 0.0
+    dpo_nll: float | None = None
     prm_weight: float = 0.0
     progress: bool = True
     gradient_norms: bool = False

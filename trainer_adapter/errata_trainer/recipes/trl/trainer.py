@@ -125,7 +125,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self.add_callback(self._distillation.follower)
         elif self.settings.teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
-        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, self.settings.dpo_nll)
+        nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
+        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
         if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
