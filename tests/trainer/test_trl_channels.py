@@ -372,8 +372,8 @@ def test_channel_2_makes_no_second_pass_of_the_student(server: ServerProcess, to
     trainer.train()
     (seen,) = trainer.seen
     sites = sum(map(len, seen["inputs"]["sdpo_items"]))
-    # One is GRPO's; the teacher's are one a site, each over what it does not share with the one before.
-    assert seen["passes"] == 1 + sites
+    # One is GRPO's; the teacher's take several sites each, and are over what one does not share with the one before.
+    assert sites == 8 and 2 <= seen["passes"] <= 1 + sites / 2
 
 
 def test_a_tool_call_that_cannot_be_read_is_an_error_site_too(

@@ -41,9 +41,9 @@ class ChannelSettings:
             copy of the policy as training began.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
         dpo_nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss (RPO), >= 0, counted
-            from the reference's, so that a policy that is its reference has DPO's loss. DPO alone accepts a policy under
-            which both actions become unlikely, the rejected one faster. None is what the source of pairs has as
-            ``nll``: 1.0 for `TeacherPairs`, 0 for a source without it.
+            from the reference's, so that a policy that is its reference has DPO's loss. DPO alone accepts that both
+            actions become unlikely, the rejected one faster. None is what the source of pairs has as ``nll``: 1.0 for
+            `TeacherPairs`, 0 for a source without it.
         prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
             state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
             ``TeacherPairs(wait_s=...)``.
