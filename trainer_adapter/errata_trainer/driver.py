@@ -40,7 +40,10 @@ class PairSource(Protocol):
         ...
 
     def sample(self, count: int, referred: Referred) -> list[DpoPair]:
-        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``."""
+        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``.
+
+        It calls ``referred`` exactly once, without pairs too: over shards of a model, that is a pass of all ranks.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

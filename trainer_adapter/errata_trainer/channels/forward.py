@@ -7,8 +7,8 @@ The student's and the teacher's states are of the same weights, so any dropout w
 hint's: the teacher's passes are made in evaluation mode, and `active_dropout` says what is left in the student's.
 
 Every rank has to make the same number of forward passes through a model whose passes communicate (`collective`: FSDP,
-ZeRO-3; DDP where a gradient is wanted). `frozen_states` sees to it itself, so every rank has to call it, with or without
-rows. Of passes with gradient the recipe knows which ranks are idle; `idle_loss` is what they run. `frozen_states` and
+ZeRO-3; DDP where a gradient is wanted). `frozen_states` sees to it itself, so every rank has to call it, without rows
+too. Of passes with gradient the recipe knows which ranks are idle; `idle_loss` is what they run. `frozen_states` and
 `capture_hidden` are given the unwrapped model under DDP: its wrapper would synchronise buffers.
 """
 
@@ -181,8 +181,27 @@ def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) 
     where = [(number, p) for number, wanted in enumerate(positions) for p in wanted]
     at = torch.tensor(where, dtype=torch.int64).reshape(-1, 2)
     with capture_hidden(model, at[:, 0], at[:, 1]) as captured:
-        model(input_ids=ids, attention_mask=mask, **_least_logits(model))
-    return captured.hidden()
+        output = model(input_ids=ids, attention_mask=mask, **_least_logits(model))
+    states = captured.hidden()
+    return _Tied.apply(states, output.logits) if collective(model) else states
+
+
+class _Tied(torch.autograd.Function):  # type: ignore[misc]
+    """States that wait for the gradient of the pass's output, which is zero.
+
+    FSDP gathers the outermost weights, the last norm among them, when a gradient reaches the output of the pass. The
+    states come from inside: without this their gradient would meet weights that are not there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(output)
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (output,) = ctx.saved_tensors
+        return grad, torch.zeros_like(output)
 
 
 def idle_loss(model: Any, *, token_id: int = 0) -> Tensor:

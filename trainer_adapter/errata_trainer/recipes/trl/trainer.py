@@ -20,7 +20,7 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import idle_loss, longest_row, refuse_dropout
+from ...channels.forward import collective, longest_row, refuse_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
@@ -33,11 +33,11 @@ from ...rollout import DpoPair, Rollout
 from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
-from .distillation import ITEMS, TOKENS, Distillation, SiteSums
-from .ema import following, frozen_copy, has_adapter
+from .distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
+from .ema import following, frozen_copy, has_adapter, refuse_sharded_copy
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools
-from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
+from .preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from .progress import show_lines
 from .settings import ChannelSettings
 
@@ -121,6 +121,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if alpha_sdpo != 0:
             refuse_dropout(student)
         if self.settings.teacher == "ema" and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
+            refuse_sharded_copy(self.accelerator, "teacher='ema'", "teacher='live'")
             self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
             self.add_callback(self._distillation.follower)
         elif self.settings.teacher == "base" and not has_adapter(student):
@@ -132,6 +133,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
             raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
+            refuse_sharded_copy(self.accelerator, "dpo_reference='initial'", "dpo_reference='when_asked'")
             self._initial = frozen_copy(student)
         self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
         needs_logprobs = getattr(pairs, "policy", None) == "entropy" and getattr(pairs, "scores", None) is None
@@ -203,14 +205,22 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         asking = driver.pair_source is not None and self.beta_replay != 0.0
         distilling = self._will_weigh(self.alpha_sdpo)
         if distilling or asking:
+            self._distillation.remember()
             rollouts = driver.rollouts(transcripts, seats)
+            batch[PROMPT_LENGTHS] = [len(rollout.prompt_ids) for rollout in rollouts]
+            # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
+            seen = batch["completion_mask"].any(1).tolist()
             if distilling:
-                self._add_sites(driver, batch, rollouts, seats)
+                self._add_sites(driver, batch, rollouts, seats, seen)
             if asking:
                 driver.ask(rollouts, seats, transcripts)
                 if self._will_weigh(self.beta_replay):
                     rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
                     batch[PAIRS] = rows
+                    batch[OWN] = [
+                        rejected_here(pairs, rollout, trained=trained)
+                        for pairs, rollout, trained in zip(rows, rollouts, seen, strict=True)
+                    ]
                     batch[PAIR_COUNT] = self._everywhere(sum(len(pairs) for pairs in rows))
                     if self.settings.prm_weight:
                         self._shape_advantages(driver, batch, rollouts)
@@ -223,10 +233,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
 
     def _add_sites(
-        self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]
+        self,
+        driver: ChannelDriver,
+        batch: dict[str, Any],
+        rollouts: list[Rollout],
+        seats: list[Seat | None],
+        seen: Sequence[bool],
     ) -> None:
-        # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
-        seen = batch["completion_mask"].any(1).tolist()
         batch[ITEMS] = driver.items(rollouts, seats, sample=self._sample, trained=seen)
         batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
 
@@ -293,9 +306,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return longest_row(self.model.config)
 
     def _everywhere(self, count: int) -> torch.Tensor:
-        """Return the sum of a count over all ranks, 0-d float32."""
-        mine = torch.tensor(float(count), device=self.accelerator.device)
-        return self.accelerator.gather(mine).sum()
+        """Return the sum of a count over all ranks, 0-d float32 on the CPU: reading it waits for no device."""
+        own = torch.tensor(float(count), device=self.accelerator.device)
+        return self.accelerator.gather(own).sum().cpu()
 
     # The loss
 
@@ -316,7 +329,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         ):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         sdpo = None
-        if alpha and captured is not None:
+        # Where passes are collective, a rank without sites makes those of the ranks that have some.
+        if alpha and (captured is not None or collective(student)):
             summed, sums, sites = self._distillation.loss(student, inputs, captured)
             sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(sums), "tokens")
@@ -344,7 +358,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         count = self._of_a_step(inputs[PAIR_COUNT])
         if not own.pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
-            return Term(idle_loss(model, token_id=self._tokenizer.pad_token_id), count) if together else None
+            return Term(self._preferences.idle(model, pad_id=self._tokenizer.pad_token_id), count) if together else None
         summed, sums = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
         self._count_sums("dpo", sums, "pairs")
         return Term(summed, count)
@@ -387,13 +401,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         for site in sites:
             self._metrics_now.mean(f"sdpo/divergence/{site.key}", site.divergence, site.tokens)
             self._metrics_now.share("sdpo/share", site.key, site.weight * site.divergence)
-            self._metrics_now.step("sdpo/outliers", float(site.weight == 0.0))
+            self._metrics_now.step("sdpo/outliers", site.outlier)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, with the channels' metrics of all ranks; every rank calls it."""
         steps = self.state.global_step - self._logged_step
         if self.model.training:
             self._logged_step = self.state.global_step
+        self._distillation.remember()
         found = self._read_metrics(steps)
         if self.model.training and steps:
             self._watch.see(found)
