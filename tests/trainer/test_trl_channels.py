@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from errata_trainer import DpoPair
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.recipes.trl.resume import ChannelState
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
+from errata_trainer.watch import Watch
 from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)
@@ -610,6 +613,77 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
     whole = run("whole", max_steps=2)
     for name, weight in weights(ahead).items():
         torch.testing.assert_close(weight, weights(whole)[name], rtol=1e-5, atol=1e-6)
+
+
+class Drawing(Pairs):
+    """Pairs whose draws depend on how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = 0
+
+    def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
+        self.draws += 1
+        self.rollouts = self.rollouts[self.draws % 3 :]
+        return super().sample(count, referred)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self.draws}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.draws = state["draws"]
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_a_resumed_run_is_an_uninterrupted_one(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, peft: bool
+) -> None:
+    """Student and teacher to 1e-6, and with them what the guard, the watch, the check and the pairs remember."""
+
+    def run(folder: str, resume: Path | None = None, **changes: Any) -> Any:
+        check = CounterfactualCheck("sample", rate=0.5, seed=3)
+        settings = ChannelSettings(lower_dose=True, ema_rate=0.3, max_site_share=0.5)
+        trainer = made(
+            tokenizer, server.url, tmp_path / folder, scripts(TWO_SITES, NO_SITE, ONE_SITE, BAD_CALL), peft=peft,
+            alpha_sdpo=1.0, beta_replay=0.3, pairs=Drawing(), learning_rate=1e-2, lr_scheduler_type="constant",
+            save_strategy="steps", save_steps=2, settings=settings, check=check, **changes,
+        )  # fmt: skip
+        trainer._watch.__init__(1, lower_dose=True)
+        trainer._sample = lambda contexts: [[("read", {"path": "red"})] for _ in contexts]
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        return trainer
+
+    whole = run("whole", max_steps=4)
+    first = run("first", max_steps=2)
+    again = run("again", tmp_path / "first" / "checkpoint-2", max_steps=4)
+    assert (tmp_path / "first" / "checkpoint-2" / "errata_state.json").is_file()
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+    moved = [not torch.equal(a, b) for a, b in zip(whole.model.parameters(), first.model.parameters(), strict=True)]
+    assert any(moved)
+    followers = [trainer._distillation.follower for trainer in (whole, again)]
+    teachers = [f.shadow_weights if peft else f.model.state_dict() for f in followers]
+    for name, weight in teachers[0].items():
+        torch.testing.assert_close(teachers[1][name], weight, rtol=0.0, atol=1e-6)
+    for name, part in whole._channel_state.parts.items():
+        state, other = part.state_dict(), again._channel_state.parts[name].state_dict()
+        rounded = [json.loads(json.dumps(s), parse_float=lambda text: round(float(text), 4)) for s in (state, other)]
+        assert rounded[0] == rounded[1], name
+        assert state != first._channel_state.parts[name].state_dict(), f"{name} goes on"
+    assert set(whole._channel_state.parts) == {"guard", "watch", "check", "pairs"}
+    logs = [
+        [log for log in trainer.state.log_history if log.get("step") == 3 and "loss" in log]
+        for trainer in (whole, again)
+    ]
+    for name in ("loss/grpo", "loss/sdpo_kl", "sdpo/tokens", "dpo/pairs", "sdpo/dose"):
+        assert logs[0][0][name] == pytest.approx(logs[1][0][name], abs=1e-5), name
+
+
+def test_a_checkpoint_of_before_has_nothing_to_remember(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = ChannelState({"watch": Watch(), "nothing": None}, before_save=lambda: None, begun=lambda step: None)
+    state.checkpoint = str(tmp_path)
+    state.on_train_begin(None, SimpleNamespace(global_step=3), None)
+    assert "has no errata_state.json" in caplog.text and list(state.parts) == ["watch"]
 
 
 def test_a_student_with_dropout_is_refused_where_it_would_be_distilled() -> None:

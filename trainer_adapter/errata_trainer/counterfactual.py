@@ -180,6 +180,19 @@ class CounterfactualCheck:
         """Say whether what was asked about is kept."""
         return verdict.better if verdict is not None else self.mode != "always"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart: verdicts, and the sample's next draws."""
+        version, words, extra = self._chance.getstate()
+        counts = [[key, reason, count] for (key, reason), count in self.counts.items()]
+        return {"counts": counts, "not_posted": self.not_posted, "chance": [version, list(words), extra]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the check whose state it is."""
+        version, words, extra = state["chance"]
+        self._chance.setstate((version, tuple(words), extra))
+        self.counts = Counter({(key, reason): count for key, reason, count in state["counts"]})
+        self.not_posted = int(state["not_posted"])
+
     def metrics(self) -> dict[str, float]:
         """Return the share of questions that went better, also by key, and how many were asked."""
         return acceptance(self.counts)

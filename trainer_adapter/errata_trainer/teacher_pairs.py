@@ -197,6 +197,14 @@ class TeacherPairs:
         told |= {f"pool/{name}": value for name, value in self.pool.metrics().items()}
         return {**told, "buffer": float(len(self._buffer)) if self._buffer is not None else 0.0}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart. Pairs are in the buffer's file."""
+        return {"draws": self._draws, "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the source whose state it is."""
+        self._draws, self.counts = int(state["draws"]), Counter(state["counts"])
+
     def close(self) -> None:
         """Close the buffer; the pool is its maker's. Idempotent."""
         if self._buffer is not None:

@@ -39,6 +39,7 @@ from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools
 from .preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from .progress import show_lines
+from .resume import ChannelState
 from .settings import ChannelSettings
 
 Weight = float | Callable[[int], float]
@@ -173,9 +174,16 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
                 metrics=self._channel_metrics["train"],
             )
+        self._channel_state = ChannelState(
+            {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs},
+            before_save=self._distillation.remember,
+            begun=lambda step: setattr(self, "_logged_step", step),
+        )
+        self.add_callback(self._channel_state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
+        self._channel_state.checkpoint = resume_from_checkpoint
         if self._distillation.follower is not None:
             self._distillation.follower.checkpoint = resume_from_checkpoint
 
