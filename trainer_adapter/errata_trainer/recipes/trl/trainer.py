@@ -308,7 +308,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return calls
 
     def _longest_context(self) -> int | None:
-        """Return the longest context behind which a turn of ``max_completion_length`` fits; None for no bound."""
+        """Return the longest context that can be generated behind, as TRL's own loop bounds it; None for no bound."""
+        if self.args.use_vllm and self.args.vllm_mode == "colocate":
+            return int(self.vllm_generation.llm.llm_engine.model_config.max_model_len) - 1
         if self.args.use_vllm and self.args.vllm_max_model_length is not None:
             return int(self.args.vllm_max_model_length) - 1
         return longest_row(self.model.config)
