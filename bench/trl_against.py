@@ -6,8 +6,9 @@
 
 Each commit runs in a process of its own with its own packages, test helpers and server; both are asked in turn for one
 optimizer step's losses and backward pass, on the same recorded rollouts: four rows with two error sites each and, where
-an arm has channel 3, a pair for each row whose rejected action is the row's own. CPU seconds; generation is scripted
-and not timed. A ratio below 1 says that this commit is faster; intervals are 95 % t intervals of the log ratios.
+an arm has channel 3, a pair for each row whose rejected action is the row's own. The fixed teacher is the model below a
+LoRA adapter; a batch that is used twice (``num_iterations`` 2) is two steps. CPU seconds; generation is scripted and
+not timed. A ratio below 1 says that this commit is faster; intervals are 95 % t intervals of the log ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "sdpo": {"teacher": "live", "beta_replay": 0.0},
     "sdpo + dpo": {"teacher": "live", "beta_replay": 0.05},
     "sdpo, ema": {"teacher": "ema", "beta_replay": 0.0},
-    "sdpo, fixed teacher (lora)": {"teacher": "base", "beta_replay": 0.0},
+    "sdpo, fixed teacher": {"teacher": "base", "beta_replay": 0.0},
+    "sdpo, fixed teacher, batch used twice": {"teacher": "base", "beta_replay": 0.0, "uses": 2},
 }
 T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 14: 2.145, 19: 2.093}
 
@@ -80,14 +82,16 @@ def worker(source: Path) -> None:
         words = f"{row} " + "word " * (250 + 10 * row)
         return [call("read", path="red") + words, call("read", path="green"), call("read", path="blue"), words][turn]
 
-    def made(url: str, path: Path, teacher: Any, beta_replay: float) -> Any:
+    def made(url: str, path: Path, teacher: Any, beta_replay: float, uses: int = 1) -> Any:
         tokenizer = tiny_tokenizer([call("read", path="green"), "the word is owl no file", "word " * 4])
         rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
         peft = {"peft_config": LoraConfig(r=8, target_modules=["q_proj", "v_proj"])} if teacher == "base" else {}
         trainer = Ours(
             model=tiny_model(tokenizer, hidden=256, layers=4),
             processing_class=tokenizer,
-            args=config(path, per_device_train_batch_size=4, num_generations=4, max_completion_length=3000),
+            args=config(
+                path, per_device_train_batch_size=4, num_generations=4, max_completion_length=3000, num_iterations=uses
+            ),
             train_dataset=Dataset.from_list(rows),
             environment_factory=environment_factory(url, of_spec(SPEC)),
             settings=ChannelSettings(teacher=teacher),
@@ -110,8 +114,11 @@ def worker(source: Path) -> None:
         print(json.dumps({"sites": sites, "torch": torch.__version__}), flush=True)
         for line in sys.stdin:
             trainer, batch = prepared[line.strip()]
+            if hasattr(trainer._distillation, "forget"):  # what a new generation batch does
+                trainer._distillation.forget()
             began = time.process_time()
-            trainer.compute_loss(trainer.model, batch).backward()
+            for _ in range(trainer.num_iterations):
+                trainer.compute_loss(trainer.model, batch).backward()
             took = time.process_time() - began
             trainer.model.zero_grad()
             print(took, flush=True)

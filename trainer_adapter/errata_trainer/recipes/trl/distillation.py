@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ...channels.distil import DistilMetrics, distil
+from ...channels.arguments import upper_bound
+from ...channels.distil import DistilMetrics, action_logprobs, distil
 from ...channels.forward import Captured, capture_hidden, frozen_states
 from ...channels.guard import DivergenceGuard
-from ...channels.heads import output_head
-from ...channels.sdpo import Divergence
+from ...channels.heads import OutputHead, output_head
+from ...channels.sdpo import Divergence, importance_weights
 from ...rollout import SdpoItem
 from .ema import FollowingAdapter, FollowingModel
 
@@ -25,6 +26,12 @@ PROMPT_LENGTHS = "channel_prompt_lengths"
 """Key of a batch: tokens of each row's prompt, as numbers: a device that is asked for them waits for its queue."""
 
 
+Form = Literal["distribution", "sampled"]
+
+FIXED = ("base", "initial")
+"""Teachers whose weights stay as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class SiteSums:
     """What the loss found at one error site.
@@ -32,7 +39,8 @@ class SiteSums:
     Attributes:
         key: Its hint template key.
         tokens: How many.
-        divergence: Summed over them, in nats, before clip and weights: 0-d, without gradient.
+        divergence: Summed over them, in nats, before clip and weights: 0-d, without gradient. In the form ``sampled``
+            the absolute log-ratio of the sampled token.
         weight: Of each in the loss, 0-d.
         outlier: 1 where the guard left the site out, else 0: 0-d.
     """
@@ -49,14 +57,40 @@ class Distillation:
 
     Args:
         divergence: Between student and teacher, for each token.
-        teacher: ``live``, ``base`` or ``ema``; see `ChannelSettings.teacher`.
+        teacher: ``live``, ``base``, ``ema`` or ``initial``; see `ChannelSettings.teacher`.
         guard: Leaves out sites whose divergence is far from that of others; None leaves out none.
+        form: ``distribution``, or ``sampled``; see `ChannelSettings.sdpo_form`.
+        is_clip: Upper bound of the importance weights of tokens; None for no weights.
+        sampling_temperature: At which the batch's log-probabilities are.
+        keep: Whether a teacher that stays as it is computes each site once for a generation batch, which is worth its
+            memory where the batch is used several times.
+
+    Raises:
+        ValueError: An option out of its range, or that does not fit the form.
 
     Attributes:
         follower: Keeps the teacher of ``ema``.
     """
 
-    def __init__(self, divergence: Divergence, teacher: str = "ema", guard: DivergenceGuard | None = None) -> None:
+    def __init__(
+        self,
+        divergence: Divergence,
+        teacher: str = "ema",
+        guard: DivergenceGuard | None = None,
+        *,
+        form: Form = "distribution",
+        is_clip: float | None = None,
+        sampling_temperature: float = 1.0,
+        keep: bool = False,
+    ) -> None:
+        upper_bound("is_clip", is_clip)
+        if form not in get_args(Form):
+            raise ValueError(f"sdpo_form is {form!r}: one of {', '.join(get_args(Form))}")
+        if form == "sampled" and divergence.top_k is not None:
+            raise ValueError("sdpo_form='sampled' compares the sampled token alone: top_k has to be None")
+        self.form, self.is_clip, self.sampling_temperature = form, is_clip, sampling_temperature
+        self.keep = keep and teacher in FIXED
+        self._kept: dict[int, tuple[SdpoItem, Tensor]] = {}
         self.divergence = divergence
         self.guard = guard
         self.teacher = teacher
@@ -93,11 +127,10 @@ class Distillation:
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)
         with self._teaching(model) as taught:
-            teacher = frozen_states(
-                taught, [item.teacher_ids for item in items], [item.teacher_positions for item in items]
-            )
-            read = None if self.teacher == "live" else output_head(taught)
+            teacher = self._states(taught, items)
+            read = head if self.teacher == "live" else output_head(taught)
         student = captured.hidden() if captured is not None else head.weight.new_zeros(0, head.weight.shape[1])
+        ratios = self._importance(student, head, inputs)
         sites: list[SiteSums] = []
 
         def weights(divergences: Tensor) -> Tensor:
@@ -117,20 +150,81 @@ class Distillation:
                     items, lengths, sums.unbind(), of_site.unbind(), outlier.unbind(), strict=True
                 )
             )
-            return of_site[site_of]
+            return of_site[site_of] if ratios is None else of_site[site_of] * ratios.to(of_site.dtype)
 
-        summed, metrics = distil(
-            student,
-            teacher,
-            head.weight,
-            head.bias,
-            divergence=self.divergence,
-            token_weights=weights if items else None,
-            teacher_weight=None if read is None else read.weight,
-            teacher_bias=None if read is None else read.bias,
-            transform=head.transform,
-        )
+        if self.form == "sampled":
+            summed, metrics = self._sampled(student, teacher, head, read, items, weights)
+        else:
+            summed, metrics = distil(
+                student,
+                teacher,
+                head.weight,
+                head.bias,
+                divergence=self.divergence,
+                token_weights=weights if items else None,
+                teacher_weight=None if read is head else read.weight,
+                teacher_bias=None if read is head else read.bias,
+                transform=head.transform,
+            )
         return summed, metrics, sites
+
+    def _states(self, taught: Any, items: Sequence[SdpoItem]) -> Tensor:
+        """Return the teacher's states of items; of a teacher that stays as it is each site's are computed once."""
+        new = [item for item in items if id(item) not in self._kept]
+        states = frozen_states(taught, [item.teacher_ids for item in new], [item.teacher_positions for item in new])
+        if not self.keep or not items:
+            return states
+        parts = states.split([len(item.target_ids) for item in new])
+        self._kept |= {id(item): (item, part) for item, part in zip(new, parts, strict=True)}
+        return torch.cat([self._kept[id(item)][1] for item in items])
+
+    def _importance(self, student: Tensor, head: OutputHead, inputs: dict[str, Any]) -> Tensor | None:
+        """Return the importance weight of each target token ``[N]``; None for 1.
+
+        TRL has log-probabilities of when tokens were sampled from vLLM, or where a batch is trained on after the policy
+        has moved. One that is not known (NaN) is taken as it is now.
+        """
+        old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+        if self.is_clip is None or old is None:
+            return None
+        rows, columns, targets = [], [], []
+        for row, items in enumerate(inputs[ITEMS]):
+            for item in items:
+                rows += [row] * len(item.target_ids)
+                columns += [position + 1 - inputs[PROMPT_LENGTHS][row] for position in item.student_positions]
+                targets += item.target_ids
+        sampled = old[torch.tensor(rows, dtype=torch.int64), torch.tensor(columns, dtype=torch.int64)]
+        with torch.no_grad():
+            now = _logprobs(student, targets, head, head, self.sampling_temperature)
+            return importance_weights(now, torch.where(sampled.isnan(), now, sampled.to(now.dtype)), self.is_clip)
+
+    def _sampled(
+        self,
+        student: Tensor,
+        teacher: Tensor,
+        head: OutputHead,
+        read: OutputHead,
+        items: Sequence[SdpoItem],
+        weights: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, DistilMetrics]:
+        """Return the sum of (log S - log T), as a constant, times log S, over the sampled tokens, and metrics.
+
+        The metrics are estimates from those tokens: their mean log-ratio is KL(S || T), minus their log-probability the
+        entropy. Nothing is clipped but the importance weights.
+        """
+        targets = [token for item in items for token in item.target_ids]
+        own = _logprobs(student, targets, head, head, self.divergence.temperature)
+        with torch.no_grad():
+            other = _logprobs(teacher, targets, read, head, self.divergence.temperature)
+        gap = own.detach() - other
+        each = gap * own
+        summed = (each * weights(gap.abs()).to(each.dtype)).sum() if items else each.sum()
+        count = torch.full((), len(targets), dtype=gap.dtype, device=gap.device)
+        return summed, DistilMetrics(count, gap.sum(), -own.detach().sum(), torch.zeros_like(count))
+
+    def forget(self) -> None:
+        """Let go of the teacher's states of a generation batch that is trained on no more."""
+        self._kept.clear()
 
     def remember(self) -> None:
         """Let the guard know of the sites since the last call: it compares later ones with them. It waits for them."""
@@ -143,11 +237,19 @@ class Distillation:
         """Yield the model that teaches."""
         if self.teacher == "live":
             yield model
-        elif self.teacher == "ema":
+        elif self.teacher in ("ema", "initial"):
             if self.follower is None:
-                raise RuntimeError("the teacher 'ema' has no follower: the trainer makes one when it is constructed")
+                raise RuntimeError(f"the teacher {self.teacher!r} has no weights: the trainer makes them")
             with self.follower.teaching():
                 yield self.follower.model
         else:
             with model.disable_adapter():
                 yield model
+
+
+def _logprobs(
+    states: Tensor, targets: Sequence[int], head: OutputHead, student: OutputHead, temperature: float
+) -> Tensor:
+    """Return the log-probability of each target token ``[N]``."""
+    ids = torch.tensor(targets, dtype=torch.int64).to(states.device)
+    return action_logprobs(states, ids, head.weight, head.bias, temperature=temperature, transform=student.transform)

@@ -43,7 +43,7 @@ class FollowingModel(TrainerCallback):  # type: ignore[misc]
 
     Args:
         model: The student, unwrapped; it is copied as it is now.
-        rate: Share of the student in each move, in (0, 1].
+        rate: Share of the student in each move, in [0, 1]; 0 stays where it began.
         accelerator: The trainer's.
 
     Attributes:
@@ -75,8 +75,9 @@ class FollowingModel(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move. Of a student in shards (DTensor) all ranks gather each weight, unless the copy is in shards, too."""
-        with torch.no_grad():
-            self._move(self.accelerator.unwrap_model(kwargs["model"]), self.rate)
+        if self.rate:
+            with torch.no_grad():
+                self._move(self.accelerator.unwrap_model(kwargs["model"]), self.rate)
 
     def _move(self, student: Any, rate: float) -> None:
         for target, source in zip(self.model.parameters(), student.parameters(), strict=True):
@@ -94,7 +95,7 @@ class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
 
     Args:
         model: The student with its adapter, unwrapped.
-        rate: Share of the student in each move, in (0, 1].
+        rate: Share of the student in each move, in [0, 1]; 0 stays where it began.
         accelerator: The trainer's.
 
     Attributes:
@@ -121,6 +122,8 @@ class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move."""
+        if not self.rate:
+            return
         with torch.no_grad():
             for name, weight in self._own().items():
                 self.shadow_weights[name].mul_(1.0 - self.rate).add_(weight, alpha=self.rate)

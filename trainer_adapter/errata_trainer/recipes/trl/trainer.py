@@ -107,25 +107,33 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             jsd_beta,
             self.settings.temperature,
             token_clip,
-            self.settings.clip_mode,
-            self.settings.top_k,
-            self.settings.support,
-            self.settings.tail,
+            clip_mode=self.settings.clip_mode,
+            top_k=self.settings.top_k,
+            support=self.settings.support,
+            tail=self.settings.tail,
         )
         guard = self.settings.divergence_guard
         self._distillation = Distillation(
-            divergence, self.settings.teacher, None if guard is None else DivergenceGuard(guard)
+            divergence,
+            self.settings.teacher,
+            None if guard is None else DivergenceGuard(guard),
+            form=self.settings.sdpo_form,
+            is_clip=self.settings.is_clip,
+            sampling_temperature=self.args.temperature,
+            keep=self.num_iterations > 1,
         )
         if self.settings.progress:
             show_lines(self)
         student = self.accelerator.unwrap_model(self.model)
         if alpha_sdpo != 0:
             refuse_dropout(student)
-        if self.settings.teacher == "ema" and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
-            refuse_sharded_copy(self.accelerator, "teacher='ema'", "teacher='live'")
-            self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
+        teacher = self.settings.teacher
+        if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
+            refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
+            rate = self.settings.ema_rate if teacher == "ema" else 0.0
+            self._distillation.follower = following(student, rate, self.accelerator)
             self.add_callback(self._distillation.follower)
-        elif self.settings.teacher == "base" and not has_adapter(student):
+        elif teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
         nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll)
@@ -214,6 +222,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         distilling = self._will_weigh(self.alpha_sdpo)
         if distilling or asking:
             self._distillation.remember()
+            self._distillation.forget()
             rollouts = driver.rollouts(transcripts, seats)
             batch[PROMPT_LENGTHS] = [len(rollout.prompt_ids) for rollout in rollouts]
             # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
