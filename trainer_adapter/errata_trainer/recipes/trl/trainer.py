@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from rich.console import Console
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
@@ -24,6 +25,7 @@ from ...channels.forward import collective, longest_row, refuse_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
+from ...completions import Marked, completion_table, described, marked_turns
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
 from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
@@ -124,6 +126,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         )
         if self.settings.progress:
             show_lines(self)
+        # TRL's own table, which knows no failing turns, is not printed; its files and trackers get the column `errors`.
+        self._completions_to_print: int | None = self.args.num_completions_to_print
+        self.num_completions_to_print = 0
+        self._marked: deque[Marked] = deque(maxlen=self.args.generation_batch_size)
         student = self.accelerator.unwrap_model(self.model)
         if alpha_sdpo != 0:
             refuse_dropout(student)
@@ -215,6 +221,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             return batch
         self._leave_out_lost(batch, seats)
         driver, transcripts = self._driver, self.transcripts
+        if self.log_completions:
+            self._mark_completions(seats)
         if not self.model.training or driver is None or transcripts is None:
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
@@ -242,6 +250,15 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                     if self.settings.prm_weight:
                         self._shape_advantages(driver, batch, rollouts)
         return batch
+
+    def _mark_completions(self, seats: list[Seat | None]) -> None:
+        """Note the failing turns of the batch's rows beside the completions that TRL keeps for its table."""
+        marked: list[Marked] = [{} for _ in seats]
+        if self._driver is not None and self.transcripts is not None:
+            marked = [marked_turns(rollout) for rollout in self._driver.read(self.transcripts, seats)[0]]
+        everywhere = gather_object(marked)
+        self._marked.extend(everywhere)
+        self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
 
     def _seats(self) -> list[Seat | None] | None:
         """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
@@ -435,6 +452,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 found["sdpo/dose"] = self._watch.dose
         logs.update(found)
         super().log(logs, start_time)
+        ended = "train_runtime" in logs  # the summary at the end is no step
+        if self.log_completions and self.accelerator.is_main_process and self._logs["prompt"] and not ended:
+            self._print_completions()
+
+    def _print_completions(self) -> None:
+        kept = self._logs
+        marked = list(self._marked) or [{}] * len(kept["prompt"])
+        Console().print(
+            completion_table(
+                list(kept["prompt"]),
+                list(kept["completion"]),
+                {name: list(values) for name, values in kept["rewards"].items()},
+                list(kept["advantages"]),
+                marked,
+                step=self.state.global_step,
+                most=self._completions_to_print,
+                extra={name: list(values) for name, values in kept["extra"].items()},
+            )
+        )
 
     def _read_metrics(self, steps: int) -> dict[str, float]:
         mode = "train" if self.model.training else "eval"
