@@ -101,6 +101,7 @@ def dpo_term(model, asked):
 
 def main(name, path, steps=10):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    forward.refuse_dropout(model)  # channel 2 would distil its noise
     rollouts = [one for one in read_records(path, Rollout) if one.reward is not None and one.lost is None]
     driver = ChannelDriver(
         sites=Sites(TemplateHinter(), HintRenderer(tokenizer)),

@@ -94,7 +94,7 @@ CUT = [call("read", path="green"), call("read", path="blue"), "word " * 400]
 
 
 def made(
-    tokenizer: Any, url: str, path: Path, script: Any, cls: Any = Trainer, *, peft: bool = False, **changes: Any
+    tokenizer: Any, url: str, path: Path, script: Any, cls: Any = Trainer, *, peft: Any = False, **changes: Any
 ) -> Any:
     ours = ("alpha_sdpo", "beta_replay", "pairs", "settings", "hinter", "check")
     own = {name: changes.pop(name) for name in ours if name in changes}
@@ -103,7 +103,9 @@ def made(
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.mul_(5.0 if "embed" in name else 10.0)
-    if peft:
+    if peft is not False and peft is not True:
+        own["peft_config"] = peft
+    elif peft:
         from peft import LoraConfig
 
         own["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
@@ -335,20 +337,98 @@ class NoHint:
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("teacher", ["ema", "live"])
+@pytest.mark.parametrize(
+    ("teacher", "lora"),
+    [
+        ("ema", False),
+        ("live", False),
+        ("initial", False),
+        ("ema", True),
+        ("live", True),
+        ("base", True),
+        ("initial", True),
+    ],
+)
 def test_an_empty_hint_is_no_loss(
-    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any, bf16: bool
-) -> None:
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any, lora: bool,
+    bf16: bool, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    from peft import LoraConfig
+
     settings = ChannelSettings(teacher=teacher)
+    # A new adapter is zero, so that its base is the student; its dropout would make a difference.
+    peft = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], lora_dropout=0.3) if lora else False
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0, settings=settings,
-        bf16=bf16,
+        bf16=bf16, peft=peft,
     )  # fmt: skip
+    assert ("dropout is switched off in the student" in caplog.text) is lora
     monkeypatch.setattr(trainer._driver.sites.renderer, "hint_ids", lambda text, after: ())
     trainer.train()
     (seen,) = trainer.seen
+    assert sum(map(len, seen["inputs"]["sdpo_items"])) == 8
     assert abs(float(seen["loss"] - seen["plain"])) < 1e-6
     assert trainer.state.log_history[0]["sdpo/divergence"] < 1e-6
+
+
+def test_a_model_whose_states_cannot_be_taken_is_refused_at_construction(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(tiny_model(tokenizer)), "hf_device_map", {"model": 0, "lm_head": 1}, raising=False)
+    with pytest.raises(ValueError, match=r"spread over the devices 0, 1.*accelerate launch"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=1.0)
+    made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=0.0, beta_replay=0.0)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="torch_compile=False"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=0.0, pairs=Pairs(), torch_compile=True)
+
+
+def test_the_channels_wait_for_no_device_in_a_micro_batch(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a number of the model's in Python is what waits: our part of a micro-batch reads none.
+
+    Positions and lengths are integers that come from Python, and stay on the host.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from errata_trainer.recipes.trl.distillation import Distillation
+    from errata_trainer.recipes.trl.preferences import Preferences
+
+    reads: list[str] = []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_local_scalar_dense" in str(function) and args[0].is_floating_point():
+                reads.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    tolist, calls = torch.Tensor.tolist, []
+
+    def read(tensor: torch.Tensor) -> Any:
+        if tensor.is_floating_point():
+            reads.append("tolist")
+        return tolist(tensor)
+
+    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ThreeChannelGRPOTrainer, "_count_sites")):
+
+        def watched(self: Any, *args: Any, inner: Any = getattr(cls, name), **kwargs: Any) -> Any:
+            calls.append(inner.__qualname__)
+            with Reads(), monkeypatch.context() as patched:
+                patched.setattr(torch.Tensor, "tolist", read)
+                return inner(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, name, watched)
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, ONE_SITE, NO_SITE), alpha_sdpo=1.0, beta_replay=0.5,
+        pairs=Pairs(), settings=ChannelSettings(dpo_nll=0.5), gradient_accumulation_steps=2,
+    )  # fmt: skip
+    trainer.train()
+    assert len(set(calls)) == 3 and len(calls) >= 4
+    assert reads == []
+    with Reads():
+        float(torch.tensor(1.0))
+    assert reads, "a read would have been seen"
 
 
 def test_with_both_weights_zero_it_is_plain_grpo_bit_for_bit(
@@ -686,13 +766,15 @@ def test_a_checkpoint_of_before_has_nothing_to_remember(tmp_path: Path, caplog: 
     assert "has no errata_state.json" in caplog.text and list(state.parts) == ["watch"]
 
 
-def test_a_student_with_dropout_is_refused_where_it_would_be_distilled() -> None:
-    from errata_trainer.channels.forward import refuse_dropout
+def test_dropout_that_would_be_distilled_is_refused_or_switched_off() -> None:
+    from errata_trainer.channels.forward import refuse_dropout, switch_off_dropout
 
     model = tiny_model(tiny_tokenizer(["a"]))
     refuse_dropout(model)
     model.add_module("noise", torch.nn.Dropout(0.05))
     model.eval()
-    with pytest.raises(ValueError, match="alpha_sdpo=0"):
+    with pytest.raises(ValueError, match="switch_off_dropout"):
         refuse_dropout(model)
     assert not model.training and not model.noise.training
+    assert switch_off_dropout(model) == ["noise"] and model.noise.p == 0.0
+    refuse_dropout(model)

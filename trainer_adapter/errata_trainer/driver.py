@@ -23,6 +23,7 @@ from .metrics import Metrics
 from .playing import Seat
 from .rollout import DpoPair, Rollout, SdpoItem
 from .sites import Sample, Sites
+from .transcript import unmarked_errors
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 """Returns new pairs with the log-probabilities of the reference."""
@@ -86,7 +87,12 @@ class ChannelDriver:
         rollouts, unread = self.read(transcripts, seats)
         calls = sum(len(turn.calls) for rollout in rollouts for turn in rollout.turns)
         errors = sum(turn.failed is not None for rollout in rollouts for turn in rollout.turns)
+        unmarked = sum(
+            unmarked_errors(rollout, messages, seat.deliveries() if seat is not None else ())
+            for rollout, messages, seat in zip(rollouts, transcripts.messages, seats, strict=True)
+        )
         self.metrics.batch("rollouts/unread", unread)
+        self.metrics.batch("rollouts/unmarked_errors", unmarked)
         self.metrics.mean("rollouts/calls", calls, len(rollouts))
         self.metrics.mean("rollouts/errors", errors, len(rollouts))
         return rollouts

@@ -164,12 +164,11 @@ class Seat:
         except TypeError as error:
             self._refuse(tool, given, str(error))
             raise
-        return self._step(tool, given, action)
+        return self._step(self._session, tool, given, action)
 
-    def _step(self, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
-        assert self._session is not None
+    def _step(self, session: Session, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
         try:
-            result = self._session.step(action)
+            result = session.step(action)
         except InvalidRequest as error:  # the environment's own validation of what the student wrote
             self._refuse(tool, given, error.message)
             raise TypeError(error.message) from error
@@ -181,7 +180,7 @@ class Seat:
         text = self.environment.agent_text(observation)
         self.done = bool(result.done)
         marker = marker_of({"observation": observation, "metadata": getattr(result, "metadata", None)})
-        self.played.append(Played(tool, given, text, self._session.t, result.reward, self.done, marker, observation))
+        self.played.append(Played(tool, given, text, session.t, result.reward, self.done, marker, observation))
         return text
 
     def _refuse(self, tool: str, given: dict[str, Any], why: str) -> None:
@@ -209,7 +208,7 @@ class Seat:
         if not self._finished:
             closing = self.environment.closing_tool
             if closing is not None and self.lost is None and not self.done and self._session is not None:
-                self._step(closing, {}, self.environment.tools[closing].action({}))
+                self._step(self._session, closing, {}, self.environment.tools[closing].action({}))
             self._finished = True
         rewards = [call.reward for call in self.played if call.reward is not None]
         return sum(rewards) if rewards and self.lost is None else None

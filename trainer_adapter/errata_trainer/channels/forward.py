@@ -259,17 +259,38 @@ def refuse_dropout(student: Any) -> None:
     Raises:
         ValueError: Dropout acts in a module while the student is trained.
     """
-    mode = student.training
-    student.train()
-    try:
-        noisy = active_dropout(student)
-    finally:
-        student.train(mode)
+    noisy = _dropout_in_training(student)
     if noisy:
         raise ValueError(
             f"channel 2 would distil dropout's noise ({noisy[0]} and {len(noisy) - 1} other modules): "
-            "switch it off (TRL: disable_dropout=True in GRPOConfig, lora_dropout=0.0 in LoraConfig), or alpha_sdpo=0"
+            "switch it off (`switch_off_dropout`), or leave channel 2 out"
         )
+
+
+def switch_off_dropout(student: Any) -> list[str]:
+    """Set the dropout of a student to 0, and return the modules in which it would have acted.
+
+    Args:
+        student: A module; its configuration stays as it is.
+    """
+    noisy = _dropout_in_training(student)
+    for name in noisy:
+        module = student.get_submodule(name)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        else:
+            module.attention_dropout = 0.0
+    return noisy
+
+
+def _dropout_in_training(student: Any) -> list[str]:
+    modes = [(module, module.training) for module in student.modules()]
+    student.train()
+    try:
+        return active_dropout(student)
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def longest_row(config: Any) -> int | None:

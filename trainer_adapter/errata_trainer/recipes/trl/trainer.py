@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import collective, longest_row, refuse_dropout
+from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
@@ -44,6 +45,8 @@ from .progress import show_lines
 from .resume import ChannelState
 from .settings import ChannelSettings
 
+log = logging.getLogger("errata.trainer")
+
 Weight = float | Callable[[int], float]
 """Of a channel; or a schedule of it (`errata_trainer.channels.schedules`), by optimizer step from 0."""
 
@@ -60,8 +63,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
 
     Channel 2 takes the student's states from GRPO's own forward pass, the teacher's from one without gradient over what
     its rows do not share; the loss is a mean over the target tokens of all ranks' generation batch. Channel 3 makes a
-    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in how they are scaled for gradient
-    accumulation.
+    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in their scale for gradient accumulation. Where
+    channel 2 has a weight, dropout is switched off in the student, with a warning.
 
     Args:
         *args: As `GRPOTrainer`.
@@ -77,7 +80,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         **kwargs: As `GRPOTrainer`.
 
     Raises:
-        ValueError: Dropout acts in the student and ``alpha_sdpo`` is not 0; a setting does not fit the model; or the
+        ValueError: A setting does not fit the model; the model is compiled or spread over several devices; or the
             check needs generation that TRL cannot do here (vLLM's server mode with several processes).
         ServiceError: While training, when all episodes of some batches in a row were lost.
     """
@@ -131,8 +134,15 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self.num_completions_to_print = 0
         self._marked: deque[Marked] = deque(maxlen=self.args.generation_batch_size)
         student = self.accelerator.unwrap_model(self.model)
-        if alpha_sdpo != 0:
-            refuse_dropout(student)
+        if alpha_sdpo != 0 or (pairs is not None and beta_replay != 0):
+            self._refuse_models_without_states(student)
+        if alpha_sdpo != 0 and (noisy := switch_off_dropout(student)):
+            log.warning(
+                "dropout is switched off in the student (%s and %d other modules): channel 2 compares it with itself, "
+                "and would distil the noise",
+                noisy[0],
+                len(noisy) - 1,
+            )
         teacher = self.settings.teacher
         if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
@@ -194,6 +204,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             begun=lambda step: setattr(self, "_logged_step", step),
         )
         self.add_callback(self._channel_state)
+
+    def _refuse_models_without_states(self, student: Any) -> None:
+        """Refuse models whose hidden states the channels cannot take.
+
+        Raises:
+            ValueError: The model is compiled, or spread over several devices.
+        """
+        if self.args.torch_compile or hasattr(self.model, "_orig_mod"):
+            raise ValueError(
+                "channels 2 and 3 take the student's states by a hook, which a compiled model does not call: "
+                "torch_compile=False, or both weights 0"
+            )
+        base = student.get_base_model() if has_adapter(student) else student
+        devices = sorted({str(device) for device in (getattr(base, "hf_device_map", None) or {}).values()})
+        if len(devices) > 1:
+            raise ValueError(
+                f"the model is spread over the devices {', '.join(devices)}, as TRL does in one process that sees "
+                "several: start it with accelerate launch, or show it one (CUDA_VISIBLE_DEVICES=0)"
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
