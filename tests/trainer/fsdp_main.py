@@ -27,9 +27,9 @@ from toy_models import toy
 from errata_trainer.channels.compose import DPO, SDPO, Term, compose, global_counts
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
-from errata_trainer.recipes.trl.distillation import ITEMS, PROMPT_LENGTHS, Distillation
+from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
+from errata_trainer.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.recipes.trl.ema import FollowingModel, frozen_copy
-from errata_trainer.recipes.trl.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.rollout import DpoPair, SdpoItem
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))

@@ -392,8 +392,8 @@ def test_the_channels_wait_for_no_device_in_a_micro_batch(
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from errata_trainer.recipes.trl.distillation import Distillation
-    from errata_trainer.recipes.trl.preferences import Preferences
+    from errata_trainer.distillation import Distillation
+    from errata_trainer.preferences import Preferences
 
     reads: list[str] = []
 
@@ -410,15 +410,17 @@ def test_the_channels_wait_for_no_device_in_a_micro_batch(
             reads.append("tolist")
         return tolist(tensor)
 
-    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ThreeChannelGRPOTrainer, "_count_sites")):
-
-        def watched(self: Any, *args: Any, inner: Any = getattr(cls, name), **kwargs: Any) -> Any:
+    def watched(inner: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls.append(inner.__qualname__)
             with Reads(), monkeypatch.context() as patched:
                 patched.setattr(torch.Tensor, "tolist", read)
                 return inner(self, *args, **kwargs)
 
-        monkeypatch.setattr(cls, name, watched)
+        return call
+
+    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ThreeChannelGRPOTrainer, "_count_sites")):
+        monkeypatch.setattr(cls, name, watched(getattr(cls, name)))
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES, ONE_SITE, NO_SITE), alpha_sdpo=1.0, beta_replay=0.5,
         pairs=Pairs(), settings=ChannelSettings(dpo_nll=0.5), gradient_accumulation_steps=2,

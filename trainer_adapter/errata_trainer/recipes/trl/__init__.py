@@ -1,10 +1,10 @@
 """Errata in TRL's `GRPOTrainer`."""
 
+from ...settings import ChannelSettings
 from ...teacher_pairs import TeacherPairs
 from .dataset import EvaluationSplitWarning, dataset
 from .environment import SeatedEnvironment, environment_factory
 from .parallel_tools import ParallelTools
-from .settings import ChannelSettings
 from .trainer import ThreeChannelGRPOTrainer
 
 __all__ = [

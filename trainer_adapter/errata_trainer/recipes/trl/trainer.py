@@ -28,22 +28,22 @@ from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
 from ...completions import Marked, completion_table, described, marked_turns
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
+from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
 from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
 from ...playing import Seat
+from ...preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from ...rollout import DpoPair, Rollout
+from ...settings import ChannelSettings
 from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
-from .distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
-from .ema import following, frozen_copy, has_adapter, refuse_sharded_copy
+from .ema import FollowingAdapter, FollowingModel, following, frozen_copy, has_adapter, refuse_sharded_copy
 from .environment import SeatedEnvironment
 from .parallel_tools import ParallelTools
-from .preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from .progress import show_lines
 from .resume import ChannelState
-from .settings import ChannelSettings
 
 log = logging.getLogger("errata.trainer")
 
@@ -105,6 +105,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
         self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
+        self._follower: FollowingModel | FollowingAdapter | None = None
         self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
@@ -147,8 +148,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
             rate = self.settings.ema_rate if teacher == "ema" else 0.0
-            self._distillation.follower = following(student, rate, self.accelerator)
-            self.add_callback(self._distillation.follower)
+            self._follower = following(student, rate, self.accelerator)
+            self._distillation.follower = self._follower
+            self.add_callback(self._follower)
         elif teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
         nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
@@ -227,8 +229,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
         self._channel_state.checkpoint = resume_from_checkpoint
-        if self._distillation.follower is not None:
-            self._distillation.follower.checkpoint = resume_from_checkpoint
+        if self._follower is not None:
+            self._follower.checkpoint = resume_from_checkpoint
 
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
@@ -396,7 +398,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         sdpo = None
         # Where passes are collective, a rank without sites makes those of the ranks that have some.
         if alpha and (captured is not None or collective(student)):
-            summed, sums, sites = self._distillation.loss(student, inputs, captured)
+            # TRL has them from vLLM, or where a batch is trained on after the policy has moved.
+            old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+            summed, sums, sites = self._distillation.loss(student, inputs, captured, old)
             sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(sums), "tokens")
             self._count_sites(sites)

@@ -1,4 +1,4 @@
-"""Channel 3 in TRL's loss: at replayed states, what teachers agreed on against what the student did."""
+"""Channel 3 on padded batches: at replayed states, what teachers agreed on against what the student did."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...channels.arguments import not_negative
-from ...channels.distil import action_logprobs
-from ...channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
-from ...channels.forward import Captured, capture_hidden, collective, frozen_states, trained_states
-from ...channels.heads import OutputHead, output_head
-from ...channels.pairs import PairRows, action_rows
-from ...rollout import DpoPair, Rollout
+from .channels.arguments import not_negative
+from .channels.distil import action_logprobs
+from .channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
+from .channels.forward import Captured, capture_hidden, collective, frozen_states, trained_states
+from .channels.heads import OutputHead, output_head
+from .channels.pairs import PairRows, action_rows
 from .distillation import PROMPT_LENGTHS
+from .rollout import DpoPair, Rollout
 
 PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
 """Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""
@@ -46,7 +46,7 @@ class Preferences:
 
     @contextmanager
     def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Own]:
-        """Take states of rejected actions that are in the micro-batch from the pass that TRL makes in the block."""
+        """Take states of rejected actions that are in the micro-batch from the trainer's own pass in the block."""
         own = own_actions(inputs)
         rows = [row for row, columns in own.places.values() for _ in columns]
         columns = [column for _, columns in own.places.values() for column in columns]

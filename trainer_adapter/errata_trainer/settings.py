@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...channels.dpo import LossType
-from ...channels.sdpo import ClipMode, Support
+from .channels.dpo import LossType
+from .channels.sdpo import ClipMode, Support
 
 
 @dataclass(frozen=True, slots=True)

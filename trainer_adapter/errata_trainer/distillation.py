@@ -1,23 +1,26 @@
-"""Channel 2 in TRL's loss: the student's own failing turns, against itself with a hint before them."""
+"""Channel 2 on padded batches: the student's own failing turns, against itself with a hint before them.
+
+A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and what a driver found of its rows under the
+keys below; the completions follow the prompts, padded on the right.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from ...channels.arguments import upper_bound
-from ...channels.distil import DistilMetrics, action_logprobs, distil
-from ...channels.forward import Captured, capture_hidden, frozen_states
-from ...channels.guard import DivergenceGuard
-from ...channels.heads import OutputHead, output_head
-from ...channels.sdpo import Divergence, importance_weights
-from ...rollout import SdpoItem
-from .ema import FollowingAdapter, FollowingModel
+from .channels.arguments import upper_bound
+from .channels.distil import DistilMetrics, action_logprobs, distil
+from .channels.forward import Captured, capture_hidden, frozen_states
+from .channels.guard import DivergenceGuard
+from .channels.heads import OutputHead, output_head
+from .channels.sdpo import Divergence, importance_weights
+from .rollout import SdpoItem
 
 ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
 """Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""
@@ -52,6 +55,20 @@ class SiteSums:
     outlier: Tensor
 
 
+class Follower(Protocol):
+    """Weights of a teacher that are not the student's.
+
+    Attributes:
+        model: What is called.
+    """
+
+    model: Any
+
+    def teaching(self) -> AbstractContextManager[None]:
+        """Let `model` be the teacher for a block."""
+        ...
+
+
 class Distillation:
     """Computes the channel's loss of a micro-batch.
 
@@ -69,7 +86,7 @@ class Distillation:
         ValueError: An option out of its range, or that does not fit the form.
 
     Attributes:
-        follower: Keeps the teacher of ``ema``.
+        follower: Has the teacher of ``ema`` and ``initial``.
     """
 
     def __init__(
@@ -94,12 +111,12 @@ class Distillation:
         self.divergence = divergence
         self.guard = guard
         self.teacher = teacher
-        self.follower: FollowingModel | FollowingAdapter | None = None
+        self.follower: Follower | None = None
         self._found: list[Tensor] = []
 
     @contextmanager
     def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Captured | None]:
-        """Take the student's states from the forward pass that TRL makes in the block; None where there is no site."""
+        """Take the student's states from the trainer's own pass in the block; None where there is no site."""
         rows, columns = [], []
         width = inputs["prompt_ids"].size(1)
         for row, items in enumerate(inputs.get(ITEMS) or ()):
@@ -113,7 +130,7 @@ class Distillation:
             yield captured
 
     def loss(
-        self, model: Any, inputs: dict[str, Any], captured: Captured | None
+        self, model: Any, inputs: dict[str, Any], captured: Captured | None, old_logprobs: Tensor | None = None
     ) -> tuple[Tensor, DistilMetrics, list[SiteSums]]:
         """Return the sum over the micro-batch's target tokens, 0-d and attached, its metrics, and each site's.
 
@@ -123,6 +140,8 @@ class Distillation:
             model: The student.
             inputs: The micro-batch.
             captured: The student's states; None where the micro-batch has no site.
+            old_logprobs: ``[B, T]`` of the completions' tokens when they were sampled, NaN where unknown; None where
+                the policy has not moved since.
         """
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)
@@ -130,7 +149,7 @@ class Distillation:
             teacher = self._states(taught, items)
             read = head if self.teacher == "live" else output_head(taught)
         student = captured.hidden() if captured is not None else head.weight.new_zeros(0, head.weight.shape[1])
-        ratios = self._importance(student, head, inputs)
+        ratios = self._importance(student, head, inputs, old_logprobs)
         sites: list[SiteSums] = []
 
         def weights(divergences: Tensor) -> Tensor:
@@ -178,13 +197,10 @@ class Distillation:
         self._kept |= {id(item): (item, part) for item, part in zip(new, parts, strict=True)}
         return torch.cat([self._kept[id(item)][1] for item in items])
 
-    def _importance(self, student: Tensor, head: OutputHead, inputs: dict[str, Any]) -> Tensor | None:
-        """Return the importance weight of each target token ``[N]``; None for 1.
-
-        TRL has log-probabilities of when tokens were sampled from vLLM, or where a batch is trained on after the policy
-        has moved. One that is not known (NaN) is taken as it is now.
-        """
-        old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+    def _importance(
+        self, student: Tensor, head: OutputHead, inputs: dict[str, Any], old: Tensor | None
+    ) -> Tensor | None:
+        """Return the importance weight of each target token ``[N]``; None for 1. Unknown ones are 1, too."""
         if self.is_clip is None or old is None:
             return None
         rows, columns, targets = [], [], []
