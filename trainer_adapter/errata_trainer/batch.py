@@ -45,7 +45,7 @@ def rollouts_of(
 ) -> tuple[list[Rollout], int]:
     """Return the neutral record of each row, and how many could not be read.
 
-    Episodes that are not over are ended. A row whose turns cannot be told apart has a record without turns, so channels
+    Episodes that are not over are ended. A row whose turns cannot be separated has a record without turns, so channels
     2 and 3 leave it out; it is logged.
 
     Args:
@@ -81,7 +81,7 @@ def rollouts_of(
                 task=seat.task if seat is not None else None,
             )
         except ValueError as error:  # channel 1 has trained on it all the same
-            log.warning("row %d has no turns that can be told apart, and channels 2 and 3 leave it out: %s", row, error)
+            log.warning("row %d: its turns cannot be separated, so channels 2 and 3 leave it out: %s", row, error)
             unread += 1
             sampled = tuple(int(bool(one)) for one in mask) if mask is not None else (1,) * len(completion)
             rollout = Rollout(tuple(prompt), tuple(completion), sampled, turns=(), reward=reward)

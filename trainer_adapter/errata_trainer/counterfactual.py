@@ -43,7 +43,7 @@ Reason = Literal["error_gone", "reward_higher", "still_fails", "no_call", "rewar
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the environment said of a turn that was played in a fork.
+    """The result of a turn that was played in a fork.
 
     Attributes:
         better: It went better than what the student did.

@@ -83,7 +83,7 @@ def _numbers(values: Mapping[str, Sequence[tuple[Any, Any]]]) -> dict[str, list[
         if hasattr(one, "device"):
             devices.setdefault(one.device, []).append(n)
     for places in devices.values():
-        import torch  # whoever records tensors has it
+        import torch  # tensors were recorded, so it is installed
 
         read = torch.stack([flat[n].detach().to(torch.float64).reshape(()) for n in places]).tolist()
         for n, number in zip(places, read, strict=True):

@@ -1,7 +1,7 @@
 """A seat at an environment: a session in which a student plays one episode after the other, and what came of each.
 
 What the student did wrong is text for the student. What the machine did wrong is neither text nor a reward: the
-episode is lost, its reward is None, and whoever trains drops the rollout.
+episode is lost, its reward is None, and the trainer drops the rollout.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Seat:
         played: Calls of the running episode.
         task: What ``reset`` was given.
         lost: Why the episode cannot be counted; None while it can.
-        done: The environment said that the episode is over.
+        done: The environment reported the end of the episode.
     """
 
     def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:
@@ -130,7 +130,7 @@ class Seat:
         """Begin an episode and return what the student reads. An infrastructure failure loses it and returns `LOST`.
 
         Raises:
-            InvalidRequest: The environment does not take such a task: the caller's mistake, whoever the student is.
+            InvalidRequest: The environment does not take such a task: an error of the caller, not of the student.
         """
         self._begin(dict(task))
         try:

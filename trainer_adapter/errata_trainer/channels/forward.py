@@ -410,7 +410,7 @@ def _side_by_side(model: Any, batch: _Batch, rows: Rows, positions: Rows) -> dic
     """Return the states of a batch's rows by the row's number.
 
     A cache has the keys of all chains in the same slots. A chain whose row is shorter, or keeps less of the row before,
-    leaves slots unused, which the attention mask hides; positions are told apart from slots.
+    leaves slots unused, which the attention mask hides. Positions are given apart from slots.
     """
     found: dict[int, Tensor] = {}
     chains, cache = batch.chains, None

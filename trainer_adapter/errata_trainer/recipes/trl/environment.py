@@ -43,7 +43,7 @@ class SeatedEnvironment:
         cls = type(self)
         self._seat = Seat(cls._environment, cls._connect)
         self._begun: tuple[dict[str, Any], str] | None = None
-        if not cls._probed:  # a trainer is told now, not after a model was loaded and a batch generated
+        if not cls._probed:  # fail now, not after a model was loaded and a batch generated
             session = cls._connect()
             try:
                 _check(session, cls._environment)
@@ -150,8 +150,8 @@ def environment_factory(
 
 
 def _check(session: Any, environment: PlayedEnvironment) -> None:
-    told = session.capabilities()
-    name = told.environment if told is not None else None
+    capabilities = session.capabilities()
+    name = capabilities.environment if capabilities is not None else None
     if name is not None and name != environment.name:
         raise InvalidRequest(
             f"the server has the environment {name!r} there, not {environment.name!r}: give its own URL, e.g. "
@@ -179,10 +179,12 @@ def _method(tool: Tool) -> Callable[..., str]:
         )
         for name in sorted(properties, key=lambda name: name not in required)
     ]
-    told = "".join(f"\n    {name}: {_one_line(properties[name].get('description'), name)}" for name in properties)
+    descriptions = "".join(
+        f"\n    {name}: {_one_line(properties[name].get('description'), name)}" for name in properties
+    )
     call.__name__ = tool.name
     call.__qualname__ = f"SeatedEnvironment.{tool.name}"
-    call.__doc__ = tool.description + (f"\n\nArgs:{told}" if told else "")
+    call.__doc__ = tool.description + (f"\n\nArgs:{descriptions}" if descriptions else "")
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
     call.__annotations__ = {**hints, "return": str}
     return call
