@@ -46,7 +46,7 @@ class OfTheSecondHalf:
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
         pass
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = [r for n, r in enumerate(rollouts) if n + RANK * HERE >= 4]
 
     def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
@@ -69,7 +69,7 @@ class Anywhere:
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
         self.chosen = tuple(tokenizer.encode(call("read", path="red") + END, add_special_tokens=False))
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.batch += 1
         self.pairs = []
         for n, r in enumerate(rollouts):

@@ -126,7 +126,7 @@ def test_arguments_that_the_environment_refused_are_the_students_error() -> None
     assert kinds(rollout) == [["invalid_arguments"], []]
 
 
-def test_a_call_that_a_seat_refused_keeps_the_seats_marker() -> None:
+def test_a_call_that_a_runner_refused_keeps_its_marker() -> None:
     marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
     messages = [
         said("", call("run", command="a", n=1), call("zz"), call("run", command="b")),

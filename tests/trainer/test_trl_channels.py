@@ -66,7 +66,7 @@ class Pairs:
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         pass
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = list(rollouts)
 
     def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
@@ -498,7 +498,7 @@ def test_hints_are_tried_in_forks_and_dropped_where_they_do_not_help(
         ("fs.missing", "error_gone"): 2, ("fs.missing", "still_fails"): 1, ("fs.missing", "no_call"): 1,
     }  # fmt: skip
     assert trainer.state.log_history[0]["counterfactual/accepted/fs.missing"] == 0.5
-    assert [[p.tool for p in e._seat.played] for e in trainer.environments] == [["read", "submit"]] * 4
+    assert [[p.tool for p in e._runner.played] for e in trainer.environments] == [["read", "submit"]] * 4
 
 
 def test_more_sites_than_allowed_are_counted_and_left_out(

@@ -89,7 +89,7 @@ class Pairs:
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         self.chosen = tuple(tokenizer.encode(call("read", path="red") + END))
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = list(rollouts)
 
     def sample(self, count: int, referred: Any) -> list[DpoPair]:

@@ -1,4 +1,4 @@
-"""A seat at an environment: a session in which a student plays one episode after the other, and what came of each.
+"""Runs a student's episodes in an environment: one session, one episode after the other, and the record of each.
 
 What the student did wrong is text for the student. What the machine did wrong is neither text nor a reward: the
 episode is lost, its reward is None, and the trainer drops the rollout.
@@ -24,7 +24,7 @@ log = logging.getLogger("errata.trainer")
 
 
 class Session(Protocol):
-    """What a seat needs of a client; `errata_client.SyncErrataClient` has it."""
+    """What a runner needs of a client; `errata_client.SyncErrataClient` has it."""
 
     @property
     def eid(self) -> str | None:
@@ -55,7 +55,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A call that reached the seat, in the order in which the student made them.
+    """A call that reached the runner, in the order in which the student made them.
 
     Attributes:
         tool: Which tool.
@@ -65,7 +65,7 @@ class Played:
             was over or lost.
         reward: Of the step.
         done: The episode was over after it.
-        marker: What went wrong, as the delivery says, or for arguments that did not fit as this seat says.
+        marker: What went wrong, as the delivery says, or for arguments that did not fit as this runner says.
         observation: As delivered, decoded.
     """
 
@@ -79,8 +79,8 @@ class Played:
     observation: dict[str, Any] = field(default_factory=dict)
 
 
-class Seat:
-    """A session and the episode that is played in it.
+class EpisodeRunner:
+    """A session and the episode that runs in it.
 
     Args:
         environment: What is played.
@@ -102,8 +102,8 @@ class Seat:
         self._finished = False
         self._begin({})
 
-    def fork(self, t: int) -> Seat:
-        """Return a seat at a fork of the running episode, as it stood after delivery ``t``; close it after use.
+    def fork(self, t: int) -> EpisodeRunner:
+        """Return a runner at a fork of the running episode, as it stood after delivery ``t``; close it after use.
 
         Raises:
             InvalidRequest: No episode is running.
@@ -113,9 +113,9 @@ class Seat:
         if self._session is None or self.eid is None:
             raise InvalidRequest("no episode is running that could be forked: reset first")
         session: Session = self._session.fork(t, eid=self.eid)
-        seat = Seat(self.environment, lambda: session)
-        seat._session, seat.eid, seat.task = session, session.eid, self.task
-        return seat
+        runner = EpisodeRunner(self.environment, lambda: session)
+        runner._session, runner.eid, runner.task = session, session.eid, self.task
+        return runner
 
     def _begin(self, task: dict[str, Any]) -> None:
         self.eid: str | None = None

@@ -14,7 +14,7 @@ from .batch import Transcripts
 from .channels.arguments import not_negative
 from .channels.pairs import PairBuffer, trainable_pairs
 from .channels.prm import scores_of_ballots
-from .playing import Seat
+from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout
 from .teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from .teachers.states import Policy
@@ -109,7 +109,9 @@ class TeacherPairs:
         self._end_ids = frozenset(end_ids)
         self._tokens = tokens
 
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Have the states of a batch asked about."""
         asks, known = [], []
         scores = self.scores(rollouts) if self.scores is not None else None
@@ -127,7 +129,7 @@ class TeacherPairs:
             before = messages[: assistant_messages[site.turn.index]]
             prompt = transcripts.prompts[row]
             text = messages[assistant_messages[site.turn.index]].get("content") or ""
-            own_prompt = before_the_episode(prompt, seats[row])
+            own_prompt = before_the_episode(prompt, runners[row])
             asks.append(ask_of(site, rollout, text=str(text), prompt=own_prompt, transcript=[*prompt, *before]))
             known.append(
                 _Asked(
@@ -219,10 +221,10 @@ def of_this_process(path: Path) -> Path:
     return path if launch.processes() == 1 else path.with_name(f"{path.stem}.rank{launch.process()}{path.suffix}")
 
 
-def before_the_episode(prompt: Sequence[Mapping[str, Any]], seat: Seat | None) -> list[Mapping[str, Any]]:
+def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: EpisodeRunner | None) -> list[Mapping[str, Any]]:
     """Return a prompt without the reset's text, which TRL appends to its last message and the journal has as t=0."""
     messages = list(prompt)
-    opening = seat.environment.agent_text(seat.opening) if seat is not None and seat.opening else ""
+    opening = runner.environment.agent_text(runner.opening) if runner is not None and runner.opening else ""
     content = messages[-1].get("content") if messages else None
     if opening and isinstance(content, str) and content.endswith(opening):
         rest = content.removesuffix(opening)

@@ -80,7 +80,7 @@ class ParallelTools:
     def _side_by_side(self, loop: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         tools, completions = self._sync_tool_dicts, arguments[3]
         with ThreadPoolExecutor(min(self.tool_threads, max(1, len(tools))), "errata-tools") as threads:
-            ahead = Ahead(tools, completions, threads)
+            ahead = PrefetchedCalls(tools, completions, threads)
             self._sync_tool_dicts = [
                 {name: partial(ahead.take, row, name) for name in own} for row, own in enumerate(tools)
             ]
@@ -93,7 +93,7 @@ class ParallelTools:
         return found
 
 
-class Ahead:
+class PrefetchedCalls:
     """Calls that are made before they are asked for.
 
     Args:

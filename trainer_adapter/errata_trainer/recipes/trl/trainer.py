@@ -32,7 +32,7 @@ from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSum
 from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
-from ...playing import Seat
+from ...playing import EpisodeRunner
 from ...preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from ...rollout import DpoPair, Rollout
 from ...settings import ChannelSettings
@@ -40,7 +40,7 @@ from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
 from .ema import FollowingAdapter, FollowingModel, following, frozen_copy, has_adapter, refuse_sharded_copy
-from .environment import SeatedEnvironment
+from .environment import EpisodeEnvironment
 from .parallel_tools import ParallelTools
 from .progress import show_lines
 from .resume import ChannelState
@@ -247,13 +247,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        seats = self._seats()
-        if seats is None:
+        runners = self._runners()
+        if runners is None:
             return batch
-        self._leave_out_lost(batch, seats)
+        self._leave_out_lost(batch, runners)
         driver, transcripts = self._driver, self.transcripts
         if self.log_completions:
-            self._mark_completions(seats)
+            self._mark_completions(runners)
         if not self.model.training or driver is None or transcripts is None:
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
@@ -262,14 +262,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if distilling or asking:
             self._distillation.remember()
             self._distillation.forget()
-            rollouts = driver.rollouts(transcripts, seats)
+            rollouts = driver.rollouts(transcripts, runners)
             batch[PROMPT_LENGTHS] = [len(rollout.prompt_ids) for rollout in rollouts]
             # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
             seen = batch["completion_mask"].any(1).tolist()
             if distilling:
-                self._add_sites(driver, batch, rollouts, seats, seen)
+                self._add_sites(driver, batch, rollouts, runners, seen)
             if asking:
-                driver.ask(rollouts, seats, transcripts)
+                driver.ask(rollouts, runners, transcripts)
                 if self._will_weigh(self.beta_replay):
                     rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
                     batch[PAIRS] = rows
@@ -282,30 +282,30 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                         self._shape_advantages(driver, batch, rollouts)
         return batch
 
-    def _mark_completions(self, seats: list[Seat | None]) -> None:
+    def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
         """Note the failing turns of the batch's rows beside the completions that TRL keeps for its table."""
-        marked: list[Marked] = [{} for _ in seats]
+        marked: list[Marked] = [{} for _ in runners]
         if self._driver is not None and self.transcripts is not None:
-            marked = [marked_turns(rollout) for rollout in self._driver.read(self.transcripts, seats)[0]]
+            marked = [marked_turns(rollout) for rollout in self._driver.read(self.transcripts, runners)[0]]
         everywhere = gather_object(marked)
         self._marked.extend(everywhere)
         self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
 
-    def _seats(self) -> list[Seat | None] | None:
-        """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
+    def _runners(self) -> list[EpisodeRunner | None] | None:
+        """Return the runner of each row of the batch, None for one whose environment is not ours; None without any."""
         if not self.environments:
             return None
-        return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
+        return [e._runner if isinstance(e, EpisodeEnvironment) else None for e in self.environments]
 
     def _add_sites(
         self,
         driver: ChannelDriver,
         batch: dict[str, Any],
         rollouts: list[Rollout],
-        seats: list[Seat | None],
+        runners: list[EpisodeRunner | None],
         seen: Sequence[bool],
     ) -> None:
-        batch[ITEMS] = driver.items(rollouts, seats, sample=self._sample, trained=seen)
+        batch[ITEMS] = driver.items(rollouts, runners, sample=self._sample, trained=seen)
         batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
 
     def _shape_advantages(self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout]) -> None:
@@ -521,17 +521,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
         """Return TRL's rewards ``[B * processes, functions]``, those of lost episodes NaN: no function scores them."""
         rewards: torch.Tensor = super()._calculate_rewards(*arguments)
-        seats = self._seats()
-        if seats is not None:
-            lost = gather_object([seat is not None and seat.lost is not None for seat in seats])
+        runners = self._runners()
+        if runners is not None:
+            lost = gather_object([runner is not None and runner.lost is not None for runner in runners])
             if any(lost):
                 rewards[torch.tensor(lost, device=rewards.device)] = torch.nan
         return rewards
 
-    def _leave_out_lost(self, batch: dict[str, Any], seats: list[Seat | None]) -> None:
+    def _leave_out_lost(self, batch: dict[str, Any], runners: list[EpisodeRunner | None]) -> None:
         """Take tokens of lost episodes out of every loss: without an advantage they are still in a KL term."""
-        lost = torch.tensor([seat is not None and seat.lost is not None for seat in seats])
-        whys = gather_object([seat.lost if seat is not None else None for seat in seats])
+        lost = torch.tensor([runner is not None and runner.lost is not None for runner in runners])
+        whys = gather_object([runner.lost if runner is not None else None for runner in runners])
         count = sum(why is not None for why in whys)
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["episodes/lost"].append(count / len(whys))
