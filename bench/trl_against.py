@@ -3,6 +3,7 @@
     git worktree add ../older a977b2d
     python bench/trl_against.py ../older            # prints JSON; ten minutes
     python bench/trl_against.py ../older --rounds 7
+    python bench/trl_against.py --smoke             # once, this tree against itself
 
 Each commit runs in a process of its own with its own packages, test helpers and server; both are asked in turn for one
 optimizer step's losses and backward pass, on the same recorded rollouts: four rows with two error sites each and, where
@@ -14,6 +15,7 @@ not timed. A ratio below 1 says that this commit is faster; intervals are 95 % t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -25,6 +27,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+if importlib.util.find_spec("trl") is None:
+    print("left out: torch and TRL are missing (make trainer)")
+    sys.exit(0)
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("protocol", "client", "server", "envs", "trainer_adapter", "bench")
@@ -165,13 +171,18 @@ class Commit:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("older", type=Path, help="a worktree of the other commit")
+    parser.add_argument("older", type=Path, nargs="?", help="a worktree of the other commit")
+    parser.add_argument("--smoke", action="store_true", help="once, this tree against itself: measures nothing")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.older.resolve())
         return
+    if options.smoke:
+        options.older, options.rounds = ROOT, 2
+    elif options.older is None:
+        parser.error("name a worktree of the other commit")
     ours, older = Commit(ROOT), Commit(options.older.resolve())
     ratios: dict[str, list[float]] = {arm: [] for arm in ARMS}
     seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
