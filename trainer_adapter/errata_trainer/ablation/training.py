@@ -97,10 +97,10 @@ class RecordedTrainer(ThreeChannelGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        seats = self._seats()
+        runners = self._runners()
         driver, transcripts = self._driver, self.transcripts
-        if seats is not None and self.model.training and driver is not None and transcripts is not None:
-            self.batches.append(batch_of(driver.read(transcripts, seats)[0]))
+        if runners is not None and self.model.training and driver is not None and transcripts is not None:
+            self.batches.append(batch_of(driver.read(transcripts, runners)[0]))
         return batch
 
 
@@ -190,7 +190,7 @@ def train(
             trainer.train()
         finally:
             for environment in trainer.environments or ():
-                environment._seat.close()
+                environment._runner.close()
             if pairs is not None and hasattr(pairs, "close"):
                 pairs.close()
     return Run(
