@@ -109,8 +109,8 @@ class Hasty(Server):
         super().__init__(runtime, *args, **more)
         submit = runtime.journal.submit
 
-        def answer_first(records: Any, settled: Any) -> None:
-            submit(records, lambda error: None)
+        def answer_first(records: Any, settled: Any, loop: Any = None) -> None:
+            submit(records, lambda error: None, loop)
             settled(None)
 
         runtime.journal.submit = answer_first
