@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -111,7 +112,7 @@ class Hasty(Server):
 
         def answer_first(records: Any, settled: Any, loop: Any = None) -> None:
             submit(records, lambda error: None, loop)
-            settled(None)
+            (loop or asyncio.get_running_loop()).call_soon(settled, None)
 
         runtime.journal.submit = answer_first
 

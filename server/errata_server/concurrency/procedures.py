@@ -30,7 +30,7 @@ class Operation(ABC):
 
     @abstractmethod
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, and call ``done`` on ``loop`` at the end.
+        """Begin, and call ``done`` on ``loop`` at the end, never before this returns.
 
         Raises:
             Exception: It could not begin; ``done`` is not called.
@@ -90,7 +90,8 @@ def start(
 
     Args:
         procedure: Not started.
-        settled: Called once with the result, or with None and the error; perhaps before `start` returns.
+        settled: Called once with the result, or with None and the error; before `start` returns where the procedure
+            waits for nothing.
         loop: The running event loop. Asking Python 3.11 for it costs a system call.
         spawn: Starts a task for what cannot be waited for with a callback.
     """
