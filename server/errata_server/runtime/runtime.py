@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from errata_protocol.environment import Recovery, SnapshotRef
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 from errata_protocol.mux import Allowance
 
 from .. import descriptors
 from ..clock import Clock
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock
 from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
@@ -34,6 +34,7 @@ from ..journal import (
     journal_in,
     salvage,
 )
+from ..recovery import recovery_class
 from ..sandbox import registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
@@ -116,7 +117,7 @@ class Runtime:
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False
-        self._starting = Turnstile()
+        self._starting = FairLock()
         self._start_guard = threading.Lock()
         self._open()
         self._show()
@@ -245,7 +246,7 @@ class Runtime:
         for row in await self.store.open_sessions():
             if not row.given_out:
                 over.append(SessionChange(row.sid, status="closed"))
-            elif row.recovery == Recovery.NONE:
+            elif not recovery_class(row.recovery).survives_restart:
                 over.append(SessionChange(row.sid, status="lost"))
         if over:
             await self.journal.commit(*over)
