@@ -107,6 +107,8 @@ async def ends_within(
         if not ended.done():
             ended.set_result(in_time)
 
+    timer: asyncio.TimerHandle
+
     def expire() -> None:
         nonlocal timer
         found = clock()

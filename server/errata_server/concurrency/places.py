@@ -68,10 +68,14 @@ class Place(ABC):
         """Return the place without waiting for the call that runs on it. Idempotent."""
 
 
+_NO_SLOTS: tuple[str, ...] = ()
+"""Of a class whose attributes have their slots in its subclasses: two bases with slots cannot be combined."""
+
+
 class _Timed(Operation):
     """An operation under a deadline, from which the time is left out in which its clock was stopped."""
 
-    __slots__ = ()
+    __slots__ = _NO_SLOTS
 
     _clock: ClockOf
     _deadline: object

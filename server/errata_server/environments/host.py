@@ -349,7 +349,8 @@ class EnvHost:
     def _in_thread(self, name: str, function: Callable[[], T], timeout_s: float) -> Procedure[T]:
         place = self._place or self._threads.free()
         try:
-            return (yield ThreadCall(function, place, timeout_s, self.clock))
+            returned: T = yield ThreadCall(function, place, timeout_s, self.clock)
+            return returned
         except ThreadGone as error:
             raise ThreadLost(
                 f"{name} did not run: a call of another session hangs on the thread that this one shared"
@@ -364,7 +365,8 @@ class EnvHost:
         """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
         running = TaskCall(call, context, timeout_s, self.clock)
         try:
-            return (yield running)
+            returned: T = yield running
+            return returned
         except CancelledByItself as error:
             raise EnvironmentFailed(f"{name} was cancelled by its own code") from error
         except CallAbandoned as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from errata_protocol.errors import ErrataError
 
@@ -16,7 +17,7 @@ from .session import Committed
 
 def commit_delivery(journal: Journal, row: DeliveryRow, before: Sequence[Record]) -> Operation:
     """Make a delivery durable, and the records in front of it, all or nothing; the result is the `Committed` row."""
-    return _Commit(journal, (*before, row) if before else (row,), Committed(row))
+    return _Commit(journal, (*before, row) if before else (row,), cast(Committed, row))
 
 
 def commit_session(journal: Journal, row: SessionRow) -> Operation:
@@ -29,7 +30,7 @@ async def commit_with_rewards(
 ) -> Committed:
     """Commit a delivery and the rewards that its environment computed, all or nothing; see `Rewards.commit`."""
     await rewards.commit(session, executed.rewards, executed.row, before)
-    return Committed(executed.row)
+    return cast(Committed, executed.row)
 
 
 class _Commit(Operation):

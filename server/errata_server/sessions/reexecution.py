@@ -252,7 +252,7 @@ def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Differen
         was = json.loads(row.payload) if row.t is None else {"code": None, "message": None}
         is_now = now.to_wire() if isinstance(now, ErrataError) else {"code": None, "message": None}
         return differences(*(normalised({"code": e.get("code"), "message": e.get("message")}) for e in (was, is_now)))
-    volatile, semantic = now.row.volatile, now.row.semantic()
+    volatile, semantic = now.row.volatile or (), now.row.semantic()
     if semantic is not None and row.semantic() == semantic:
         return []
     recorded = semantic_sha256(row.payload, volatile)

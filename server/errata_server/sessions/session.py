@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from openenv.core.env_server.types import Action
@@ -65,8 +65,13 @@ class Request(Struct, frozen=True):
     timeout_s: float | None = None
 
 
-Committed = NewType("Committed", DeliveryRow)
-"""A delivery that the journal has. A session may stand at it, and a client may be answered with it."""
+if TYPE_CHECKING:
+
+    class Committed(DeliveryRow, frozen=True):
+        """A delivery that the journal has. A session may stand at it, and a client may be answered with it."""
+
+else:  # one class at run time; `commits` makes the difference, and mypy 2.4 fails on a NewType of a Struct
+    Committed = DeliveryRow
 
 
 class Reply(Struct, frozen=True, gc=False):
