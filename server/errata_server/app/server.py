@@ -31,6 +31,7 @@ from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRe
 from ..doors import http_routes
 from ..doors.asgi_extensions import by_itself
 from ..doors.auth import guard
+from ..doors.capabilities import capabilities_data
 from ..doors.input_errors import BodyLimit
 from ..doors.mcp import McpDoor
 from ..doors.mcp_socket import McpSocket
@@ -112,7 +113,9 @@ class HTTPEnvServer(_UpstreamServer):
         decoder.read_mcp = self.mcp.decode
         self._spec = spec
         self._insecure = insecure
-        self.told = functools.partial(self.capabilities, ServerMode.SIMULATION)  # until routes say otherwise
+        self.offered = functools.partial(
+            self.capabilities, ServerMode.SIMULATION
+        )  # until `register_routes` knows the mode
 
     def _volatile(self, given: Sequence[str] | str) -> tuple[str, ...]:
         """Return the fields that may differ, checked against what reset and step return."""
@@ -164,12 +167,12 @@ class HTTPEnvServer(_UpstreamServer):
             super().register_routes(app, mode)
             return
         simulation = resolved is not ServerMode.PRODUCTION
-        told = functools.partial(self.capabilities, resolved)
+        offered = functools.partial(self.capabilities, resolved)
         http_routes.register(
             app,
             runtime=self.runtime,
             episodes=self.episodes,
-            capabilities=lambda: told().model_dump(mode="json", exclude={"session"}),
+            capabilities=lambda: capabilities_data(offered()),
             replayable=simulation,
         )  # before upstream's greedy Task API
         super().register_routes(app, resolved)
@@ -180,7 +183,7 @@ class HTTPEnvServer(_UpstreamServer):
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
         reading = Reading(self.action_cls, self.mcp)
-        multiplex = Multiplex(self.sessions, self.episodes, reading, self.mcp, told, production=not simulation)
+        multiplex = Multiplex(self.sessions, self.episodes, reading, self.mcp, offered, production=not simulation)
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
@@ -191,7 +194,9 @@ class HTTPEnvServer(_UpstreamServer):
                 if asks_for_mux(socket):
                     await MuxSocket(socket, multiplex, owner).serve()
                 else:
-                    await PlainSocket(socket, self.sessions, episodes, self.mcp, self.action_cls, told, owner).serve()
+                    await PlainSocket(
+                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, owner
+                    ).serve()
 
             await by_itself(websocket, serve)
 
@@ -201,7 +206,7 @@ class HTTPEnvServer(_UpstreamServer):
             await by_itself(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
 
         app.state.errata = self
-        self.told = told
+        self.offered = offered
         http_routes.answer_errors(app)
         app.add_middleware(BodyLimit, max_body=self.runtime.settings.max_frame)
         guard(app, self.runtime.settings, insecure=self._insecure)

@@ -22,7 +22,6 @@ from ..clock import Clock
 from ..concurrency.fair_lock import Turnstile
 from ..journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .metrics import Metrics
-from .ownership import absence, owned_episode
 from .store import Store
 
 ENVIRONMENT = "environment"
@@ -99,8 +98,7 @@ class Rewards:
                     f"the source {ENVIRONMENT!r} and reward ids that begin with {_OWN_IDS!r} are the environment's "
                     "own: name yourself as the source"
                 )
-        episode = await owned_episode(self._store, eid, principal)
-        session = await self._store.session(episode.sid)
+        session = await self._store.owned_session(eid, principal)
         if session is None:
             raise UnknownEpisode(eid)
         await self._store.wait_until_writable()
@@ -158,7 +156,7 @@ class Rewards:
                 except UnknownEpisode:
                     for row in rows:
                         if await self._store.delivery(eid, row.t) is None:
-                            raise await absence(self._store, eid, row.t) from None
+                            raise await self._store.delivery_error(eid, row.t) from None
                     raise
                 else:
                     self._tell(session, rows)

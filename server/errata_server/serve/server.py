@@ -140,7 +140,7 @@ def build(
         for servable in found
     }
     specs = tuple(servable.spec for servable in found)
-    capabilities = {name: app.state.errata.told() for name, app in apps.items()}
+    capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
     announcement = functools.partial(announced, found, capabilities)
     if len(apps) == 1:
         ((name, app),) = apps.items()

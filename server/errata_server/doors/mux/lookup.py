@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataErr
 from errata_protocol.mux import Find, ServerSession, Stored
 from errata_protocol.mux.state import State
 
-from ...journal.base import DeliveryRow, SessionRow
+from ...runtime.store import SessionKey, StoredSession
 from ...sessions.session import Address, Session
 from .shell import MuxShell, journal_sid
 
@@ -102,51 +100,39 @@ class Finding:
             try:
                 await self._shell.runtime.start()
                 with self._shell.sessions.search({journal_sid(find.session.sid) for find in finds}) as outdated:
-                    found = await self._shell.runtime.store.read(self._stored_all, finds)
+                    found = await self._shell.runtime.store.keyed_sessions([self._key(find.session) for find in finds])
             except Exception as error:
                 for find in finds:
                     self._refuse(find, error)
                 continue
             finally:
                 self._reading = [other for other in self._reading if other is not since]
-            for one, (row, last, next_id, seq) in zip(sought, found, strict=True):
+            for one, stored in zip(sought, found, strict=True):
                 sid = one.find.session.sid
                 if journal_sid(sid) in outdated:
                     self._sought.append(one)
-                elif row is None:
+                elif stored is None:
                     self._refuse(one.find, one.otherwise)
                 else:
-                    self._found(one.find, row, last, next_id, max(seq, since[sid]))
+                    self._found(one.find, stored, since[sid])
 
-    def _found(self, find: Find, row: SessionRow, last: DeliveryRow | None, next_id: int, seq: int) -> None:
-        mine = find.session
+    def _key(self, mine: ServerSession) -> SessionKey:
+        return SessionKey(journal_sid(mine.sid), mine.key_hash, mine.principal, self._shell.sessions.environment)
+
+    def _found(self, find: Find, found: StoredSession, last_push: int) -> None:
+        mine, row, last = find.session, found.row, found.last
         if row.status == "open":
             mine.handle = self._shell.sessions.dormant(row, last)
         stored = Stored(
-            next_id=next_id,
+            next_id=found.last_id + 1,
             eid=last.eid if last is not None else None,
             t=last.t if last is not None else None,
-            seq=seq,
+            seq=max(found.last_seq, last_push),
             recovery=row.recovery,
             status=row.status,
             group=row.group,
         )
         self._tell(find, stored)
-
-    def _stored_all(self, finds: Sequence[Find]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
-        return [self._stored(find.session) for find in finds]
-
-    def _stored(self, mine: ServerSession) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
-        """Read all of a session that the client has the key of, and of any other as much as of none (PROTOCOL D7)."""
-        journal, sid = self._shell.runtime.journal, journal_sid(mine.sid)
-        row = journal.session(sid)
-        known = (
-            row is not None and row.principal == mine.principal and row.environment == self._shell.sessions.environment
-        )
-        kept = row.key_hash if row is not None and known and row.key_hash is not None else bytes(32)
-        if not hmac.compare_digest(kept, mine.key_hash):
-            return None, None, 1, 0
-        return row, journal.last_delivery(sid), journal.last_id(sid) + 1, journal.last_seq(sid)
 
     def _refuse(self, find: Find, error: Exception) -> None:
         if not isinstance(error, ErrataError):

@@ -17,10 +17,10 @@ from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
 from ...episodes.reads import JournalReads
 from ...journal.base import SessionRow
-from ...runtime.ownership import owned_episode
 from ...runtime.rewards import push_data
 from ...runtime.rows import wire_digest
 from ...sessions.session import Session
+from ..capabilities import capabilities_data
 from ..mcp import McpDoor, invalid_call, parse_rpc
 from .shell import PREFIX, Door, MuxShell, journal_sid
 from .translation import object_of, recorded_of
@@ -92,7 +92,7 @@ class Reads:
         fields = read.fields
         session: Session | None = read.session.handle if read.session is not None else None
         if read.kind == "capabilities":
-            return Reply("capabilities", to_json(self._capabilities().model_dump(mode="json", exclude={"session"})))
+            return Reply("capabilities", to_json(capabilities_data(self._capabilities())))
         if read.kind == "close_group":
             closed = await self._close_group(fields["group"], read.connection.principal)
             return Reply("group_closed", msgspec.json.encode({"closed": closed}))
@@ -111,7 +111,7 @@ class Reads:
         if read.kind == "rewards":
             eid = fields.get("eid") or session.eid
             if eid is not None and eid != session.eid:
-                await owned_episode(self._shell.runtime.store, eid, principal)
+                await self._shell.runtime.store.owned_episode(eid, principal)
             rows = [] if eid is None else await self._shell.runtime.store.rewards(eid)
             return Reply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
         rpc = parse_rpc(object_of(read.data))

@@ -27,7 +27,6 @@ from errata_protocol.mux import Record, Reply, Run, injected_fork
 from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow
-from ...runtime.ownership import owned_delivery
 from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Reply as SessionReply
 from ...sessions.session import Request, Session
@@ -120,7 +119,7 @@ class Answers:
             request = request or self._reading.request(run, self._remaining(run))
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
-            await self._shell.runtime.journal.commit(row)
+            await self._shell.runtime.store.commit(row)
             return reply_of(row)
         done = await self._shell.sessions.run(session, request)
         kind = "mcp" if run.kind == "mcp" else "observation"
@@ -140,7 +139,7 @@ class Answers:
 
     async def _committed(self, run: Run | Record, row: DeliveryRow) -> Reply | None:
         try:
-            await self._shell.runtime.journal.commit(row)
+            await self._shell.runtime.store.commit(row)
         except ErrataError as refusal:
             log.error("session %s: a reply could not be journaled: %s", name_of(run.session.sid), refusal.message)
             if isinstance(run, Run):
@@ -185,7 +184,7 @@ class Answers:
         eid = fork.eid or session.eid
         if eid is None:
             raise NoReset("this session has delivered nothing yet: reset it first")
-        parent = await owned_delivery(self._shell.runtime.store, eid, fork.t, session.row.principal)
+        parent = await self._shell.runtime.store.owned_delivery(eid, fork.t, session.row.principal)
         if parent.sid != session.sid:
             raise UnknownEpisode(eid)
         child = await self._forks.child(
@@ -195,7 +194,7 @@ class Answers:
         row = self._row(session, run, msgspec.json.encode(told))
         async with session.turn:
             try:
-                await self._shell.runtime.journal.commit(*child.records, row)
+                await self._shell.runtime.store.commit(*child.records, row)
             except Conflict as error:
                 if await self._shell.runtime.store.session(journal_sid(fork.sid)) is None:
                     raise  # a defect of ours: what is drawn here was drawn before
