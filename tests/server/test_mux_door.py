@@ -38,7 +38,7 @@ from errata_protocol.errors import (
 from errata_server.app import create_fastapi_app
 from errata_server.doors.mux.shell import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
-from errata_server.episodes.retention import EVERY_S
+from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
@@ -283,7 +283,7 @@ async def test_opens_let_old_episodes_go() -> None:
         session = await trainer.open()
         old = await trainer.ask(session, "reset")
         await trainer.ask(session, "close")
-        runtime.retained_at -= EVERY_S
+        runtime.retention_clock._last -= EVERY_S
         await trainer.open()
         for _ in range(200):
             if runtime.journal.episode(old.eid) is None:
@@ -474,7 +474,7 @@ async def test_a_server_that_stops_answers_what_runs_and_sends_its_clients_to_th
         await trainer.ask(session, "reset")
         later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(10)]
         await asyncio.sleep(0.01)
-        await first.drain(10.0)
+        await first.shutdown.drain(10.0)
         assert [n_of(await reply) for reply in later] == list(range(1, 11))
         assert trainer.sent_away and trainer.sent_away[0] > 0
         waiting = trainer.ask_later(session, "step", {"n": 1})
@@ -496,7 +496,7 @@ async def test_a_server_that_stops_waits_no_longer_than_it_was_told() -> None:
         hanging = trainer.ask_later(session, "step", {"do": "hang"})
         await asyncio.sleep(0.05)
         started = asyncio.get_running_loop().time()
-        await app.state.errata.runtime.drain(0.2)
+        await app.state.errata.runtime.shutdown.drain(0.2)
         assert asyncio.get_running_loop().time() - started < 5
         hanging.cancel()
 

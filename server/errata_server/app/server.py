@@ -45,6 +45,7 @@ from ..environments.detection import FieldMap
 from ..environments.volatile_fields import field_names, resolved
 from ..episodes.episodes import Episodes
 from ..episodes.retention import Retention
+from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import Decoder
 from ..sessions.sessions import Sessions
@@ -92,7 +93,7 @@ class HTTPEnvServer(_UpstreamServer):
             sandboxed=spec is not None and spec.sandbox,
         )
         decoder = Decoder(self.action_cls)
-        self.runtime = runtime or Runtime.chosen()
+        self.runtime = runtime or RUNTIMES.of_application()
         self.sessions = Sessions(
             self.runtime,
             self._env_factory,

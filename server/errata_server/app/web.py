@@ -334,7 +334,7 @@ class _Pages:
 
     def __init__(self, pages: Any, runtime: Runtime) -> None:
         self._pages: ASGIApp = pages
-        runtime.farewells.append(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
+        runtime.shutdown.on_begin(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
         self._blocks = blocks = pages.get_blocks()
         config: Any = blocks.config
         config["stylesheets"] = [sheet for sheet in config["stylesheets"] if "://" not in str(sheet)]

@@ -62,7 +62,7 @@ def register(
 
     @app.get("/ready", tags=["Errata"])
     async def get_ready() -> Response:
-        reasons = runtime.unready()
+        reasons = runtime.readiness.reasons()
         if not reasons:
             return _json({"status": "ready", "reasons": []})
         return _json({"status": "unavailable", "reasons": reasons}, 503)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable
 
 from ..journal.base import (
@@ -348,6 +349,10 @@ class Store:
     def fork_session(self, eid: str, request_id: str) -> Awaitable[SessionRow | None]:
         """Return the session that an earlier fork request made."""
         return self._read(self.journal.fork_session, eid, request_id)
+
+    def refs(self) -> set[SnapshotRef]:
+        """Return every ref that a committed row names; may block, and is called by a sandbox backend as it collects."""
+        return self.journal.refs()
 
     # -- deletions: on a reader thread, because they wait for the disk ------------------------------------------------
 

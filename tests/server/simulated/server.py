@@ -105,7 +105,7 @@ class Server:
             drain_s: How long it answers what was admitted, having sent its clients away; 0 does without.
         """
         if drain_s:
-            await self.runtime.drain(drain_s)
+            await self.runtime.shutdown.drain(drain_s)
         await self.sessions.close_all()
         await self.runtime.close()
 

@@ -88,15 +88,15 @@ class Multiplex:
             Forget: lambda effect: None,  # retention decides what the journal forgets
         }
         sessions.multiplexed = self
-        shell.runtime.drains.append(self.drain)
-        shell.runtime.rewards.on_pushed.append(self._pushed)
+        shell.runtime.shutdown.add_door(self.drain)
+        shell.runtime.rewards.subscribe(self._pushed)
 
     # -- sockets ----------------------------------------------------------------------------------------------------
 
     def bound(self, websocket: WebSocket, principal: str | None) -> None:
         """Set the bounds of a socket's messages; before it is accepted."""
         runtime = self._shell.runtime
-        answers_unread(websocket, runtime.settings.max_frame, runtime.unfinished_of(principal))
+        answers_unread(websocket, runtime.settings.max_frame, runtime.quotas.unfinished(principal))
 
     def connect(self, principal: str | None, handle: Door) -> ServerConnection:
         """Take a new socket.
@@ -113,7 +113,7 @@ class Multiplex:
             if self._connections:
                 raise NotSupported("multiplexed sockets of another event loop are connected: use one server")
             self._shell.move_to(loop)
-        connection = self.protocol.connect(principal, handle, self._shell.runtime.unfinished_of(principal))
+        connection = self.protocol.connect(principal, handle, self._shell.runtime.quotas.unfinished(principal))
         self._connections.add(connection)
         return connection
 
