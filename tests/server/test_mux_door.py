@@ -36,7 +36,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
-from errata_server.doors.mux.shell import journal_sid
+from errata_server.doors.mux.driver import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
 from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
@@ -400,11 +400,11 @@ def test_a_time_that_has_passed_is_waited_for_on_the_loop_of_the_server_too() ->
     """Uvloop answers such a call with a handle that does not know its time."""
 
     async def leave_at_once() -> None:
-        shell = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.sessions.multiplexed._shell
-        shell.move_to(asyncio.get_running_loop())
-        shell.protocol.next_timer = lambda: shell.now() - 1.0
-        shell.do([])
-        shell.do([])
+        driver = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.multiplexer.driver
+        driver.move_to(asyncio.get_running_loop())
+        driver.protocol.next_timer = lambda: driver.now() - 1.0
+        driver.perform([])
+        driver.perform([])
 
     loop = uvloop.new_event_loop()
     loop.run_until_complete(leave_at_once())
@@ -533,8 +533,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
         await other.ask(neighbour, "reset")
         for _ in range(3):
             await other.ask(neighbour, "step")
-        multiplex = app.state.errata.sessions.multiplexed
-        held = max(c.outbox.buffered for c in multiplex._connections)
+        held = max(c.outbox.buffered for c in app.state.errata.multiplexer.connections)
         assert 4_000_000 < held < 6_000_000, "48 replies of 1 MB were made"
         deaf.set()
         assert [n_of(await reply) for reply in later] == [n for n in range(1, 13) for _ in sessions]
@@ -542,7 +541,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
 
 def _socket_of(app: FastAPI, index: int) -> Any:
     """Return the server's side of a connection, in the order of connecting."""
-    connections = app.state.errata.sessions.multiplexed._connections
+    connections = app.state.errata.multiplexer.connections
     return sorted(connections, key=lambda c: min((s.sid for s in c.sessions.values()), default="~"))[
         index
     ].handle._websocket

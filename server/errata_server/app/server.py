@@ -27,6 +27,7 @@ from errata_protocol import markers
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec, Recovery
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
+from errata_protocol.mux import ServerConfig
 
 from ..doors import http_routes
 from ..doors.asgi_extensions import by_itself
@@ -36,9 +37,10 @@ from ..doors.input_errors import BodyLimit
 from ..doors.mcp import McpDoor
 from ..doors.mcp_socket import McpSocket
 from ..doors.mcp_tools import McpTools
-from ..doors.mux.multiplexer import Multiplex
+from ..doors.mux.detached import DetachedSessions
+from ..doors.mux.multiplexer import Multiplexer
 from ..doors.mux.socket import MuxSocket, asks_for_mux
-from ..doors.mux.translation import Reading
+from ..doors.mux.translation import RequestDecoder
 from ..doors.plain_socket import PlainSocket
 from ..environments.declarations import Declared
 from ..environments.detection import FieldMap
@@ -109,6 +111,8 @@ class HTTPEnvServer(_UpstreamServer):
                 "volatile names fields that may differ when requests run again, and sessions of "
                 f"{self.env_name} are not run again: say deterministic too"
             )
+        self._detached = DetachedSessions()
+        self.sessions.multiplexed = self._detached
         self.episodes = Episodes.of(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode
@@ -183,8 +187,17 @@ class HTTPEnvServer(_UpstreamServer):
         upstream_routes.shorten_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
-        reading = Reading(self.action_cls, self.mcp)
-        multiplex = Multiplex(self.sessions, self.episodes, reading, self.mcp, offered, production=not simulation)
+        self.multiplexer = multiplexer = Multiplexer(
+            ServerConfig(limits=self.runtime.settings.limits, production=not simulation),
+            self.sessions,
+            self._detached,
+            self.episodes,
+            RequestDecoder(self.action_cls, self.mcp),
+            self.mcp,
+            offered,
+        )
+        self.runtime.shutdown.add_door(multiplexer.drain)
+        self.runtime.rewards.subscribe(multiplexer.reward_committed)
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
@@ -193,7 +206,7 @@ class HTTPEnvServer(_UpstreamServer):
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
-                    await MuxSocket(socket, multiplex, owner).serve()
+                    await MuxSocket(socket, multiplexer, owner).serve()
                 else:
                     await PlainSocket(
                         socket, self.sessions, episodes, self.mcp, self.action_cls, offered, owner
