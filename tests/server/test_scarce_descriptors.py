@@ -163,7 +163,7 @@ async def test_a_directory_that_vanishes_is_logged_at_once_without_a_request(
     (place / part).rename(tmp_path / "away")
     (place / part).mkdir()  # another one in its place is not the one that was there
     await until(lambda: "is gone" in caplog.text)
-    [reason] = runtime.unready()
+    [reason] = runtime.readiness.reasons()
     assert "is gone: it was removed or unmounted while the server ran" in reason
     await runtime.close()
 

@@ -78,7 +78,7 @@ class SharedCapacity(Capacity):
         self.owners = owners
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         """Instances of the environment."""
         return self.whole.used
 

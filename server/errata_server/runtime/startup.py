@@ -1,4 +1,4 @@
-"""Opens the journal of a data directory, and brings in order what an earlier server left: sessions, sandbox layers."""
+"""Opens the journal of a data directory, and recovers what an earlier server left in it: sessions, sandbox layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("errata.server")
 
 
 def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
-    """Open the journal in ``data_dir``, repaired first where the settings ask for it; one in memory without a directory.
+    """Open the journal in ``data_dir``, repaired first where the settings ask for it; in memory without a directory.
 
     Raises:
         JournalUnavailable: It cannot be opened.
