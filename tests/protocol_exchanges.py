@@ -247,7 +247,7 @@ class Player:
             peer._sent.put_nowait({"type": "websocket.disconnect", "code": 1006})
             await asyncio.wait_for(peer._task, REPLY_S)
         elif part["stops"]:
-            await self._runtime.drain(REPLY_S)
+            await self._runtime.shutdown.drain(REPLY_S)
         elif part["method"]:
             transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 50000))
             async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:

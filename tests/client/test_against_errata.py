@@ -37,7 +37,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.payload import digest
 from errata_server.app import create_app
-from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.registry import RUNTIMES
 from errata_server.serve.uvicorn_protocols import BoundedHttp, LoneSocket
 from errata_server.settings import Settings
 
@@ -100,7 +100,7 @@ class AddingEnvironment(Environment):
 
 def errata_app(data_dir: Path | None = None) -> Any:
     """Return a real Errata application around the adding environment."""
-    runtime = Runtime.of(Settings(data_dir=data_dir, sandbox="fake"))
+    runtime = RUNTIMES.shared(Settings(data_dir=data_dir, sandbox="fake"))
     return create_app(
         AddingEnvironment, AddAction, SumObservation, env_name="adding", max_concurrent_envs=32, runtime=runtime
     )
@@ -404,7 +404,7 @@ class SingleEnvironment(AddingEnvironment):
 @pytest.fixture
 def single_url() -> Iterator[str]:
     """Base URL of a server whose environment takes one session."""
-    runtime = Runtime.of(Settings(sandbox="fake"))
+    runtime = RUNTIMES.shared(Settings(sandbox="fake"))
     with served(create_app(SingleEnvironment, AddAction, SumObservation, runtime=runtime)) as url:
         yield url
 
@@ -466,8 +466,10 @@ async def test_one_instance_goes_back_to_any_step_by_a_reset(single_url: str) ->
 async def test_a_message_without_room_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.selector_events._SelectorTransport.max_size", 16 * 1024)  # so that none comes whole
     settings = Settings(sandbox="fake", max_unfinished_bytes=200_000)
-    app = create_app(AddingEnvironment, AddAction, SumObservation, max_concurrent_envs=8, runtime=Runtime.of(settings))
-    held = app.state.errata.runtime.unfinished_of(None)
+    app = create_app(
+        AddingEnvironment, AddAction, SumObservation, max_concurrent_envs=8, runtime=RUNTIMES.shared(settings)
+    )
+    held = app.state.errata.runtime.quotas.unfinished(None)
     with served(app, loop="asyncio", http=BoundedHttp, ws=LoneSocket) as url:
         async with Connection(url) as connection, ErrataClient(connection=connection) as client:
             await client.reset()

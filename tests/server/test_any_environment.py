@@ -28,7 +28,7 @@ from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_server.app import create_app
 from errata_server.app.adoption import adopt, sites
 from errata_server.process import ServerProcess
-from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.registry import RUNTIMES
 from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
 from errata_server.targets import imports
@@ -157,7 +157,7 @@ async def test_an_application_is_served_with_its_own_routes_and_hooks(tmp_path: 
 
 @pytest.mark.parametrize(("target", "own"), [("server", 2), ("make", 4), ("by_hand", 1), ("environment", 10_000)])
 def test_an_applications_own_limit_holds_until_the_operator_gives_another(target: str, own: int) -> None:
-    runtime = Runtime.of(Settings())
+    runtime = RUNTIMES.shared(Settings())
     for given, expected in ((None, own), (3, 3)):
         app = load(f"{HERE}.applications:{target}").application(runtime, max_sessions=given)
         assert app.state.errata.max_concurrent_envs == expected
@@ -171,9 +171,9 @@ def test_more_sessions_than_a_class_takes_are_refused(target: str) -> None:
     stated = SINGLE if target.startswith("untyped") else None
     servable = load(f"{HERE}.{target}", stated=stated)
     with pytest.raises(InvalidRequest, match=r"--max-sessions 8 .*SUPPORTS_CONCURRENT_SESSIONS = True"):
-        servable.application(Runtime.of(Settings()), max_sessions=8)
+        servable.application(RUNTIMES.shared(Settings()), max_sessions=8)
     for given in (None, 1):
-        app = load(f"{HERE}.{target}", stated=stated).application(Runtime.of(Settings()), max_sessions=given)
+        app = load(f"{HERE}.{target}", stated=stated).application(RUNTIMES.shared(Settings()), max_sessions=given)
         assert app.state.errata.max_concurrent_envs == 1
 
 

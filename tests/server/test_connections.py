@@ -66,7 +66,7 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     app = make_app(Settings())
     made = Served(app)
-    made.app.state.errata.runtime.watches.append(made.connections.trouble)
+    made.app.state.errata.runtime.readiness.add(made.connections.trouble)
     bind = Bind(port=0)
     listening = _listen(bind)
     made.address = listening.getsockname()[:2]

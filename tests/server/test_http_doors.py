@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openenv.core.env_server.types import ConcurrencyConfig
 from pydantic import SecretStr
 from starlette.websockets import WebSocketDisconnect
 
+from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_server.app import create_fastapi_app
+from errata_server.app.multi_environment import compose
+from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect, simulated
@@ -259,3 +266,65 @@ def test_a_page_of_another_origin_cannot_use_a_local_server(client: TestClient) 
         pass
     assert client.get("/episodes", headers={"Origin": "http://evil"}).status_code == 403
     assert client.get("/episodes", headers={"Origin": "http://testserver"}).status_code == 200
+
+
+def test_every_door_answers_a_capability_probe_alike(app: FastAPI) -> None:
+    """Plain sockets add where their session stands, and nothing else."""
+    fields = {"protocol", "environment", "extensions", "recovery", "agent_text_version", "limits"}
+    with TestClient(app) as client:
+        over_http = client.get("/capabilities").json()
+        assert over_http.keys() == fields
+        with connect(client, told=False) as plain:
+            plain.ask("reset")
+            on_plain = plain.ask("capabilities")["data"]
+        position = on_plain.pop("session")
+        assert (position["session_id"], position["t"]) == (None, 0) and position["eid"].startswith("ep_")
+        with client.websocket_connect("/ws", subprotocols=[PROTOCOL_NAME]) as mux:
+            mux.send_text(json.dumps({"type": "open", "sid": "a" * 22, "data": {"key": "k" * 32}}))
+            opened = json.loads(mux.receive_text())
+            assert opened["type"] == "opened", opened
+            mux.send_text(json.dumps({"type": "capabilities", "sid": "a" * 22, "q": 1}))
+            on_mux = json.loads(mux.receive_text())["data"]
+        assert on_plain == over_http == on_mux
+        assert opened["data"]["recovery"] == on_plain["recovery"]
+        composed = compose({"count": app}, app.state.errata.runtime, replayable=True)
+        assert TestClient(composed).get("/capabilities").json() == {"environments": {"count": over_http}}
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions that reader threads were given, in their order."""
+    taken: list[str] = []
+    submit = ThreadPoolExecutor.submit
+
+    def counted(pool: ThreadPoolExecutor, function: Any, /, *args: Any, **more: Any) -> Any:
+        if pool._thread_name_prefix == "errata-read":
+            taken.append(getattr(function, "__qualname__", repr(function)))
+        return submit(pool, function, *args, **more)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/episodes/{eid}/states/1", 200),
+        ("/episodes/{eid}/states/9", 404),
+        ("/episodes/ep_none/states/0", 404),
+        ("/episodes/{eid}", 200),
+        ("/episodes/{eid}/rewards", 200),
+    ],
+)
+def test_a_read_of_an_episode_makes_one_trip_to_the_reader_threads(
+    tmp_path: Path, trips: list[str], path: str, status: int
+) -> None:
+    runtime = Runtime(Settings(data_dir=tmp_path, sandbox="fake"))
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, runtime=runtime)
+    with TestClient(app) as client:
+        with connect(client) as socket:
+            eid = socket.ask("reset")["eid"]
+            socket.ask("step", {"n": 1})
+        trips.clear()
+        assert client.get(path.format(eid=eid)).status_code == status
+        assert len(trips) == 1, trips

@@ -36,9 +36,9 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
-from errata_server.doors.mux.shell import journal_sid
+from errata_server.doors.mux.driver import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
-from errata_server.episodes.retention import EVERY_S
+from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
@@ -283,7 +283,7 @@ async def test_opens_let_old_episodes_go() -> None:
         session = await trainer.open()
         old = await trainer.ask(session, "reset")
         await trainer.ask(session, "close")
-        runtime.retained_at -= EVERY_S
+        runtime.retention_clock._last -= EVERY_S
         await trainer.open()
         for _ in range(200):
             if runtime.journal.episode(old.eid) is None:
@@ -400,11 +400,11 @@ def test_a_time_that_has_passed_is_waited_for_on_the_loop_of_the_server_too() ->
     """Uvloop answers such a call with a handle that does not know its time."""
 
     async def leave_at_once() -> None:
-        shell = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.sessions.lifetime.multiplexed._shell
-        shell.move_to(asyncio.get_running_loop())
-        shell.protocol.next_timer = lambda: shell.now() - 1.0
-        shell.do([])
-        shell.do([])
+        driver = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.multiplexer.driver
+        driver.move_to(asyncio.get_running_loop())
+        driver.protocol.next_timer = lambda: driver.now() - 1.0
+        driver.perform([])
+        driver.perform([])
 
     loop = uvloop.new_event_loop()
     loop.run_until_complete(leave_at_once())
@@ -474,7 +474,7 @@ async def test_a_server_that_stops_answers_what_runs_and_sends_its_clients_to_th
         await trainer.ask(session, "reset")
         later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(10)]
         await asyncio.sleep(0.01)
-        await first.drain(10.0)
+        await first.shutdown.drain(10.0)
         assert [n_of(await reply) for reply in later] == list(range(1, 11))
         assert trainer.sent_away and trainer.sent_away[0] > 0
         waiting = trainer.ask_later(session, "step", {"n": 1})
@@ -496,7 +496,7 @@ async def test_a_server_that_stops_waits_no_longer_than_it_was_told() -> None:
         hanging = trainer.ask_later(session, "step", {"do": "hang"})
         await asyncio.sleep(0.05)
         started = asyncio.get_running_loop().time()
-        await app.state.errata.runtime.drain(0.2)
+        await app.state.errata.runtime.shutdown.drain(0.2)
         assert asyncio.get_running_loop().time() - started < 5
         hanging.cancel()
 
@@ -533,8 +533,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
         await other.ask(neighbour, "reset")
         for _ in range(3):
             await other.ask(neighbour, "step")
-        multiplex = app.state.errata.sessions.lifetime.multiplexed
-        held = max(c.outbox.buffered for c in multiplex._connections)
+        held = max(c.outbox.buffered for c in app.state.errata.multiplexer.connections)
         assert 4_000_000 < held < 6_000_000, "48 replies of 1 MB were made"
         deaf.set()
         assert [n_of(await reply) for reply in later] == [n for n in range(1, 13) for _ in sessions]
@@ -542,7 +541,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
 
 def _socket_of(app: FastAPI, index: int) -> Any:
     """Return the server's side of a connection, in the order of connecting."""
-    connections = app.state.errata.sessions.lifetime.multiplexed._connections
+    connections = app.state.errata.multiplexer.connections
     return sorted(connections, key=lambda c: min((s.sid for s in c.sessions.values()), default="~"))[
         index
     ].handle._websocket

@@ -121,7 +121,7 @@ async def test_a_multiplexed_session_counts_and_one_that_was_left_makes_room() -
         await another.tick()
         third = await opening
         assert (await another.ask(third, "reset")).t == 0
-        assert app.state.errata.runtime.room_of(None).used == 2
+        assert app.state.errata.runtime.quotas.instances(None).used == 2
 
 
 def test_without_a_bound_and_without_tokens_nothing_is_refused() -> None:

@@ -148,7 +148,7 @@ def test_a_server_prunes_by_itself_at_most_once_an_hour() -> None:
     with TestClient(app) as client:
         with connect(client) as socket:
             socket.ask("reset", {})
-        now[0] += 3599 - (now[0] - runtime.retained_at)
+        now[0] += 3599 - (now[0] - runtime.retention_clock._last)
         with connect(client) as socket:
             socket.ask("reset", {})
         assert len(client.get("/episodes").json()["episodes"]) == 2

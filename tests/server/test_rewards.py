@@ -209,7 +209,7 @@ async def test_concurrent_posts_are_numbered_without_gap_or_duplicate_and_pushed
         assert sid == "s" and row in journal.rewards("e")
         pushed.append(row)
 
-    runtime.rewards.on_pushed.append(on_pushed)
+    runtime.rewards.subscribe(on_pushed)
     posts = [runtime.rewards.post("e", n % 3, float(n), "v", f"r{n // 2}", None) for n in range(40)]
     answers = await asyncio.gather(*posts, return_exceptions=True)
     assert sum(isinstance(a, Conflict) for a in answers) == 20
@@ -220,7 +220,7 @@ async def test_concurrent_posts_are_numbered_without_gap_or_duplicate_and_pushed
 async def test_a_repeated_post_is_pushed_once_and_answers_with_its_first_number(journal: Journal) -> None:
     runtime = await _with_episode(journal)
     pushed: list[RewardRow] = []
-    runtime.rewards.on_pushed.append(lambda _, row: pushed.append(row))
+    runtime.rewards.subscribe(lambda _, row: pushed.append(row))
     first = await runtime.rewards.post("e", 1, 0.5, "v", "r", None)
     await runtime.rewards.post("e", 1, 0.5, "v", "q", None)
     assert await runtime.rewards.post("e", 1, 0.5, "v", "r", None) == first
@@ -239,7 +239,7 @@ async def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_session_that_nothing_is_pushed_to_has_no_numbers(journal: Journal) -> None:
     runtime = await _with_episode(journal, key_hash=None)
-    runtime.rewards.on_pushed.append(lambda *_: pytest.fail("pushed"))
+    runtime.rewards.subscribe(lambda *_: pytest.fail("pushed"))
     assert (await runtime.rewards.post("e", 1, 0.5, "v", "r", None)).seq is None
 
 
@@ -271,7 +271,7 @@ async def test_a_caller_that_goes_away_does_not_take_the_push_with_it(monkeypatc
         await commit(*records)
 
     monkeypatch.setattr(journal, "commit", slow)
-    runtime.rewards.on_pushed.append(lambda *_: told.set())
+    runtime.rewards.subscribe(lambda *_: told.set())
     post = asyncio.create_task(runtime.rewards.post("e", 1, 0.5, "v", "r", None))
     await asyncio.wait_for(begun.wait(), 10)
     post.cancel()
@@ -426,7 +426,7 @@ async def test_rewards_of_a_multiplexed_session_are_numbered_in_the_commit_of_th
     row = session(key_hash=KEY)
     await journal.commit(row, episode("e"), delivery("e", 0), delivery("e", 1))
     pushed: list[tuple[int, int | None]] = []
-    runtime.rewards.on_pushed.append(lambda _, row: pushed.append((row.t, row.seq)))
+    runtime.rewards.subscribe(lambda _, row: pushed.append((row.t, row.seq)))
     await runtime.rewards.post("e", 1, 9.0, "v", "r", None)
     done = delivery("e", 2, done=True)
     await asyncio.gather(

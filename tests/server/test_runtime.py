@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.app import create_fastapi_app
 from errata_server.journal import IndexedJournal, ReadOnlyJournal
+from errata_server.runtime.registry import RUNTIMES
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 from errata_server.simulation import DiskFaults, SimulatedMachine
@@ -22,13 +23,13 @@ from .journal_rows import delivery, episode, session
 
 
 async def test_a_directory_in_use_with_other_settings_is_refused_and_they_are_named(tmp_path: Path) -> None:
-    first = Runtime.of(Settings(data_dir=tmp_path))
-    assert Runtime.of(Settings(data_dir=tmp_path)) is first
-    assert Runtime.of(Settings(data_dir=tmp_path, token=SecretStr("t"))) is first, "a door's own setting"
+    first = RUNTIMES.shared(Settings(data_dir=tmp_path))
+    assert RUNTIMES.shared(Settings(data_dir=tmp_path)) is first
+    assert RUNTIMES.shared(Settings(data_dir=tmp_path, token=SecretStr("t"))) is first, "a door's own setting"
     with pytest.raises(InvalidRequest, match=r"detach_ttl_s=600.0 and 5.0, fsync=True and False"):
-        Runtime.of(Settings(data_dir=tmp_path, fsync=False, detach_ttl_s=5.0))
+        RUNTIMES.shared(Settings(data_dir=tmp_path, fsync=False, detach_ttl_s=5.0))
     await first.close()
-    again = Runtime.of(Settings(data_dir=tmp_path, fsync=False))
+    again = RUNTIMES.shared(Settings(data_dir=tmp_path, fsync=False))
     assert again is not first
     await again.close()
 

@@ -107,11 +107,11 @@ def test_what_is_free_is_tried() -> None:
 
 async def test_ready_says_that_descriptors_ran_out() -> None:
     runtime = Runtime(Settings())
-    assert runtime.unready() == []
+    assert runtime.readiness.reasons() == []
     with free_descriptors(0):
-        [reason] = runtime.unready()
+        [reason] = runtime.readiness.reasons()
     assert "ulimit -n" in reason
-    assert runtime.unready() == []
+    assert runtime.readiness.reasons() == []
     await runtime.close()
 
 
@@ -143,7 +143,9 @@ async def test_a_data_directory_that_vanishes_is_logged_once_each_way(
     place.rename(away)
     await until(lambda: runtime.store.trouble() is not None)  # free space is believed in for a moment
     for _ in range(5):
-        assert runtime.unready() == ["the data directory is gone: it was removed or unmounted while the server ran"]
+        assert runtime.readiness.reasons() == [
+            "the data directory is gone: it was removed or unmounted while the server ran"
+        ]
     away.rename(place)
     await until(lambda: runtime.store.trouble() is None)
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "errata.journal"]
@@ -161,7 +163,7 @@ async def test_a_directory_that_vanishes_is_logged_at_once_without_a_request(
     (place / part).rename(tmp_path / "away")
     (place / part).mkdir()  # another one in its place is not the one that was there
     await until(lambda: "is gone" in caplog.text)
-    [reason] = runtime.unready()
+    [reason] = runtime.readiness.reasons()
     assert "is gone: it was removed or unmounted while the server ran" in reason
     await runtime.close()
 

@@ -139,7 +139,7 @@ async def test_a_writer_that_fails_refuses_what_it_had_in_hand_and_writes_what_f
     writer = ThreadWriter(lambda groups: [None] * len(groups))
     settled: asyncio.Queue[object] = asyncio.Queue()
     monkeypatch.setattr(type(journal), "trouble", property(lambda self: writer.trouble))
-    assert runtime.unready() == []
+    assert runtime.readiness.reasons() == []
 
     def broken(commits: int, seconds: float) -> None:
         writer.written = lambda commits, seconds: None
@@ -149,7 +149,7 @@ async def test_a_writer_that_fails_refuses_what_it_had_in_hand_and_writes_what_f
     writer.submit([], settled.put_nowait, loop)
     refused = await asyncio.wait_for(settled.get(), 30)
     assert "the journal's writer failed" in str(refused)
-    assert any("errata-journal failed" in reason for reason in runtime.unready())
+    assert any("errata-journal failed" in reason for reason in runtime.readiness.reasons())
     writer.submit([], settled.put_nowait, loop)
     assert await asyncio.wait_for(settled.get(), 30) is None
     await asyncio.to_thread(writer.close)

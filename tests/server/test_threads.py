@@ -302,7 +302,7 @@ async def test_64_steps_that_hang_for_ever_delay_no_other_session(factory: Any) 
         assert took[int(len(took) * 0.99)] < 1.0  # a quarter of the deadline that the hanging ones wait for
         assert {type(task.exception()) for task in hanging} == {StepTimeout}
         assert runtime.threads.counts.written_off == 64
-        (reason,) = runtime.unready()
+        (reason,) = runtime.readiness.reasons()
         assert reason.startswith("64 calls")
         for session in made[:64]:
             with pytest.raises(SessionLost, match="t=0 of episode"):
@@ -310,7 +310,7 @@ async def test_64_steps_that_hang_for_ever_delay_no_other_session(factory: Any) 
         assert len(await opened(sessions, 64)) == 64
         factory.let_go.set()
         await until(lambda: runtime.threads.counts.written_off == 0)
-        assert runtime.unready() == [] and runtime.threads.counts.written_off_total == 64
+        assert runtime.readiness.reasons() == [] and runtime.threads.counts.written_off_total == 64
     assert sum(1 for _, call, _ in ThreadedEnvironment.calls if call == "close") in (0, 80)  # never of a hung one
 
 

@@ -107,7 +107,7 @@ async def serving(
         app, http=uvicorn_protocols.BoundedHttp, ws=door, log_config=None, lifespan="off",
         timeout_graceful_shutdown=1, ws_max_size=MIB, ws_per_message_deflate=False,
     )  # fmt: skip
-    config.bounds = MessageBounds(runtime.settings.max_frame, runtime.unfinished_of)  # type: ignore[attr-defined]
+    config.bounds = MessageBounds(runtime.settings.max_frame, runtime.quotas.unfinished)  # type: ignore[attr-defined]
     server = uvicorn.Server(config)
     running = asyncio.create_task(server._serve([listening]))
     yield listening.getsockname()[:2]
@@ -168,10 +168,10 @@ async def test_a_message_over_max_frame_is_answered_at_its_end_and_not_kept(
         client.writer.write(b"a" * 50 * KIB)
     else:
         await client.send(b"a" * 90 * KIB, fin=False)
-        await until(lambda: runtime.unfinished_of(None).held == 90 * KIB)
+        await until(lambda: runtime.quotas.unfinished(None).held == 90 * KIB)
         await client.send(b"", opcode=9)  # a ping between fragments
         await client.send(b"a" * 90 * KIB, opcode=0, fin=False)
-        await until(lambda: runtime.unfinished_of(None).held == 0)
+        await until(lambda: runtime.quotas.unfinished(None).held == 0)
         await client.send(b"a" * 20 * KIB, opcode=0)
     await client.send(GOOD[path, protocol])
     told = await client.hear()
@@ -184,7 +184,7 @@ async def test_a_message_beyond_what_its_principal_may_hold_is_refused_and_other
     server: Server, path: str, protocol: str, code: str
 ) -> None:
     address, runtime = server
-    held = runtime.unfinished_of(None)
+    held = runtime.quotas.unfinished(None)
     holding = [await Client.connect(address, path, protocol) for _ in range(4)]
     good = GOOD[path, protocol]
     for n, client in enumerate(holding):
@@ -213,14 +213,14 @@ async def test_a_socket_that_is_gone_holds_nothing(server: Server) -> None:
     for protocol in ("", MUX):
         client = await Client.connect(address, "/ws", protocol)
         await client.send(b"a" * 50 * KIB, announced=80 * KIB)
-        await until(lambda: runtime.unfinished_of(None).held == 50 * KIB)
+        await until(lambda: runtime.quotas.unfinished(None).held == 50 * KIB)
         client.writer.transport.abort()
-        await until(lambda: runtime.unfinished_of(None).held == 0)
+        await until(lambda: runtime.quotas.unfinished(None).held == 0)
 
 
 async def test_parts_of_messages_count_with_the_sockets_of_their_principal(server: Server) -> None:
     address, runtime = server
-    held = runtime.unfinished_of(None)
+    held = runtime.quotas.unfinished(None)
     first, second = [await Client.connect(address, "/ws", MUX) for _ in range(2)]
 
     def part(n: int, id: int, size: int = 45 * KIB) -> bytes:
@@ -266,7 +266,7 @@ async def test_a_door_that_is_not_ours_is_closed_at_once(server: Server, size: i
         await client.send(b"a" * 10, fin=False)
         await client.send(b"a" * (size - 20), opcode=0, fin=False)
         if n < times:
-            await until(lambda n=n: runtime.unfinished_of(None).held == n * (size - 10))
+            await until(lambda n=n: runtime.quotas.unfinished(None).held == n * (size - 10))
     assert await clients[-1].close_code() == code
     if times > 1:
         await clients[0].send(b"a" * 10, opcode=0)

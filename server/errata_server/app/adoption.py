@@ -32,6 +32,7 @@ from errata_protocol.errors import InvalidRequest
 
 from ..doors import http_routes
 from ..doors.auth import guard
+from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..settings import Settings
 from .factory import lifespan as serving_lifespan
@@ -170,7 +171,7 @@ def adopt(
             )
         if app.middleware_stack is not None or site.app.middleware_stack is not None:
             raise InvalidRequest("the application serves already: adopt it before its first request")
-    runtime = runtime or Runtime.chosen(settings, data_dir)
+    runtime = runtime or RUNTIMES.of_application(settings, data_dir)
     server = _server_like(
         found[0].server,
         max_concurrent_envs,

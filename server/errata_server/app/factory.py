@@ -23,6 +23,7 @@ from openenv.core.env_server.types import (
 
 from errata_protocol.environment import EnvironmentSpec
 
+from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..settings import Settings
 from .multi_environment import mount_by_name
@@ -85,7 +86,7 @@ def create_fastapi_app(
         InvalidRequest: ``detect`` is no field mapping, or names fields that are not there; or ``volatile`` names no
             fields, or fields of sessions that are not run again.
     """
-    runtime = runtime or Runtime.chosen(settings, data_dir)
+    runtime = runtime or RUNTIMES.of_application(settings, data_dir)
     app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, lifespan=lifespan)
     server = HTTPEnvServer(
         env,
@@ -181,10 +182,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start early and stop cleanly where there is a lifespan; everything also works without one."""
     server: HTTPEnvServer = app.state.errata
     runtime = server.runtime
-    await runtime.start(reopen=True)
-    runtime.lifespans += 1
+    await runtime.acquire()
     yield
     await server.sessions.close_all()
-    runtime.lifespans -= 1
-    if runtime.journal.durable and runtime.lifespans == 0:  # the last of the applications that share it
-        await runtime.close()
+    await runtime.release()

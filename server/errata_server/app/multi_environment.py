@@ -16,6 +16,7 @@ from errata_protocol.errors import InvalidRequest
 
 from ..doors import http_routes
 from ..doors.auth import guard
+from ..doors.capabilities import capabilities_data
 from ..episodes.episodes import Episodes
 from ..runtime.runtime import Runtime
 from .index_page import add_index
@@ -104,10 +105,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
 
     def capabilities() -> dict[str, Any]:
         return {
-            "environments": {
-                name: served.state.errata.told().model_dump(mode="json", exclude={"session"})
-                for name, served in apps.items()
-            }
+            "environments": {name: capabilities_data(served.state.errata.offered()) for name, served in apps.items()}
         }
 
     http_routes.register(

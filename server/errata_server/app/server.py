@@ -27,23 +27,27 @@ from errata_protocol import markers
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
+from errata_protocol.mux import ServerConfig
 
 from ..doors import http_routes
 from ..doors.asgi_extensions import by_itself
 from ..doors.auth import guard
+from ..doors.capabilities import capabilities_data
 from ..doors.input_errors import BodyLimit
 from ..doors.mcp import McpDoor
 from ..doors.mcp_socket import McpSocket
 from ..doors.mcp_tools import McpTools
-from ..doors.mux.multiplexer import Multiplex
+from ..doors.mux.detached import DetachedSessions
+from ..doors.mux.multiplexer import Multiplexer
 from ..doors.mux.socket import MuxSocket, asks_for_mux
-from ..doors.mux.translation import Reading
+from ..doors.mux.translation import RequestDecoder
 from ..doors.plain_socket import PlainSocket
 from ..environments.declarations import Declared
 from ..environments.detection import FieldMap
 from ..environments.volatile_fields import field_names, resolved
 from ..episodes.episodes import Episodes
 from ..episodes.retention import Retention
+from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import Decoder
 from ..sessions.sessions import Sessions
@@ -91,7 +95,8 @@ class HTTPEnvServer(_UpstreamServer):
             sandboxed=spec is not None and spec.sandbox,
         )
         decoder = Decoder(self.action_cls)
-        self.runtime = runtime or Runtime.chosen()
+        self.runtime = runtime or RUNTIMES.of_application()
+        self._detached = DetachedSessions()
         self.sessions = Sessions(
             self.runtime,
             self._env_factory,
@@ -101,6 +106,7 @@ class HTTPEnvServer(_UpstreamServer):
             declared=declared,
             decoder=decoder,
             retention=Retention(self.runtime).when_due,
+            multiplexed=self._detached,
         )
         if declared.volatile and not self.sessions.recovery.survives_restart:
             raise InvalidRequest(
@@ -112,7 +118,9 @@ class HTTPEnvServer(_UpstreamServer):
         decoder.read_mcp = self.mcp.decode
         self._spec = spec
         self._insecure = insecure
-        self.told = functools.partial(self.capabilities, ServerMode.SIMULATION)  # until routes say otherwise
+        self.offered = functools.partial(
+            self.capabilities, ServerMode.SIMULATION
+        )  # until `register_routes` knows the mode
 
     def _volatile(self, given: Sequence[str] | str) -> tuple[str, ...]:
         """Return the fields that may differ, checked against what reset and step return."""
@@ -164,12 +172,12 @@ class HTTPEnvServer(_UpstreamServer):
             super().register_routes(app, mode)
             return
         simulation = resolved is not ServerMode.PRODUCTION
-        told = functools.partial(self.capabilities, resolved)
+        offered = functools.partial(self.capabilities, resolved)
         http_routes.register(
             app,
             runtime=self.runtime,
             episodes=self.episodes,
-            capabilities=lambda: told().model_dump(mode="json", exclude={"session"}),
+            capabilities=lambda: capabilities_data(offered()),
             replayable=simulation,
         )  # before upstream's greedy Task API
         super().register_routes(app, resolved)
@@ -179,8 +187,17 @@ class HTTPEnvServer(_UpstreamServer):
         upstream_routes.shorten_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
-        reading = Reading(self.action_cls, self.mcp)
-        multiplex = Multiplex(self.sessions, self.episodes, reading, self.mcp, told, production=not simulation)
+        self.multiplexer = multiplexer = Multiplexer(
+            ServerConfig(limits=self.runtime.settings.limits, production=not simulation),
+            self.sessions,
+            self._detached,
+            self.episodes,
+            RequestDecoder(self.action_cls, self.mcp),
+            self.mcp,
+            offered,
+        )
+        self.runtime.shutdown.add_door(multiplexer.drain)
+        self.runtime.rewards.subscribe(multiplexer.reward_committed)
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
@@ -189,9 +206,11 @@ class HTTPEnvServer(_UpstreamServer):
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
-                    await MuxSocket(socket, multiplex, owner).serve()
+                    await MuxSocket(socket, multiplexer, owner).serve()
                 else:
-                    await PlainSocket(socket, self.sessions, episodes, self.mcp, self.action_cls, told, owner).serve()
+                    await PlainSocket(
+                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, owner
+                    ).serve()
 
             await by_itself(websocket, serve)
 
@@ -201,7 +220,7 @@ class HTTPEnvServer(_UpstreamServer):
             await by_itself(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
 
         app.state.errata = self
-        self.told = told
+        self.offered = offered
         http_routes.answer_errors(app)
         app.add_middleware(BodyLimit, max_body=self.runtime.settings.max_frame)
         guard(app, self.runtime.settings, insecure=self._insecure)

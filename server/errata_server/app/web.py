@@ -36,7 +36,7 @@ from errata_protocol.errors import SessionLost
 from ..concurrency.fair_lock import FairLock
 from ..doors.auth import principal_of
 from ..environments.host import EnvHost
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import reset_request
 from ..sessions.session import Reply, Session
@@ -154,7 +154,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
             if self._session is None or self._session.closed or self._session.lost is not None:
                 tokens = self._server.runtime.settings.tokens
                 owner = principal_of(tokens[0]) if tokens else None
-                self._session = await self._server.sessions.open(principal=owner, room=Room(None))
+                self._session = await self._server.sessions.open(principal=owner, room=Capacity(None))
                 self._server.sessions.lifetime.attach(self._session, self)
                 self._shown.session = self._session
             return self._session
@@ -334,7 +334,7 @@ class _Pages:
 
     def __init__(self, pages: Any, runtime: Runtime) -> None:
         self._pages: ASGIApp = pages
-        runtime.farewells.append(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
+        runtime.shutdown.on_begin(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
         self._blocks = blocks = pages.get_blocks()
         config: Any = blocks.config
         config["stylesheets"] = [sheet for sheet in config["stylesheets"] if "://" not in str(sheet)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -52,7 +52,7 @@ def register(
         app: Upstream's application.
         runtime: Journal and its health.
         episodes: What the routes below ``/episodes`` do.
-        capabilities: What a probe is answered.
+        capabilities: Returns the answer to a capability probe.
         replayable: False in production mode: no episodes, state(t) or fork (PROTOCOL F1).
     """
 
@@ -62,7 +62,7 @@ def register(
 
     @app.get("/ready", tags=["Errata"])
     async def get_ready() -> Response:
-        reasons = runtime.unready()
+        reasons = runtime.readiness.reasons()
         if not reasons:
             return _json({"status": "ready", "reasons": []})
         return _json({"status": "unavailable", "reasons": reasons}, 503)
@@ -93,51 +93,39 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         error_kind: str | None = None,
         episode_id: str | None = None,
     ) -> Response:
-        async def answer() -> Response:
-            only = getattr(request.app.state, "errata_lists_only", environment)  # below its name, its own
-            page = await reads.page(
-                limit=limit,
-                cursor=cursor,
-                environment=only,
-                error_kind=error_kind,
-                episode_id=episode_id,
-                principal=principal(request),
-            )
-            return _json(page.model_dump(mode="json"))
-
-        return await _typed(answer)
+        only = getattr(request.app.state, "errata_lists_only", environment)  # below its name, its own
+        page = await reads.page(
+            limit=limit,
+            cursor=cursor,
+            environment=only,
+            error_kind=error_kind,
+            episode_id=episode_id,
+            principal=principal(request),
+        )
+        return _json(page.model_dump(mode="json"))
 
     @app.get("/episodes/{eid}", tags=["Errata"])
     async def get_episode(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            return _json((await reads.detail(eid, principal(request))).model_dump(mode="json"))
-
-        return await _typed(answer)
+        return _json((await reads.detail(eid, principal(request))).model_dump(mode="json"))
 
     @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
     async def get_state(request: Request, eid: str, t: str) -> Response:
-        async def answer() -> Response:
-            if not (t.isascii() and t.isdecimal()) or len(t) > 18:
-                raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
-            found = await reads.delivered(eid, int(t), principal(request))
-            headers = {
-                "ETag": f'"{found.digest}"',
-                "X-Errata-T": str(found.t),
-                "X-Errata-Kind": found.kind,
-                "Cache-Control": "private, immutable",
-            }
-            if request.headers.get("if-none-match") == headers["ETag"]:
-                return Response(status_code=304, headers=headers)
-            return Response(found.payload, media_type="application/json", headers=headers)
-
-        return await _typed(answer)
+        if not (t.isascii() and t.isdecimal()) or len(t) > 18:
+            raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
+        found = await reads.delivered(eid, int(t), principal(request))
+        headers = {
+            "ETag": f'"{found.digest}"',
+            "X-Errata-T": str(found.t),
+            "X-Errata-Kind": found.kind,
+            "Cache-Control": "private, immutable",
+        }
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(found.payload, media_type="application/json", headers=headers)
 
     @app.get("/episodes/{eid}/rewards", tags=["Errata"])
     async def list_rewards(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            return _json([reward.model_dump() for reward in await reads.rewards(eid, principal(request))])
-
-        return await _typed(answer)
+        return _json([reward.model_dump() for reward in await reads.rewards(eid, principal(request))])
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
@@ -145,66 +133,49 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
     async def get_bundle(
         request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
     ) -> Response:
-        async def answer() -> Response:
-            lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
-            first = await anext(lines)  # what can be refused is refused before the answer begins
-            return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
-
-        return await _typed(answer)
+        lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
+        first = await anext(lines)  # what can be refused is refused before the answer begins
+        return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
 
     @app.post("/episodes/delete", tags=["Errata"])
     async def delete_episodes(request: Request) -> Response:
-        async def answer() -> Response:
-            try:
-                asked = DeleteRequest.model_validate(
-                    parse_object(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
-                )
-            except ValidationError as error:
-                raise InvalidRequest(
-                    'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
-                    errors=told(error.errors(include_url=False)),
-                ) from error
-            deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
-            return _json(deleted.model_dump(mode="json"))
-
-        return await _typed(answer)
+        try:
+            asked = DeleteRequest.model_validate(parse_object(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY))
+        except ValidationError as error:
+            raise InvalidRequest(
+                'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
+                errors=told(error.errors(include_url=False)),
+            ) from error
+        deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
+        return _json(deleted.model_dump(mode="json"))
 
     @app.delete("/episodes/{eid}", tags=["Errata"])
     async def delete_episode(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, principal(request))})
-
-        return await _typed(answer)
+        return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, principal(request))})
 
     @app.post("/episodes/{eid}/fork", tags=["Errata"])
     async def post_fork(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            try:
-                asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
-            except ValidationError as error:
-                raise InvalidRequest(
-                    'a fork request is {"t": 5, "request_id": "..."}', errors=told(error.errors(include_url=False))
-                ) from error
-            return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
-
-        return await _typed(answer)
+        try:
+            asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
+        except ValidationError as error:
+            raise InvalidRequest(
+                'a fork request is {"t": 5, "request_id": "..."}', errors=told(error.errors(include_url=False))
+            ) from error
+        return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
     @app.post("/episodes/{eid}/rewards", tags=["Errata"])
     async def post_rewards(request: Request, eid: str) -> Response:
-        async def answer() -> Response:
-            body = parse_json(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
-            try:
-                posts = _POSTS.validate_python(body if isinstance(body, list) else [body])
-            except ValidationError as error:
-                raise InvalidRequest(
-                    'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
-                    errors=told(error.errors(include_url=False)),
-                ) from error
-            rows = await runtime.rewards.post_all(eid, posts, principal(request))
-            made = [reward_record(row).model_dump() for row in rows]
-            return _json(made if isinstance(body, list) else made[0])
-
-        return await _typed(answer)
+        body = parse_json(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
+        try:
+            posts = _POSTS.validate_python(body if isinstance(body, list) else [body])
+        except ValidationError as error:
+            raise InvalidRequest(
+                'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
+                errors=told(error.errors(include_url=False)),
+            ) from error
+        rows = await runtime.rewards.post_all(eid, posts, principal(request))
+        made = [reward_record(row).model_dump() for row in rows]
+        return _json(made if isinstance(body, list) else made[0])
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -245,15 +216,11 @@ async def _message(request: Request, limit: int) -> dict[str, Any]:
     return {"bytes": b"".join(parts)}
 
 
-async def _typed(answer: Callable[[], Awaitable[Response]]) -> Response:
-    try:
-        return await answer()
-    except ErrataError as error:
-        return _error(error)
-
-
 def answer_errors(app: FastAPI) -> None:
-    """Let ``app`` answer what its routes let through with a code, unless its author said how."""
+    """Add handlers that answer errors of routes as JSON with a code, where the application's author added none.
+
+    Every application that serves routes of this module needs them: the routes raise `ErrataError`.
+    """
     app.exception_handlers.setdefault(ErrataError, answer_error)
     if app.exception_handlers.get(RequestValidationError) in (None, request_validation_exception_handler):
         app.exception_handlers[RequestValidationError] = answer_invalid
@@ -262,12 +229,9 @@ def answer_errors(app: FastAPI) -> None:
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
-    """Answer an error that one of upstream's own routes let through."""
-    assert isinstance(error, ErrataError)
-    return _error(error)
-
-
-def _error(error: ErrataError) -> Response:
+    """Answer an `ErrataError` with its status and code."""
+    if not isinstance(error, ErrataError):
+        raise error
     headers = {"Retry-After": "5"} if error.retryable else {}
     return _json(error.to_wire(), error.info.http_status, headers)
 

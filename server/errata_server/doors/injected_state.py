@@ -8,7 +8,6 @@ from errata_protocol.errors import SessionLost, SessionUnknown, UnknownEpisode
 
 from ..episodes.forks import Forks
 from ..journal.base import DeliveryRow, Record
-from ..runtime.ownership import owned_delivery
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.runtime import Runtime
 from ..sessions.session import Session
@@ -44,7 +43,7 @@ async def reset_to(
         SessionLost: The session is lost.
     """
     eid, t = place
-    parent = await owned_delivery(runtime.store, eid, t, session.row.principal)
+    parent = await runtime.store.owned_delivery(eid, t, session.row.principal)
     child = await forks.child(parent, session.sid, admitted.request)
     forked_session, episode, _ = child.records
     if forked_session.environment != session.row.environment:
@@ -57,7 +56,7 @@ async def reset_to(
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
         first: list[Record] = [] if session.committed else [session.row]
         await runtime.store.wait_until_writable()
-        await runtime.journal.commit(*first, episode, row)
+        await runtime.store.commit(*first, episode, row)
         session.committed = True
         host = session.take_host(turn)
         session.eid, session.t = child.eid, 0

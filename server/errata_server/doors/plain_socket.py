@@ -21,8 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.websockets import WebSocket
 
-from errata_protocol.capabilities import Capabilities, SessionPosition
-from errata_protocol.environment import Recovery
+from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import injected_fork
 from errata_protocol.payload import splice
@@ -35,6 +34,7 @@ from ..runtime.rows import Admitted, wire_digest
 from ..sessions.decoding import reset_request, step_request
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
+from .capabilities import capabilities_data
 from .injected_state import reset_to
 from .input_errors import error_json, told
 from .mcp import McpDoor, parse_rpc
@@ -53,7 +53,7 @@ class PlainSocket(SocketDoor):
         episodes: Reads and forks of the journal; None in production mode, which has no state(t) and no fork.
         mcp: JSON-RPC requests.
         action_cls: Action class that steps are validated against.
-        capabilities: What the server answers to a probe.
+        capabilities: Returns what the environment offers.
         principal: Who opened the socket.
     """
 
@@ -73,7 +73,7 @@ class PlainSocket(SocketDoor):
         self._action_cls = action_cls
         self._capabilities = capabilities
         self._attached_by_id = False
-        self._told = False  # the client asked for capabilities: frames may carry eid, t and digest (PROTOCOL C1)
+        self._probed = False  # the client sent a capability probe: its frames may carry eid, t and digest (PROTOCOL C1)
 
     async def _session(self) -> Session:
         wanted = self._websocket.query_params.get("session_id")
@@ -103,7 +103,7 @@ class PlainSocket(SocketDoor):
             )
         except EnvironmentOutputInvalid as error:
             # Upstream fails alike on it, under its general code; a client that knows ours has asked for capabilities.
-            code = error.code if self._told else "EXECUTION_ERROR"
+            code = error.code if self._probed else "EXECUTION_ERROR"
             return _error_frame({**error.to_wire(), "code": code})
         except ErrataError as error:
             return _error_frame(error.to_wire())
@@ -129,14 +129,8 @@ class PlainSocket(SocketDoor):
                 WSStateMessage(**frame)
                 return to_json({"type": "state", "data": await self._sessions.state(session)}, inf_nan_mode="null")
             case "capabilities":
-                self._told = True
-                position = SessionPosition(
-                    session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t
-                )
-                answer = self._capabilities().model_copy(
-                    update={"session": position, "recovery": Recovery(session.row.recovery)}
-                )
-                return to_json({"type": "capabilities", "data": answer.model_dump(mode="json")})
+                self._probed = True
+                return to_json({"type": "capabilities", "data": capabilities_data(self._capabilities(), session)})
             case "close":
                 WSCloseMessage(**frame)
                 session.closing = session.closing or not self._attached_by_id  # upstream: an attached socket detaches
@@ -180,7 +174,7 @@ class PlainSocket(SocketDoor):
 
     def _delivered(self, kind: str, reply: Reply) -> bytes:
         head: dict[str, Any] = {"type": kind}
-        if self._told:
+        if self._probed:
             head |= {"eid": reply.eid, "t": reply.t, "digest": reply.digest}
         return splice(head, reply.payload)
 

@@ -51,7 +51,7 @@ class SocketDoor(ABC):
     async def serve(self) -> None:
         """Accept, open or attach a session, answer until the client leaves."""
         runtime = self._sessions.runtime
-        answers_unread(self._websocket, runtime.settings.max_frame, runtime.unfinished_of(self._principal))
+        answers_unread(self._websocket, runtime.settings.max_frame, runtime.quotas.unfinished(self._principal))
         if not await accepted(self._websocket):
             return
         try:

@@ -20,7 +20,6 @@ from errata_protocol.errors import JournalUnavailable, UnknownEpisode
 from ..clock import Clock
 from ..ids import name_of
 from ..journal.base import DeliveryRow, EpisodeRow
-from ..runtime.ownership import owned_episode
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
 
@@ -145,10 +144,10 @@ async def _with_ancestors(
     """Return the episodes, parents before their forks; an ancestor that was deleted is left out."""
     rows: dict[str, EpisodeRow] = {}
     for eid in eids:
-        lineage = [await owned_episode(store, eid, principal)]
+        lineage = [await store.owned_episode(eid, principal)]
         while ancestors and (origin := lineage[-1].origin_eid) is not None and origin not in rows:
             try:
-                lineage.append(await owned_episode(store, origin, principal))
+                lineage.append(await store.owned_episode(origin, principal))
             except UnknownEpisode:
                 break
         for row in reversed(lineage):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from errata_protocol.errors import UnknownEpisode
 from errata_protocol.replay import DeletedEpisodes
 
-from ..runtime.ownership import owned_episode
 from ..runtime.runtime import Runtime
 
 
@@ -36,7 +35,7 @@ class Deletion:
     async def _delete(self, eid: str, principal: str | None, *, unused_only: bool = False) -> int | None:
         """As `delete`; None for one that is kept because it is in use."""
         runtime, store = self._runtime, self._runtime.store
-        row = await owned_episode(store, eid, principal)
+        row = await store.owned_episode(eid, principal)
         last = await store.last_delivery(row.sid)
         if last is None or last.eid == eid:
             session = await store.session(row.sid) if unused_only else None

@@ -11,7 +11,6 @@ from ..clock import Clock
 from ..ids import Ids
 from ..journal.base import DeliveryRow, EpisodeRow, SessionRow
 from ..recovery import NONE, SNAPSHOT, recovery_class
-from ..runtime.ownership import owned_delivery
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.store import Store
 
@@ -49,7 +48,7 @@ class Forks:
             NotSupported: The environment takes no snapshots and is not declared deterministic.
             Conflict: The request_id was used with another t.
         """
-        parent = await owned_delivery(self._store, eid, request.t, principal)
+        parent = await self._store.owned_delivery(eid, request.t, principal)
         earlier = await self._store.fork_session(eid, request.request_id)
         if earlier is not None:
             return await self._same_child(earlier, eid, request)

@@ -7,7 +7,6 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, R
 
 from ..ids import name_of
 from ..journal.base import DeliveryRow, EpisodeStats, TurnRow
-from ..runtime.ownership import owned_delivery, owned_episode
 from ..runtime.rewards import reward_record
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
@@ -41,11 +40,11 @@ class JournalReads:
         eid = eid if eid is not None else current
         if eid is None:
             raise NoReset("this session has delivered nothing yet: reset it first")
-        return await owned_delivery(self._store, eid, t, principal)
+        return await self._store.owned_delivery(eid, t, principal)
 
     async def delivered(self, eid: str, t: int, principal: str | None) -> Delivered:
         """Return what was sent at t of episode ``eid``; see `state_at`."""
-        row = await owned_delivery(self._store, eid, t, principal)
+        row = await self._store.owned_delivery(eid, t, principal)
         return Delivered(t, row.wire_kind, row.payload, wire_digest(row.digest))
 
     async def rewards(self, eid: str, principal: str | None) -> list[RewardRecord]:
@@ -54,8 +53,7 @@ class JournalReads:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
-        await owned_episode(self._store, eid, principal)
-        return [reward_record(row) for row in await self._store.rewards(eid)]
+        return [reward_record(row) for row in await self._store.owned_rewards(eid, principal)]
 
     async def page(
         self,
@@ -88,8 +86,7 @@ class JournalReads:
         Raises:
             UnknownEpisode: No such episode, or somebody else's.
         """
-        row = await owned_episode(self._store, eid, principal)
-        turns = await self._store.turns(eid, semantic=True)
+        row, turns = await self._store.owned_turns(eid, principal)
         kinds: dict[str, int] = {}
         for turn in turns:
             if turn.error_kind is not None:

@@ -21,9 +21,6 @@ log = logging.getLogger("errata.retention")
 
 DAY_S = 86_400.0
 
-EVERY_S = 3600.0
-"""A server deletes nothing for its age more often than this."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -63,10 +60,7 @@ class Retention:
         if settings.retention_days is None and settings.retention_max_bytes is None:
             return None
         now = runtime.clock.time()
-        if now - runtime.retained_at < EVERY_S:
-            return None
-        runtime.retained_at = now
-        return self._run(now)
+        return self._run(now) if runtime.retention_clock.due(now) else None
 
     async def _run(self, now: float) -> None:
         store, settings = self._runtime.store, self._runtime.settings

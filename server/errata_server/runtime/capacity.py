@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from errata_protocol.errors import CapacityReached
+from errata_protocol.mux import Allowance
 
 RETRY_AFTER_S = 5.0
-"""What a client that found no room is told to wait, seconds."""
+"""After how long a client that was refused for lack of capacity should try again, seconds."""
 
 
-class Room:
-    """How many environment instances there may be and are.
+class Capacity:
+    """A limit on environment instances, and how many of them are in use.
 
     Args:
         capacity: Upper bound of `used`; None for sessions that are not counted.
@@ -28,24 +29,24 @@ class Room:
         """No further session may get an instance."""
         return self.capacity is not None and self.used >= self.capacity
 
-    def freed_by(self, other: Room) -> bool:
-        """Return whether an instance less in ``other`` is one less here."""
+    def freed_by(self, other: Capacity) -> bool:
+        """Return whether an instance that is closed in ``other`` makes room here."""
         return other is self
 
     @property
     def full_of(self) -> Literal["environment", "principal"]:
-        """Whose bound it is that is reached."""
+        """Whose limit is reached."""
         return "environment"
 
     def refusal(self, *, takes_several: bool, soon_free: bool) -> CapacityReached:
-        """Return what a client is told that found no room.
+        """Return the error for a client that gets no instance.
 
         Args:
             takes_several: The environment class allows several instances (``SUPPORTS_CONCURRENT_SESSIONS``).
-            soon_free: A session that nobody speaks for gives its instance up when its request ends.
+            soon_free: A detached session gives its instance up when its request ends.
 
         Returns:
-            With ``retry_after`` where it helps to wait: not for the one instance that another client has.
+            An error with ``retry_after`` where it helps to wait: not for the one instance that another client has.
         """
         if takes_several:
             remedy = "close one, or raise max_concurrent_envs (errata serve --max-sessions)"
@@ -62,22 +63,22 @@ class Room:
         )
 
 
-class Share(Room):
-    """A place among all sessions of an environment that also counts among those of its principal.
+class SharedCapacity(Capacity):
+    """The capacity of an environment for one principal: an instance counts against both limits.
 
     Args:
-        whole: All sessions of the environment.
-        owners: Those of the principal, of whichever environment.
+        whole: The limit of the environment.
+        owners: The limit of the principal, over all environments.
     """
 
     __slots__ = ("owners", "whole")
 
-    def __init__(self, whole: Room, owners: Room) -> None:
+    def __init__(self, whole: Capacity, owners: Capacity) -> None:
         self.whole = whole
         self.owners = owners
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         """Instances of the environment."""
         return self.whole.used
 
@@ -97,19 +98,19 @@ class Share(Room):
         """The environment or the principal may have no further instance."""
         return self.whole.full or self.owners.full
 
-    def freed_by(self, other: Room) -> bool:
-        """Return whether an instance less in ``other`` is one less where this one is full."""
-        if not isinstance(other, Share):
+    def freed_by(self, other: Capacity) -> bool:
+        """Return whether an instance that is closed in ``other`` makes room in the limit that is reached here."""
+        if not isinstance(other, SharedCapacity):
             return False
         return other.owners is self.owners if self.owners.full else other.whole is self.whole
 
     @property
     def full_of(self) -> Literal["environment", "principal"]:
-        """Whose bound it is that is reached."""
+        """Whose limit is reached."""
         return "principal" if self.owners.full else "environment"
 
     def refusal(self, *, takes_several: bool, soon_free: bool) -> CapacityReached:
-        """Return what a client is told that found no room: see `Room.refusal`."""
+        """Return the error for a client that gets no instance; see `Capacity.refusal`."""
         if not self.owners.full:
             return super().refusal(takes_several=takes_several, soon_free=soon_free)
         return CapacityReached(
@@ -119,3 +120,26 @@ class Share(Room):
             max_sessions=self.owners.capacity,
             retry_after=RETRY_AFTER_S,
         )
+
+
+class PrincipalQuotas:
+    """The limits of each principal, over all environments of a data directory.
+
+    Args:
+        max_sessions: Environment instances of one principal; None for no limit.
+        max_unfinished_bytes: Bytes of one principal's messages that have not arrived whole.
+    """
+
+    def __init__(self, max_sessions: int | None, max_unfinished_bytes: int) -> None:
+        self._max_sessions = max_sessions
+        self._max_unfinished_bytes = max_unfinished_bytes
+        self._instances: dict[str | None, Capacity] = {}
+        self._unfinished: dict[str | None, Allowance] = {}
+
+    def instances(self, principal: str | None) -> Capacity:
+        """Return the limit of a principal's environment instances."""
+        return self._instances.setdefault(principal, Capacity(self._max_sessions))
+
+    def unfinished(self, principal: str | None) -> Allowance:
+        """Return the limit of a principal's unfinished messages, over all its sockets."""
+        return self._unfinished.setdefault(principal, Allowance(self._max_unfinished_bytes))

@@ -1,4 +1,4 @@
-"""The lock of a data directory, one process at a time (PROTOCOL E5), and the address of the process that holds it."""
+"""Locks a data directory for one process (PROTOCOL E5), and keeps the address of the process that holds it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
 
 
 def lock(directory: Path) -> int:
-    """Take the data directory for this process; the kernel gives it back when the process ends, however it ends.
+    """Lock the data directory for this process; the kernel releases it when the process ends, in whatever way.
 
     Returns:
-        The descriptor that holds it.
+        The descriptor of the lock file; closing it releases the lock.
 
     Raises:
-        JournalUnavailable: Another process has it, or it cannot be used.
+        JournalUnavailable: Another process holds the lock, or the directory cannot be used.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # transcripts are their owner's
@@ -44,8 +44,14 @@ def lock(directory: Path) -> int:
     return fd
 
 
+def announce_url(directory: Path | None, url: str) -> None:
+    """Write the URL of this server into its data directory, where it has one, for command-line tools."""
+    if directory is not None:
+        (directory / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
+
+
 def owner_url(directory: Path) -> str | None:
-    """Return where the server that holds ``directory`` answers, None if it never said."""
+    """Return the URL of the server that holds ``directory``; None where it wrote none."""
     try:
         found: dict[str, Any] = json.loads((directory / "server.json").read_text())
         return str(found["url"])

@@ -1,50 +1,58 @@
-"""Looks up an episode or a delivery for its owner; chooses the error where it is missing or somebody else's."""
+"""Finds an episode or a delivery for its owner, and chooses the error where there is none (PROTOCOL F2).
+
+The functions read the journal directly and may block: `Store` calls them on a reader thread.
+"""
 
 from __future__ import annotations
 
 from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
 
-from ..journal.base import DeliveryRow, EpisodeRow
-from .store import Store
+from ..journal.base import DeliveryRow, EpisodeRow, Journal
 
 
-async def owned_episode(store: Store, eid: str, principal: str | None) -> EpisodeRow:
+def find_episode(journal: Journal, eid: str, principal: str | None) -> EpisodeRow:
     """Return an episode of ``principal``.
 
     Raises:
-        UnknownEpisode: No such episode, or somebody else's: the two are told alike (PROTOCOL F2).
+        UnknownEpisode: There is no such episode, or it belongs to somebody else: both get the same answer.
     """
-    row = await store.episode(eid)
+    row = journal.episode(eid)
     if row is None or row.principal != principal:
         raise UnknownEpisode(eid)
     return row
 
 
-async def owned_delivery(store: Store, eid: str, t: int, principal: str | None) -> DeliveryRow:
+def find_delivery(journal: Journal, eid: str, t: int, principal: str | None) -> DeliveryRow:
     """Return delivery ``t`` of an episode of ``principal``.
 
     Raises:
-        UnknownEpisode: No such episode, or somebody else's.
+        UnknownEpisode: As `find_episode`.
         NoReset: ``t`` is 0 and the episode began without a reset.
-        StateOutOfRange: The episode has no delivery t.
+        StateOutOfRange: The episode has no delivery ``t``.
     """
-    await owned_episode(store, eid, principal)
-    row = await store.delivery(eid, t)
+    find_episode(journal, eid, principal)
+    row = journal.delivery(eid, t)
     if row is None:
-        raise await absence(store, eid, t)
+        raise delivery_error(journal, eid, t)
     return row
 
 
-async def absence(store: Store, eid: str, t: int) -> CallerError:
-    """Return what to tell of an owned episode that has no delivery ``t``, or that was deleted meanwhile."""
-    turns = await store.turns(eid)
-    if not turns and await store.episode(eid) is None:
+def delivery_error(journal: Journal, eid: str, t: int) -> CallerError:
+    """Return the error for an existing episode without delivery ``t``; it may have been deleted since it was found."""
+    turns = journal.turns(eid)
+    if not turns and journal.episode(eid) is None:
         return UnknownEpisode(eid)
-    return absent(eid, t, turns[-1].t if turns else None)
+    return missing_delivery(eid, t, turns[-1].t if turns else None)
 
 
-def absent(eid: str, t: int, last_t: int | None) -> CallerError:
-    """Return what to tell of an episode that has no delivery ``t``; ``last_t`` is its newest, None without any."""
+def missing_delivery(eid: str, t: int, last_t: int | None) -> CallerError:
+    """Return the error for an episode without delivery ``t``.
+
+    Args:
+        eid: The episode.
+        t: The delivery that was asked for.
+        last_t: The episode's newest delivery; None where it has none.
+    """
     if t == 0 and last_t is not None:
         return NoReset(f"episode {eid} began without a reset and has no reset payload: ask for t >= 1", eid=eid)
     return StateOutOfRange(eid, t, last_t + 1 if last_t is not None else 0)

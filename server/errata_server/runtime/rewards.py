@@ -22,7 +22,6 @@ from ..clock import Clock
 from ..concurrency.fair_lock import FairLock
 from ..journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .metrics import Metrics
-from .ownership import absence, owned_episode
 from .store import Store
 
 ENVIRONMENT = "environment"
@@ -54,20 +53,23 @@ class Rewards:
         store: The journal.
         clock: Source of times.
         metrics: Counts them.
-
-    Attributes:
-        on_pushed: Each is called with (sid, row) after the commit of a numbered row, in order of seq within a call of
-            ours; on the event loop of whoever posted. A door that pushes adds itself here.
     """
 
     def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
         self._store = store
         self._clock = clock
         self._metrics = metrics
-        self.on_pushed: list[Callable[[str, RewardRow], None]] = []
+        self._subscribers: list[Callable[[str, RewardRow], None]] = []
         self._guard = threading.Lock()
         self._turns: dict[str, tuple[FairLock, int]] = {}
         self._owned: set[asyncio.Task[Any]] = set()
+
+    def subscribe(self, committed: Callable[[str, RewardRow], None]) -> None:
+        """Call ``committed(sid, row)`` after the commit of each numbered row.
+
+        It is called on the event loop of the post, in the order of the numbers that one call here committed.
+        """
+        self._subscribers.append(committed)
 
     async def post(
         self, eid: str, t: int, value: float, source: str, reward_id: str, principal: str | None
@@ -99,8 +101,7 @@ class Rewards:
                     f"the source {ENVIRONMENT!r} and reward ids that begin with {_OWN_IDS!r} are the environment's "
                     "own: name yourself as the source"
                 )
-        episode = await owned_episode(self._store, eid, principal)
-        session = await self._store.session(episode.sid)
+        session = await self._store.owned_session(eid, principal)
         if session is None:
             raise UnknownEpisode(eid)
         await self._store.wait_until_writable()
@@ -158,7 +159,7 @@ class Rewards:
                 except UnknownEpisode:
                     for row in rows:
                         if await self._store.delivery(eid, row.t) is None:
-                            raise await absence(self._store, eid, row.t) from None
+                            raise await self._store.delivery_error(eid, row.t) from None
                     raise
                 else:
                     self._tell(session, rows)
@@ -189,8 +190,8 @@ class Rewards:
         for row in rows:
             self._metrics.rewarded(session.environment, ENVIRONMENT if row.source == ENVIRONMENT else "posted")
             if row.seq is not None:
-                for pushed in self.on_pushed:
-                    pushed(session.sid, row)
+                for committed in self._subscribers:
+                    committed(session.sid, row)
 
     @asynccontextmanager
     async def _numbering(self, session: SessionRow) -> AsyncIterator[None]:

@@ -54,7 +54,7 @@ def observation_row(
     if marks is None:  # asking an abstract class costs as much as a digest
         marks = _MARKS[cls] = issubclass(cls, ErrorMarkers)
     if marks:
-        observation = observation.with_site_t(admitted.t)  # type: ignore[attr-defined]
+        observation = observation.with_site_t(admitted.t)
     try:
         payload = encode_payload(serialize_observation(observation), finite=admitted.id is not None)
     except ValueError as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from errata_protocol.errors import JournalUnavailable
+from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable
 
 from ..journal.base import (
     DeliveryRow,
@@ -25,6 +27,7 @@ from ..journal.base import (
 )
 from ..journal.disk import Disk
 from .data_watch import DataWatch
+from .ownership import delivery_error, find_delivery, find_episode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,14 +36,40 @@ log = logging.getLogger("errata.journal")
 
 READER_THREADS = 4
 POLL_S = 0.1
-"""How often a request that waits for the journal looks again."""
+"""How often a request that waits for the journal checks it again, seconds."""
+
+
+class SessionKey(NamedTuple):
+    """What a client names to continue a multiplexed session, and where it has to belong.
+
+    Args:
+        sid: As journaled.
+        key_hash: Hash of the client's key.
+        principal: Who asks.
+        environment: The environment whose door was asked.
+    """
+
+    sid: str
+    key_hash: bytes
+    principal: str | None
+    environment: str
+
+
+class StoredSession(NamedTuple):
+    """What the journal holds of a session: its row, newest delivery, highest request id and highest push number."""
+
+    row: SessionRow
+    last: DeliveryRow | None
+    last_id: int
+    last_seq: int
 
 
 class Store:
-    """One journal, the threads that read it, and the free space below it.
+    """The server's one way to its journal: commits, reads and deletions that do not block the event loop.
 
-    Every read runs on a thread of its own pool where the journal may block, and inline where it cannot. What the reads
-    return and raise is said at `errata_server.journal.Journal`.
+    A read runs on a thread of this store's pool where the journal may block, and inline where it cannot. Each method is
+    one trip to the pool, also where it makes several reads. The methods named as those of
+    `errata_server.journal.Journal` return and raise the same.
 
     Args:
         data_dir: Where the journal lies, for the text of errors; None for one in memory.
@@ -48,7 +77,7 @@ class Store:
         wait_s: How long `wait_until_writable` waits.
 
     Attributes:
-        journal: The journal itself, for what does not have to wait: `Journal.submit` and commits.
+        journal: The journal itself; closed by `errata_server.runtime.runtime.Runtime`.
     """
 
     journal: Journal
@@ -63,7 +92,7 @@ class Store:
         self._watch: DataWatch | None = None
 
     def open(self, journal: Journal, disk: Disk | None) -> None:
-        """Take a journal, and the disk whose free space is watched; again after `close`."""
+        """Use ``journal``, and watch the free space of ``disk``; may be called again after `close`."""
         self.journal = journal
         self._disk = disk
         if self._data_dir is not None:
@@ -72,7 +101,7 @@ class Store:
         self._readers = ThreadPoolExecutor(max_workers=READER_THREADS, thread_name_prefix="errata-read")
 
     def close(self) -> None:
-        """End the threads; the journal stays open, because others may still write their last rows."""
+        """End the threads; the journal stays open for the last commits."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -87,7 +116,7 @@ class Store:
             return failing
         short = self._disk_trouble(self._disk)
         if (short is not None) != self._short:
-            self._say(short)
+            self._log_change(short)
         return short
 
     @property
@@ -95,7 +124,7 @@ class Store:
         """Why the data directory is not watched; None while it is, or without one."""
         return self._watch.trouble if self._watch is not None else None
 
-    def _say(self, short: str | None) -> None:
+    def _log_change(self, short: str | None) -> None:
         """Log a change, once: requests and the watch may see it at the same time."""
         with self._short_lock:
             if (short is not None) == self._short:
@@ -123,10 +152,10 @@ class Store:
         return None
 
     async def wait_until_writable(self) -> None:
-        """Return when a commit could be made durable now; called before a request runs (PROTOCOL E4).
+        """Wait until a commit could be made durable; called before a request runs (PROTOCOL E4).
 
         Raises:
-            JournalUnavailable: It could not for the whole of ``wait_s``.
+            JournalUnavailable: No commit could be made durable for ``wait_s``.
         """
         waited = 0.0
         while (trouble := self.trouble()) is not None:
@@ -139,62 +168,150 @@ class Store:
             await asyncio.sleep(POLL_S)
             waited += POLL_S
 
-    async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return ``function(*args, **kwargs)``, which reads the journal, without blocking the event loop."""
+    async def _read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return ``function(*args, **kwargs)``, called on a reader thread where the journal may block."""
         if not self.journal.blocking:
             return function(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: function(*args, **kwargs))
 
+    # -- commits ------------------------------------------------------------------------------------------------------
+
     def commit(self, *records: Record) -> Awaitable[None]:
         """Make records durable together; see `Journal.commit`."""
         return self.journal.commit(*records)
 
-    # -- reads: each as the method of `Journal` of that name ----------------------------------------------------------
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Callable[[ErrataError | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Make records durable together and call ``settled`` then; see `Journal.submit`."""
+        self.journal.submit(records, settled, loop)
+
+    # -- reads for the owner of an episode: check and rows in one trip ------------------------------------------------
+
+    def owned_episode(self, eid: str, principal: str | None) -> Awaitable[EpisodeRow]:
+        """Return an episode of ``principal``.
+
+        Raises:
+            UnknownEpisode: There is no such episode, or it belongs to somebody else (PROTOCOL F2).
+        """
+        return self._read(find_episode, self.journal, eid, principal)
+
+    def owned_delivery(self, eid: str, t: int, principal: str | None) -> Awaitable[DeliveryRow]:
+        """Return delivery ``t`` of an episode of ``principal``.
+
+        Raises:
+            UnknownEpisode: As `owned_episode`.
+            NoReset: ``t`` is 0 and the episode began without a reset.
+            StateOutOfRange: The episode has no delivery ``t``.
+        """
+        return self._read(find_delivery, self.journal, eid, t, principal)
+
+    def owned_turns(self, eid: str, principal: str | None) -> Awaitable[tuple[EpisodeRow, list[TurnRow]]]:
+        """Return an episode of ``principal`` and its deliveries without payloads, with semantic digests.
+
+        Raises:
+            UnknownEpisode: As `owned_episode`.
+        """
+
+        def find() -> tuple[EpisodeRow, list[TurnRow]]:
+            return find_episode(self.journal, eid, principal), self.journal.turns(eid, semantic=True)
+
+        return self._read(find)
+
+    def owned_rewards(self, eid: str, principal: str | None) -> Awaitable[list[RewardRow]]:
+        """Return the late rewards of an episode of ``principal``.
+
+        Raises:
+            UnknownEpisode: As `owned_episode`.
+        """
+
+        def find() -> list[RewardRow]:
+            find_episode(self.journal, eid, principal)
+            return self.journal.rewards(eid)
+
+        return self._read(find)
+
+    def owned_session(self, eid: str, principal: str | None) -> Awaitable[SessionRow | None]:
+        """Return the session that an episode of ``principal`` belongs to; None where it was deleted meanwhile.
+
+        Raises:
+            UnknownEpisode: As `owned_episode`.
+        """
+
+        def find() -> SessionRow | None:
+            return self.journal.session(find_episode(self.journal, eid, principal).sid)
+
+        return self._read(find)
+
+    def delivery_error(self, eid: str, t: int) -> Awaitable[CallerError]:
+        """Return the error for an existing episode that has no delivery ``t``."""
+        return self._read(delivery_error, self.journal, eid, t)
+
+    def keyed_sessions(self, keys: Sequence[SessionKey]) -> Awaitable[list[StoredSession | None]]:
+        """Return the session of each key; None where there is none, or where the key or its owner is another's.
+
+        The two are not told apart, not by the time either: as much is read of both (PROTOCOL D7).
+        """
+        return self._read(lambda: [self._keyed_session(key) for key in keys])
+
+    def _keyed_session(self, key: SessionKey) -> StoredSession | None:
+        journal, sid = self.journal, key.sid
+        row = journal.session(sid)
+        owned = row is not None and row.principal == key.principal and row.environment == key.environment
+        kept = row.key_hash if row is not None and owned and row.key_hash is not None else bytes(32)
+        if not hmac.compare_digest(kept, key.key_hash) or row is None:
+            return None
+        return StoredSession(row, journal.last_delivery(sid), journal.last_id(sid), journal.last_seq(sid))
+
+    # -- reads ------------------------------------------------------------------------------------------------------
 
     def delivery(self, eid: str, t: int) -> Awaitable[DeliveryRow | None]:
         """Return a delivery with its payload."""
-        return self.read(self.journal.delivery, eid, t)
+        return self._read(self.journal.delivery, eid, t)
 
     def recorded(self, eid: str, t: int) -> Awaitable[list[DeliveryRow]]:
         """Return a delivery and the errors recorded after it."""
-        return self.read(self.journal.recorded, eid, t)
+        return self._read(self.journal.recorded, eid, t)
 
     def last_delivery(self, sid: str) -> Awaitable[DeliveryRow | None]:
         """Return the newest delivery of a session."""
-        return self.read(self.journal.last_delivery, sid)
+        return self._read(self.journal.last_delivery, sid)
 
     def replies(self, sid: str, first: int, last: int) -> Awaitable[list[DeliveryRow]]:
         """Return the rows of a session with ids from ``first`` to ``last``."""
-        return self.read(self.journal.replies, sid, first, last)
+        return self._read(self.journal.replies, sid, first, last)
 
     def rewards(self, eid: str) -> Awaitable[list[RewardRow]]:
         """Return the late rewards of an episode."""
-        return self.read(self.journal.rewards, eid)
+        return self._read(self.journal.rewards, eid)
 
     def pushes(self, sid: str, first: int, last: int) -> Awaitable[list[RewardRow]]:
         """Return the rewards of a session with seqs from ``first`` to ``last``."""
-        return self.read(self.journal.pushes, sid, first, last)
+        return self._read(self.journal.pushes, sid, first, last)
 
     def last_seq(self, sid: str) -> Awaitable[int]:
         """Return the highest seq of a session's rewards."""
-        return self.read(self.journal.last_seq, sid)
+        return self._read(self.journal.last_seq, sid)
 
     def episode(self, eid: str) -> Awaitable[EpisodeRow | None]:
         """Return an episode."""
-        return self.read(self.journal.episode, eid)
+        return self._read(self.journal.episode, eid)
 
     def first_episode(self, sid: str) -> Awaitable[EpisodeRow | None]:
         """Return the oldest episode of a session."""
-        return self.read(self.journal.first_episode, sid)
+        return self._read(self.journal.first_episode, sid)
 
     def session_episodes(self, sid: str) -> Awaitable[list[str]]:
-        """As `Journal.session_episodes`."""
-        return self.read(self.journal.session_episodes, sid)
+        """Return the ids of a session's episodes; see `Journal.session_episodes`."""
+        return self._read(self.journal.session_episodes, sid)
 
     def turns(self, eid: str, *, semantic: bool = False) -> Awaitable[list[TurnRow]]:
         """Return the deliveries of an episode without payloads."""
-        return self.read(self.journal.turns, eid, semantic=semantic)
+        return self._read(self.journal.turns, eid, semantic=semantic)
 
     def episodes(
         self,
@@ -207,7 +324,7 @@ class Store:
         principal: str | None,
     ) -> Awaitable[tuple[list[EpisodeStats], int | None]]:
         """Return a page of episodes and the cursor of the next one."""
-        return self.read(
+        return self._read(
             self.journal.episodes,
             limit=limit,
             before=before,
@@ -219,26 +336,30 @@ class Store:
 
     def held(self, *, after: int, limit: int) -> Awaitable[list[HeldEpisode]]:
         """Return episodes of all owners, oldest first."""
-        return self.read(self.journal.held, after=after, limit=limit)
+        return self._read(self.journal.held, after=after, limit=limit)
 
     def session(self, sid: str) -> Awaitable[SessionRow | None]:
         """Return a session."""
-        return self.read(self.journal.session, sid)
+        return self._read(self.journal.session, sid)
 
     def open_sessions(self) -> Awaitable[list[SessionRow]]:
         """Return all sessions with status ``open``."""
-        return self.read(self.journal.open_sessions)
+        return self._read(self.journal.open_sessions)
 
     def fork_session(self, eid: str, request_id: str) -> Awaitable[SessionRow | None]:
         """Return the session that an earlier fork request made."""
-        return self.read(self.journal.fork_session, eid, request_id)
+        return self._read(self.journal.fork_session, eid, request_id)
 
-    # -- deletions, which wait for the disk as reads do ---------------------------------------------------------------
+    def refs(self) -> set[SnapshotRef]:
+        """Return every ref that a committed row names; may block, and is called by a sandbox backend as it collects."""
+        return self.journal.refs()
+
+    # -- deletions: on a reader thread, because they wait for the disk ------------------------------------------------
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> Awaitable[int]:
         """Delete an episode; return how many deliveries it had."""
-        return self.read(self.journal.delete_episode, eid, unless_forked=unless_forked)
+        return self._read(self.journal.delete_episode, eid, unless_forked=unless_forked)
 
     def compact(self) -> Awaitable[int]:
         """Give the space of deleted episodes back; return how many bytes."""
-        return self.read(self.journal.compact)
+        return self._read(self.journal.compact)

@@ -18,7 +18,7 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
 from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.interface import Delivered
-from ..runtime.ownership import absent
+from ..runtime.ownership import missing_delivery
 from ..settings import Settings
 from .server import Bind, protected, run_reading
 
@@ -106,7 +106,7 @@ class Archive:
         """
         file, episode = self._episode(eid)
         if t not in episode.places:
-            raise absent(eid, t, episode.turns[-1].t if episode.turns else None)
+            raise missing_delivery(eid, t, episode.turns[-1].t if episode.turns else None)
         offset, length = episode.places[t]
         with file.open("rb") as lines:
             lines.seek(offset)

@@ -26,6 +26,8 @@ from errata_protocol.errors import InvalidRequest
 from .. import descriptors
 from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
+from ..runtime.data_lock import announce_url
+from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..settings import Settings
@@ -126,7 +128,7 @@ def build(
     given = {id(runtime): runtime for servable in found if (runtime := servable.runtime) is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(targets)} were made with different data directories: give all the same")
-    runtime = next(iter(given.values())) if given else Runtime.of(settings)
+    runtime = next(iter(given.values())) if given else RUNTIMES.shared(settings)
     apps = {
         servable.name: servable.application(
             runtime,
@@ -140,7 +142,7 @@ def build(
         for servable in found
     }
     specs = tuple(servable.spec for servable in found)
-    capabilities = {name: app.state.errata.told() for name, app in apps.items()}
+    capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
     announcement = functools.partial(announced, found, capabilities)
     if len(apps) == 1:
         ((name, app),) = apps.items()
@@ -205,9 +207,9 @@ def run(served: Served, bind: Bind) -> None:
     commands = registry.backend_type(served.runtime.settings.sandbox).descriptors if sandboxed else 0
     connections = _connections(commands)
     connections.show(served.runtime.metrics)
-    served.runtime.watches.append(connections.trouble)
+    served.runtime.readiness.add(connections.trouble)
     listening = _listen(bind)
-    bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.unfinished_of)
+    bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.quotas.unfinished)
     config = _config(served.app, bind, connections, bounds)
     server = _Announced(config, served, _url_of(listening))
     _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
@@ -326,19 +328,18 @@ class _Announced(_Quiet):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._runtime.announce(self._url)
+        announce_url(self._runtime.data_dir, self._url)
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
         lines = [f"errata: serving {self._names} at {self._url} (journal: {kept})", *self._announcement(self._url)]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for farewell in self._runtime.farewells:
-            farewell()
+        self._runtime.shutdown.begin()
         for server in self.servers:  # whoever comes now finds the next process, or nobody
             server.close()
         for listening in sockets or []:
             listening.close()
-        await self._runtime.drain(DRAIN_S)
+        await self._runtime.shutdown.drain(DRAIN_S)
         await super().shutdown(sockets)
 
 

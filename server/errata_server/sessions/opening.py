@@ -17,7 +17,7 @@ from errata_protocol.errors import Conflict
 from ..concurrency.owned_tasks import OwnedTasks
 from ..concurrency.procedures import Procedure
 from ..journal.base import SessionRow
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from .commits import commit_session
 from .instances import InstanceLoader
@@ -62,7 +62,7 @@ class Opening:
         *,
         given_out: bool = False,
         principal: str | None = None,
-        room: Room | None = None,
+        room: Capacity | None = None,
         address: Address | None = None,
     ) -> Procedure[Session]:
         """Open a session; see `Sessions.open`."""

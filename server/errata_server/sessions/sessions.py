@@ -25,13 +25,13 @@ from ..environments.host import EnvHost
 from ..environments.placement import EnvironmentFactory
 from ..journal.base import DeliveryRow, SessionChange, SessionRow
 from ..recovery import RecoveryClass
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from .decoding import Decoder
 from .delivery import Delivery
 from .execution import Execution
 from .instances import InstanceLoader
-from .lifetime import Lifetime
+from .lifetime import DetachedElsewhere, Lifetime
 from .opening import Opening
 from .reexecution import Reexecution
 from .session import Address, Reply, Request, Session
@@ -60,6 +60,7 @@ class Sessions:
         declared: What is declared of the environment beside its code.
         decoder: Decodes journaled requests; without it no session is continued by re-execution.
         retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
+        multiplexed: The detached sessions of multiplexed sockets, whose instances others may take.
 
     Attributes:
         table: The sessions that are in memory.
@@ -79,14 +80,15 @@ class Sessions:
         declared: Declared | None = None,
         decoder: Decoder | None = None,
         retention: Callable[[], Coroutine[Any, Any, None] | None] = lambda: None,
+        multiplexed: DetachedElsewhere | None = None,
     ) -> None:
         self.runtime = runtime
         self.environment = environment
         self.table = SessionTable()
         self.tasks = OwnedTasks()
-        self.room = Room(concurrency.max_concurrent_envs)
+        self.room = Capacity(concurrency.max_concurrent_envs)
         self.lifetime = Lifetime(
-            runtime, environment, factory, self.room, self.table, self.tasks, concurrency.session_timeout
+            runtime, environment, factory, self.room, self.table, self.tasks, concurrency.session_timeout, multiplexed
         )
         declared = declared or Declared()
         execution = Execution(runtime, declared)
@@ -101,7 +103,7 @@ class Sessions:
             runtime, self._instances, execution, environment, agent_text_version, self._make_place
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
-        runtime.enders.append(self._end)
+        runtime.environments.add(self)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self.table.detached))
 
     @property
@@ -119,7 +121,7 @@ class Sessions:
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        session = Session(self._opening.new_row(), committed=False, room=Room(None))
+        session = Session(self._opening.new_row(), committed=False, room=Capacity(None))
         host = await run(self._instances.create(session))
         try:
             yield host
@@ -131,7 +133,7 @@ class Sessions:
         *,
         given_out: bool = False,
         principal: str | None = None,
-        room: Room | None = None,
+        room: Capacity | None = None,
         address: Address | None = None,
     ) -> Session:
         """Open a session with its own environment instance.
@@ -226,6 +228,10 @@ class Sessions:
             self.table.asleep[row.sid] = session
         return session
 
+    async def free_instance(self, capacity: Capacity) -> bool:
+        """Close the instance of a detached session where that makes room in ``capacity``; False where none can be."""
+        return await self.lifetime.free_instance(capacity)
+
     async def give_out(self, session: Session) -> None:
         """Record that a client knows this session's id: it outlives its socket from now on."""
         if not session.given_out:
@@ -236,7 +242,8 @@ class Sessions:
                 await run(self._opening.commit(session))
             session.given_out = True
 
-    async def _end(self, sid: str) -> bool:
+    async def end_session(self, sid: str) -> bool:
+        """End a session of this environment, in memory or in the journal; False where it has none of that id."""
         session = self.table.get(sid)
         if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)

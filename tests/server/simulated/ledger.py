@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from errata_protocol.environment import Recovery
-from errata_server.doors.mux.shell import journal_sid
+from errata_server.doors.mux.driver import journal_sid
 from errata_server.journal.base import DeliveryRow, Journal
 from errata_server.runtime.rewards import ENVIRONMENT
 

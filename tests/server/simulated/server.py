@@ -16,12 +16,13 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import Capabilities, ServerLimits
 from errata_protocol.errors import JournalUnavailable
-from errata_protocol.mux import ServerConfig, ServerProtocol
+from errata_protocol.mux import ServerConfig
 from errata_server.doors.mcp import McpDoor
 from errata_server.doors.mcp_tools import McpTools
-from errata_server.doors.mux.multiplexer import Multiplex
+from errata_server.doors.mux.detached import DetachedSessions
+from errata_server.doors.mux.multiplexer import Multiplexer
 from errata_server.doors.mux.socket import MuxSocket
-from errata_server.doors.mux.translation import Reading
+from errata_server.doors.mux.translation import RequestDecoder
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.episodes import Episodes
 from errata_server.runtime.runtime import Runtime
@@ -66,16 +67,21 @@ class Server:
         decoder = Decoder(CountAction)
         concurrency = ConcurrencyConfig(max_concurrent_envs=places, session_timeout=session_timeout_s)
         declared = Declared(deterministic=deterministic)
-        self.sessions = Sessions(runtime, factory, "log", concurrency, declared=declared, decoder=decoder)
+        self.detached = DetachedSessions()
+        self.sessions = Sessions(
+            runtime, factory, "log", concurrency, declared=declared, decoder=decoder, multiplexed=self.detached
+        )
         self.episodes = Episodes.of(runtime)
         self.tools = McpTools(CountAction, SETTINGS.step_timeout_s)
         mcp = McpDoor(self.sessions, self.tools)
         decoder.read_mcp = mcp.decode
-        reading = Reading(CountAction, mcp)
-        self.multiplex = Multiplex(self.sessions, self.episodes, reading, mcp, self._told, production=False)
-        shell = self.multiplex._shell
-        self.multiplex.protocol = shell.protocol = ServerProtocol(CONFIG)
-        shell._finished = self._ended(shell._tasks)  # type: ignore[method-assign]
+        self.multiplexer = Multiplexer(
+            CONFIG, self.sessions, self.detached, self.episodes, RequestDecoder(CountAction, mcp), mcp, self._offered
+        )
+        runtime.shutdown.add_door(self.multiplexer.drain)
+        runtime.rewards.subscribe(self.multiplexer.reward_committed)
+        driver = self.multiplexer.driver
+        driver._finished = self._ended(driver._tasks)  # type: ignore[method-assign]
         self.sockets: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -96,7 +102,7 @@ class Server:
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a connection."""
-        await MuxSocket(WebSocket(scope, receive, send), self.multiplex, scope["errata.principal"]).serve()
+        await MuxSocket(WebSocket(scope, receive, send), self.multiplexer, scope["errata.principal"]).serve()
 
     async def stop(self, *, drain_s: float = 0.0) -> None:
         """Stop as a process does that was asked to: what runs commits, then everything is closed.
@@ -105,7 +111,7 @@ class Server:
             drain_s: How long it answers what was admitted, having sent its clients away; 0 does without.
         """
         if drain_s:
-            await self.runtime.drain(drain_s)
+            await self.runtime.shutdown.drain(drain_s)
         await self.sessions.close_all()
         await self.runtime.close()
 
@@ -123,12 +129,12 @@ class Server:
 
     def check_nothing_leaked(self) -> None:
         """Assert that a server without sockets and with all its sessions closed holds nothing of them."""
-        multiplex, sessions = self.multiplex, self.sessions
-        assert not multiplex._connections, "sockets were left"
-        tasks = multiplex._shell._tasks
+        multiplexer, sessions = self.multiplexer, self.sessions
+        assert not multiplexer.connections, "sockets were left"
+        tasks = multiplexer.driver._tasks
         assert not tasks, f"tasks were left: {tasks}"
-        assert not multiplex._shell.idle, f"detached sessions were left: {list(multiplex._shell.idle)}"
-        protocol = multiplex.protocol
+        assert not self.detached, f"detached sessions were left: {list(self.detached._by_sid)}"
+        protocol = multiplexer.driver.protocol
         assert protocol.sessions == 0, f"{protocol.sessions} sessions were left in the machine"
         assert not protocol._attachments._sought, "sessions are still looked for"
         assert not sessions.table.live and not sessions.table.detached, (
@@ -148,5 +154,5 @@ class Server:
 
         return ended
 
-    def _told(self) -> Capabilities:
+    def _offered(self) -> Capabilities:
         return Capabilities(environment="log", recovery=self.sessions.recovery.name)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from errata_server.doors.mux.shell import journal_sid
+from errata_server.doors.mux.driver import journal_sid
 from errata_server.environments.recovery_class import recovery_of
 from errata_server.journal import LogJournal
 from errata_server.simulation import DiskFaults, SimulatedLoop, SimulatedMachine, SimulatedSocket
@@ -278,7 +278,7 @@ class World:
 
     async def _rest(self, server: Server) -> None:
         """Wait for what nobody waits for any more, such as the opens of dead processes."""
-        tasks, sought = server.multiplex._shell._tasks, server.multiplex.protocol._attachments._sought
+        tasks, sought = server.multiplexer.driver._tasks, server.multiplexer.driver.protocol._attachments._sought
         closing = server.sessions.tasks._tasks
         # An environment that hangs in its close is given a minute, in its snapshot two.
         for _ in range(200):
@@ -320,7 +320,7 @@ class World:
         await self._rest(server)
         await self._close_orphans(server)
         await self._rest(server)
-        assert all(connection.in_flight == 0 for connection in server.multiplex._connections), "in flight at rest"
+        assert all(connection.in_flight == 0 for connection in server.multiplexer.connections), "in flight at rest"
         for trainer in self.trainers:
             assert not trainer.protocol.sessions and trainer.protocol._in_flight == 0
             trainer.hang_up()

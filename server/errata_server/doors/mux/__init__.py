@@ -1,4 +1,6 @@
-"""The multiplexed WebSocket: many sessions on one socket, resumable.
+"""The multiplexed WebSocket: many sessions on one socket, resumable (PROTOCOL D).
 
-`errata_protocol.mux` is the state machine, which decides; this package does the I/O that the machine asks for.
+`errata_protocol.mux` is a state machine without I/O, which decides what is admitted, in which order, and what is
+answered. This package does the I/O that it asks for: `socket` reads and writes frames, `driver` feeds the machine and
+performs its effects, `requests`, `reads`, `lookup` and `lifetime` each handle some of them, `multiplexer` connects all.
 """

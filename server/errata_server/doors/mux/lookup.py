@@ -1,10 +1,8 @@
-"""Opens new multiplexed sessions, and finds existing ones in the journal (PROTOCOL D3, D7)."""
+"""`SessionLookup`: opens new multiplexed sessions, and finds existing ones in the journal (PROTOCOL D3, D7)."""
 
 from __future__ import annotations
 
-import hmac
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,134 +10,129 @@ from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataErr
 from errata_protocol.mux import Find, ServerSession, Stored
 from errata_protocol.mux.state import State
 
-from ...journal.base import DeliveryRow, SessionRow
+from ...runtime.store import SessionKey, StoredSession
 from ...sessions.session import Address, Session
-from .shell import MuxShell, journal_sid
+from ...sessions.sessions import Sessions
+from .driver import ProtocolDriver, journal_sid
+from .lifetime import SessionLifetime
 
 log = logging.getLogger("errata.mux")
 
-SOUGHT_AT_ONCE = 256
-"""Sessions that are looked for in the journal in one go: a thousand that resume would each wait for a thread."""
+BATCH = 256
+"""Sessions that are looked up in one read of the journal: a thousand that resume would each wait for a thread."""
 
 
-class _Sought(NamedTuple):
-    """A session that is looked for, and what to say where there is none."""
+class _Pending(NamedTuple):
+    """A session that is looked up, and the error where there is none."""
 
     find: Find
-    otherwise: Exception
+    missing: Exception
 
 
-class Finding:
-    """Opens sessions and looks for them.
+class SessionLookup:
+    """Handles `Find`: opens a session or looks it up, and passes it to the state machine.
 
     Args:
-        shell: The machine.
+        driver: The state machine.
+        sessions: The environment's sessions.
+        lifetime: Lists those whose socket is gone by then.
     """
 
-    def __init__(self, shell: MuxShell) -> None:
-        self._shell = shell
-        self._sought: list[_Sought] = []
-        self._reading: list[dict[str, int]] = []  # of each look into the journal: the last push since, by sid
+    def __init__(self, driver: ProtocolDriver, sessions: Sessions, lifetime: SessionLifetime) -> None:
+        self._driver = driver
+        self._sessions = sessions
+        self._lifetime = lifetime
+        self._pending: list[_Pending] = []
+        self._running: list[dict[str, int]] = []  # of each read of the journal: the last push since its start, by sid
 
     def find(self, effect: Find) -> None:
-        """Open a new session, or look for one."""
+        """Open a new session, or look one up."""
         if not effect.make:
-            self._seek(effect)
+            self._look_up(effect)
             return
-        mine = effect.session
-        address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
+        machine = effect.session
+        address = Address(journal_sid(machine.sid), machine.key_hash, machine.group)
         opened = partial(self._opened, effect)
-        self._shell.sessions.begin_open(address, mine.principal, opened, self._shell.loop)
+        self._sessions.begin_open(address, machine.principal, opened, self._driver.loop)
 
     def pushed(self, sid: str, seq: int) -> None:
-        """Take that a push was committed: who is looked for may have been read before it."""
-        for since in self._reading:
-            if sid in since:
-                since[sid] = max(since[sid], seq)
+        """Called when a push is committed: a lookup that runs may have read the journal before it."""
+        for last_push in self._running:
+            if sid in last_push:
+                last_push[sid] = max(last_push[sid], seq)
 
-    def _seek(self, find: Find, otherwise: Exception | None = None) -> None:
-        """Look for a session in the journal, together with all others that are looked for now."""
-        self._sought.append(_Sought(find, otherwise or SessionLost("no session with this sid and key: open another")))
-        if len(self._sought) == 1:
-            self._shell.loop.call_soon(lambda: self._shell.spawn(self._seek_all()))
+    def _look_up(self, find: Find, missing: Exception | None = None) -> None:
+        """Look a session up, in one read with all others that are waiting."""
+        self._pending.append(_Pending(find, missing or SessionLost("no session with this sid and key: open another")))
+        if len(self._pending) == 1:
+            self._driver.loop.call_soon(lambda: self._driver.spawn(self._look_up_pending()))
 
     def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
-        """Take a session that was opened, or why it was not: the journal says if there is one of that id."""
+        """Called when a session is opened, or could not be; in doubt the journal shows whether it exists."""
         if session is not None:
             find.session.handle = session
-            self._tell(find, Stored(recovery=session.row.recovery, group=find.session.group))
+            self._found(find, Stored(recovery=session.row.recovery, group=find.session.group))
         elif isinstance(error, Conflict):
-            self._seek(find)
+            self._look_up(find)
         elif isinstance(error, ErrataError) and CODES[error.code].retryable:
             self._refuse(find, error)
         else:
-            # The client would take it that nothing of what it sent had an effect, and an open of a process before this
-            # one may be committed that was never answered.
-            self._seek(find, error or EnvironmentFailed("the session could not be opened"))
+            # To the client an error means that nothing it sent had an effect. But an `open` that an earlier process
+            # committed may never have been answered.
+            self._look_up(find, error or EnvironmentFailed("the session could not be opened"))
 
-    def _tell(self, find: Find, stored: Stored) -> None:
-        """Give the machine a session; nobody may be there for it any more."""
-        self._shell.do(self._shell.protocol.found(find, stored, self._shell.now()))
-        if find.session.state is State.DETACHED:
-            self._shell.keep_idle(find.session)
-
-    async def _seek_all(self) -> None:
-        while self._sought:
-            sought, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
-            finds = [one.find for one in sought]
-            since = {find.session.sid: 0 for find in finds}
-            self._reading.append(since)
+    async def _look_up_pending(self) -> None:
+        runtime = self._sessions.runtime
+        while self._pending:
+            batch, self._pending = self._pending[:BATCH], self._pending[BATCH:]
+            machines = [pending.find.session for pending in batch]
+            last_push = {machine.sid: 0 for machine in machines}
+            self._running.append(last_push)
             try:
-                await self._shell.runtime.start()
-                with self._shell.sessions.table.search({journal_sid(find.session.sid) for find in finds}) as outdated:
-                    found = await self._shell.runtime.store.read(self._stored_all, finds)
+                await runtime.start()
+                with self._sessions.table.search({journal_sid(machine.sid) for machine in machines}) as outdated:
+                    found = await runtime.store.keyed_sessions([self._key(machine) for machine in machines])
             except Exception as error:
-                for find in finds:
-                    self._refuse(find, error)
+                for pending in batch:
+                    self._refuse(pending.find, error)
                 continue
             finally:
-                self._reading = [other for other in self._reading if other is not since]
-            for one, (row, last, next_id, seq) in zip(sought, found, strict=True):
-                sid = one.find.session.sid
+                self._running = [other for other in self._running if other is not last_push]
+            for pending, stored in zip(batch, found, strict=True):
+                sid = pending.find.session.sid
                 if journal_sid(sid) in outdated:
-                    self._sought.append(one)
-                elif row is None:
-                    self._refuse(one.find, one.otherwise)
+                    self._pending.append(pending)
+                elif stored is None:
+                    self._refuse(pending.find, pending.missing)
                 else:
-                    self._found(one.find, row, last, next_id, max(seq, since[sid]))
+                    self._found_in_journal(pending.find, stored, last_push[sid])
 
-    def _found(self, find: Find, row: SessionRow, last: DeliveryRow | None, next_id: int, seq: int) -> None:
-        mine = find.session
+    def _key(self, machine: ServerSession) -> SessionKey:
+        return SessionKey(journal_sid(machine.sid), machine.key_hash, machine.principal, self._sessions.environment)
+
+    def _found_in_journal(self, find: Find, found: StoredSession, last_push: int) -> None:
+        row, last = found.row, found.last
         if row.status == "open":
-            mine.handle = self._shell.sessions.dormant(row, last)
+            find.session.handle = self._sessions.dormant(row, last)
         stored = Stored(
-            next_id=next_id,
+            next_id=found.last_id + 1,
             eid=last.eid if last is not None else None,
             t=last.t if last is not None else None,
-            seq=seq,
+            seq=max(found.last_seq, last_push),
             recovery=row.recovery,
             status=row.status,
             group=row.group,
         )
-        self._tell(find, stored)
+        self._found(find, stored)
 
-    def _stored_all(self, finds: Sequence[Find]) -> list[tuple[SessionRow | None, DeliveryRow | None, int, int]]:
-        return [self._stored(find.session) for find in finds]
-
-    def _stored(self, mine: ServerSession) -> tuple[SessionRow | None, DeliveryRow | None, int, int]:
-        """Read all of a session that the client has the key of, and of any other as much as of none (PROTOCOL D7)."""
-        journal, sid = self._shell.runtime.journal, journal_sid(mine.sid)
-        row = journal.session(sid)
-        known = (
-            row is not None and row.principal == mine.principal and row.environment == self._shell.sessions.environment
-        )
-        kept = row.key_hash if row is not None and known and row.key_hash is not None else bytes(32)
-        if not hmac.compare_digest(kept, mine.key_hash):
-            return None, None, 1, 0
-        return row, journal.last_delivery(sid), journal.last_id(sid) + 1, journal.last_seq(sid)
+    def _found(self, find: Find, stored: Stored) -> None:
+        """Pass a session to the state machine; the socket that asked for it may be gone by now."""
+        self._driver.found(find, stored)
+        if find.session.state is State.DETACHED:
+            self._lifetime.detach(find.session)
 
     def _refuse(self, find: Find, error: Exception) -> None:
         if not isinstance(error, ErrataError):
             log.error("session could not be opened", exc_info=error)
             error = EnvironmentFailed(str(error))
-        self._shell.do(self._shell.protocol.refused(find, error, self._shell.now()))
+        self._driver.refused(find, error)

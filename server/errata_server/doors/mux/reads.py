@@ -1,4 +1,4 @@
-"""Answers requests without an id: past replies, pushes, state, rewards, tools/list, close_group (PROTOCOL D2, D8)."""
+"""`ReadRunner`: answers past replies, pushes, state, rewards, tools/list and close_group (PROTOCOL D2, D8)."""
 
 from __future__ import annotations
 
@@ -17,82 +17,95 @@ from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
 
 from ...episodes.reads import JournalReads
 from ...journal.base import SessionRow
-from ...runtime.ownership import owned_episode
 from ...runtime.rewards import push_data
 from ...runtime.rows import wire_digest
 from ...sessions.session import Session
+from ...sessions.sessions import Sessions
+from ..capabilities import capabilities_data
 from ..mcp import McpDoor, invalid_call, parse_rpc
-from .shell import PREFIX, Door, MuxShell, journal_sid
+from .driver import ProtocolDriver, SocketHandle, journal_sid, wire_sid
+from .lifetime import SessionLifetime
 from .translation import object_of, recorded_of
 
 log = logging.getLogger("errata.mux")
 
 
-class Reads:
-    """Answers reads.
+class ReadRunner:
+    """Handles `Read`, `Recall` and `RecallPushes`.
 
     Args:
-        shell: The machine.
+        driver: The state machine.
+        sessions: The environment's sessions.
+        lifetime: Ends the session where a read finds that it is lost.
         reads: Reads of the journal.
-        mcp: Answers what JSON-RPC reads.
-        capabilities: What a probe is answered.
+        mcp: Answers JSON-RPC reads.
+        capabilities: Returns what the environment offers.
     """
 
     def __init__(
-        self, shell: MuxShell, reads: JournalReads, mcp: McpDoor, capabilities: Callable[[], Capabilities]
+        self,
+        driver: ProtocolDriver,
+        sessions: Sessions,
+        lifetime: SessionLifetime,
+        reads: JournalReads,
+        mcp: McpDoor,
+        capabilities: Callable[[], Capabilities],
     ) -> None:
-        self._shell = shell
+        self._driver = driver
+        self._sessions = sessions
+        self._store = sessions.runtime.store
+        self._lifetime = lifetime
         self._reads = reads
         self._mcp = mcp
         self._capabilities = capabilities
 
     def recall(self, recall: Recall) -> None:
-        """Read committed replies."""
-        self._shell.spawn(self._recall_replies(recall))
+        """Read committed replies from the journal."""
+        self._driver.spawn(self._recall_replies(recall))
 
     async def _recall_replies(self, recall: Recall) -> None:
         sid = journal_sid(recall.session.sid)
-        rows = await self._shell.runtime.store.replies(sid, recall.first, recall.last)
+        rows = await self._store.replies(sid, recall.first, recall.last)
         found = {row.id: recorded_of(row) for row in rows}
         replies = [found.get(id) or Recorded(id, "step", b"", None) for id in range(recall.first, recall.last + 1)]
-        self._shell.do(self._shell.protocol.recalled(recall, replies))
+        self._driver.recalled(recall, replies)
 
     def recall_pushes(self, recall: RecallPushes) -> None:
-        """Read committed pushes."""
-        self._shell.spawn(self._recall_rewards(recall))
+        """Read committed pushes from the journal."""
+        self._driver.spawn(self._recall_rewards(recall))
 
     async def _recall_rewards(self, recall: RecallPushes) -> None:
         sid = journal_sid(recall.session.sid)
-        rows = await self._shell.runtime.store.pushes(sid, recall.first, recall.last)
+        rows = await self._store.pushes(sid, recall.first, recall.last)
         pushes = [(row.seq, push_data(row)) for row in rows if row.seq is not None]
-        self._shell.do(self._shell.protocol.pushes_recalled(recall, pushes))
+        self._driver.pushes_recalled(recall, pushes)
 
     def read(self, read: Read) -> None:
         """Answer a read."""
-        self._shell.spawn(self._answer_read(read))
+        self._driver.spawn(self._answer_read(read))
 
     async def _answer_read(self, read: Read) -> None:
-        door: Door = read.connection.handle  # type: ignore[assignment] # see `Multiplex.connect`
+        socket: SocketHandle = read.connection.handle  # type: ignore[assignment]  # given to `Multiplexer.connect`
         try:
-            # A few reads of the journal at a time, for each may be large; what waits for a step holds up no other.
-            async with door.reading if read.kind == "rewards" or "t" in read.fields else contextlib.nullcontext():
-                await door.room()
-                reply = await self._looked_up(read)
+            # Few reads of the journal at a time, because each may be large. One that waits for a step is not counted.
+            async with socket.reads if read.kind == "rewards" or "t" in read.fields else contextlib.nullcontext():
+                await socket.writable()
+                reply = await self._reply(read)
         except ErrataError as error:
             reply = Reply("error", msgspec.json.encode(error.to_wire()))
-        except Exception as error:  # a defect of ours, or what the environment's state is made of
+        except Exception as error:  # a defect of ours, or of the environment's state
             log.exception("a read failed")
             reply = Reply("error", msgspec.json.encode(EnvironmentFailed(str(error)).to_wire()))
-        self._shell.do(self._shell.protocol.answered(read, reply))
-        mine = read.session
-        if mine is not None and mine.handle is not None and mine.handle.lost is not None:
-            self._shell.let_go(mine, "lost")  # with this read: nobody may ever ask it for more
+        self._driver.answered(read, reply)
+        machine = read.session
+        if machine is not None and machine.handle is not None and machine.handle.lost is not None:
+            self._lifetime.end_and_close(machine, "lost")  # now: there may never be another request
 
-    async def _looked_up(self, read: Read) -> Reply:
+    async def _reply(self, read: Read) -> Reply:
         fields = read.fields
         session: Session | None = read.session.handle if read.session is not None else None
         if read.kind == "capabilities":
-            return Reply("capabilities", to_json(self._capabilities().model_dump(mode="json", exclude={"session"})))
+            return Reply("capabilities", to_json(capabilities_data(self._capabilities())))
         if read.kind == "close_group":
             closed = await self._close_group(fields["group"], read.connection.principal)
             return Reply("group_closed", msgspec.json.encode({"closed": closed}))
@@ -105,14 +118,15 @@ class Reads:
             return Reply("state_at", row.payload, row.eid, row.t, wire_digest(row.digest), row.wire_kind)
         if read.kind == "state":
             try:
-                return Reply("state", to_json(await self._shell.sessions.state(session), inf_nan_mode="null"))
+                return Reply("state", to_json(await self._sessions.state(session), inf_nan_mode="null"))
             except ValueError as error:
                 raise EnvironmentOutputInvalid(f"the environment's state has no JSON form: {error}") from error
         if read.kind == "rewards":
             eid = fields.get("eid") or session.eid
             if eid is not None and eid != session.eid:
-                await owned_episode(self._shell.runtime.store, eid, principal)
-            rows = [] if eid is None else await self._shell.runtime.store.rewards(eid)
+                rows = await self._store.owned_rewards(eid, principal)
+            else:
+                rows = [] if eid is None else await self._store.rewards(eid)
             return Reply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
         rpc = parse_rpc(object_of(read.data))
         if not isinstance(rpc, JsonRpcRequest):
@@ -125,20 +139,20 @@ class Reads:
         return Reply("mcp", to_json(answer))
 
     async def _close_group(self, group: str, principal: str | None) -> int:
-        """End the sessions of a group, awake or not."""
-        await self._shell.runtime.start()
-        rows = await self._shell.runtime.store.open_sessions()
-        mine = [
+        """Close all sessions of a group, hibernated ones too; return how many."""
+        await self._sessions.runtime.start()
+        rows = await self._store.open_sessions()
+        members = [
             row
             for row in rows
             if row.group == group
             and row.principal == principal
             and row.key_hash is not None
-            and row.environment == self._shell.sessions.environment
+            and row.environment == self._sessions.environment
         ]
-        await asyncio.gather(*map(self._close, mine))  # together, or each would wait for a sync of its own
-        return len(mine)
+        await asyncio.gather(*map(self._close, members))  # together, so that they share a sync
+        return len(members)
 
     async def _close(self, row: SessionRow) -> None:
-        await self._shell.sessions.lifetime.close(self._shell.sessions.dormant(row, None))
-        self._shell.end(row.sid.removeprefix(PREFIX), "closed")
+        await self._sessions.lifetime.close(self._sessions.dormant(row, None))
+        self._lifetime.end(wire_sid(row.sid), "closed")

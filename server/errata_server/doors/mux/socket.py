@@ -13,26 +13,26 @@ from errata_protocol.mux import ServerConnection
 
 from ..asgi_extensions import TOGETHER, Unread
 from ..session_socket import GONE, accepted
-from .multiplexer import Multiplex
+from .multiplexer import Multiplexer
 
 log = logging.getLogger("errata.mux")
 
-IN_A_ROW_BYTES = 64 * 1024
-"""Size of the frames of one socket that are taken before others get a turn; each counts for `FRAME_BYTES` at least."""
+BURST_BYTES = 64 * 1024
+"""Bytes of frames of one socket that are read before others get a turn; a frame counts at least `FRAME_BYTES`."""
 
 FRAME_BYTES = 1024
 
 WRITTEN_AT_ONCE = 1 << 20
-"""Bytes that are handed to the socket before it is asked whether it keeps up."""
+"""Bytes that are written to the socket before its write buffer is checked again."""
 
 READS_AT_ONCE = 8
-"""Reads of one socket that are looked up together: each may be as large as a payload."""
+"""Reads of one socket that run together: each may hold a payload in memory."""
 
 TRY_AGAIN_LATER = 1013
 
 
 def asks_for_mux(websocket: WebSocket) -> bool:
-    """Say whether the client offered the subprotocol."""
+    """Return whether the client offered the subprotocol."""
     return PROTOCOL_NAME in websocket.scope.get("subprotocols", ())
 
 
@@ -41,41 +41,41 @@ class MuxSocket:
 
     Args:
         websocket: Not yet accepted.
-        multiplex: The environment's multiplexed sessions.
+        multiplexer: The environment's multiplexed sessions.
         principal: Who opened the socket.
     """
 
-    def __init__(self, websocket: WebSocket, multiplex: Multiplex, principal: str | None) -> None:
+    def __init__(self, websocket: WebSocket, multiplexer: Multiplexer, principal: str | None) -> None:
         self._websocket = websocket
-        self._multiplex = multiplex
+        self._multiplexer = multiplexer
         self._principal = principal
         self._connection: ServerConnection | None = None
         self._woken = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
-        self.reading = asyncio.Semaphore(READS_AT_ONCE)
-        """Reads that are looked up together."""
+        self.reads = asyncio.Semaphore(READS_AT_ONCE)
+        """Bounds the reads of this socket that run together."""
 
-    async def room(self) -> None:
-        """Return when the socket takes more."""
+    async def writable(self) -> None:
+        """Return when the socket takes more data, or is closed."""
         if self._connection is not None and not self._connection.accepts_input:
             self._drained.clear()
             await self._drained.wait()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Called when the connection has data to send."""
         self._woken.set()
 
     async def serve(self) -> None:
-        """Accept, and take and send frames until the client leaves."""
+        """Accept the socket, then read and write frames until the client leaves."""
         together = self._websocket.scope.get("extensions", {}).get(TOGETHER)
         if together is not None:
             together()
-        self._multiplex.bound(self._websocket, self._principal)
+        self._multiplexer.set_bounds(self._websocket, self._principal)
         if not await accepted(self._websocket, PROTOCOL_NAME):
             return
         try:
-            connection = self._connection = self._multiplex.connect(self._principal, self)
+            connection = self._connection = self._multiplexer.connect(self._principal, self)
         except ErrataError as error:
             await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
             return
@@ -83,29 +83,29 @@ class MuxSocket:
         try:
             await self._read(connection)
         finally:
-            self._multiplex.disconnect(connection)
+            self._multiplexer.disconnect(connection)
             writing.cancel()
             await asyncio.wait([writing])
             await self._close()
 
     async def _read(self, connection: ServerConnection) -> None:
-        receive, taken = self._websocket.receive, 0
+        driver, receive, taken = self._multiplexer.driver, self._websocket.receive, 0
         while (message := await receive())["type"] != "websocket.disconnect":
             frames = message.get("messages")
             if frames is None:
                 frames = (next(message[kind] for kind in ("text", "bytes", "unread") if message.get(kind) is not None),)
             for frame in frames:
                 if type(frame) is Unread:
-                    self._multiplex.unread(connection, frame.error())
+                    driver.unread(connection, frame.error())
                     taken += FRAME_BYTES
                 else:
-                    self._multiplex.receive(connection, frame)
+                    driver.receive(connection, frame)
                     taken += max(len(frame), FRAME_BYTES)
-                if taken >= IN_A_ROW_BYTES:
+                if taken >= BURST_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
                 if not connection.accepts_input:
-                    await self.room()
+                    await self.writable()
 
     async def _write(self, connection: ServerConnection) -> None:
         try:
@@ -118,12 +118,12 @@ class MuxSocket:
                     if connection.accepts_input:
                         self._drained.set()
                         if connection.holds_back:
-                            self._multiplex.drained(connection)
-                connection.data_to_send()  # nothing left: the machine says anew when there is
+                            self._multiplexer.driver.drained(connection)
+                connection.data_to_send()  # empty now: from here on the machine wakes this task again
         except GONE as error:
             log.debug("a multiplexed socket is gone: %s", error)
         finally:
-            self._connection = None  # nobody empties it any more: who waits for room has to hear that the peer is gone
+            self._connection = None  # nothing empties it any more: what waits in `writable` must not wait for it
             self._drained.set()
 
     async def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Converts mux requests to `sessions.session.Request`, and journal rows to mux replies."""
+"""`RequestDecoder`: decodes mux requests for a session; and functions that convert journal rows to mux replies."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class RpcRefused(Exception):
         self.response = response
 
 
-class Reading:
-    """Reads the ``data`` of requests.
+class RequestDecoder:
+    """Decodes the ``data`` of requests.
 
     Args:
         action_cls: Action class that steps are validated against.
-        mcp: Reads JSON-RPC requests.
+        mcp: Decodes JSON-RPC requests.
     """
 
     def __init__(self, action_cls: type[Action], mcp: McpDoor) -> None:
@@ -48,11 +48,11 @@ class Reading:
         self._mcp = mcp
 
     def request(self, run: Run, timeout_s: float | None) -> Request:
-        """Return what a session is asked to do by a reset, step or tools/call.
+        """Return the request of a reset, step or tools/call.
 
         Raises:
-            InvalidRequest: It cannot be read; the reply that is recorded.
-            RpcRefused: Likewise, in the form of JSON-RPC.
+            InvalidRequest: It cannot be decoded; this error is recorded as its reply.
+            RpcRefused: A tools/call cannot be decoded; its JSON-RPC error is recorded as its reply.
         """
         data = object_of(run.data)
         if run.kind == "reset":
@@ -82,7 +82,7 @@ def object_of(data: bytes) -> dict[str, Any]:
     """Return the JSON object of ``data``, refusing what plain sockets refuse.
 
     Raises:
-        InvalidRequest: It is no object, or means different things to different decoders.
+        InvalidRequest: It is no object, or JSON decoders disagree on its meaning.
     """
     try:
         found = msgspec.json.decode(data)
@@ -97,7 +97,7 @@ def object_of(data: bytes) -> dict[str, Any]:
 
 
 def reply_of(row: DeliveryRow) -> Reply:
-    """Return the recorded reply that a row holds."""
+    """Return the mux reply of a row."""
     if row.status != "ok":
         return Reply("error", row.payload)
     if row.t is None:
@@ -107,7 +107,8 @@ def reply_of(row: DeliveryRow) -> Reply:
 
 
 def recorded_of(row: DeliveryRow) -> Recorded:
-    """Return a row as the machine keeps it."""
-    assert row.id is not None
+    """Return a row as the state machine keeps it."""
+    if row.id is None:
+        raise ValueError("a row of a multiplexed session has an id")
     kind = "reset" if row.kind == "fork" and row.t is not None else row.kind  # a reset to a state(t)
     return Recorded(row.id, kind, row.request_sha, reply_of(row), row.request or None)

@@ -1,0 +1,25 @@
+"""Builds the answer to a capability probe, the same at every door (PROTOCOL A1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from errata_protocol.capabilities import Capabilities, SessionPosition
+from errata_protocol.environment import Recovery
+
+from ..sessions.session import Session
+
+
+def capabilities_data(offered: Capabilities, session: Session | None = None) -> dict[str, Any]:
+    """Return the ``data`` of a capabilities reply.
+
+    Args:
+        offered: What the environment offers.
+        session: The session of a plain socket, which adds its position and has a recovery class of its own. None over
+            HTTP and on a multiplexed socket, whose reply to ``open`` has a session's recovery class.
+    """
+    if session is None:
+        return offered.model_dump(mode="json", exclude={"session"})
+    position = SessionPosition(session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t)
+    own = offered.model_copy(update={"session": position, "recovery": Recovery(session.row.recovery)})
+    return own.model_dump(mode="json")

@@ -1,0 +1,77 @@
+"""`DetachedSessions`: multiplexed sessions without a socket, whose instances other sessions may take."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from errata_protocol.mux import ServerSession
+from errata_protocol.mux.state import State
+
+from ...runtime.capacity import Capacity
+from ...sessions.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class _Detached:
+    """A detached session: in the state machine, and what runs it."""
+
+    machine: ServerSession
+    session: Session
+    lost: Callable[[ServerSession], None]
+
+    @property
+    def has_instance(self) -> bool:
+        """It has an instance and still no socket: a session that is attached again stays listed until it is met."""
+        return self.machine.state is State.DETACHED and self.session.host is not None
+
+
+class DetachedSessions:
+    """The detached multiplexed sessions of one environment, in the order of their detaching.
+
+    `errata_server.sessions` asks it for an instance when there is no capacity left.
+    """
+
+    def __init__(self) -> None:
+        self._by_sid: OrderedDict[str, _Detached] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_sid)
+
+    def add(self, machine: ServerSession, session: Session, lost: Callable[[ServerSession], None]) -> None:
+        """List a session.
+
+        Args:
+            machine: Its state.
+            session: What runs it.
+            lost: Called when its instance was taken and it cannot be continued.
+        """
+        self._by_sid[session.sid] = _Detached(machine, session, lost)
+        self._by_sid.move_to_end(session.sid)
+
+    def discard(self, sid: str) -> None:
+        """Remove a session, where it is listed; ``sid`` is as journaled."""
+        self._by_sid.pop(sid, None)
+
+    def oldest(self, capacity: Capacity) -> Session | None:
+        """Return the session that was detached first, whose instance makes room in ``capacity`` and runs nothing."""
+        for sid, detached in list(self._by_sid.items()):
+            session = detached.session
+            if not detached.has_instance:
+                del self._by_sid[sid]
+            elif not session.lock.busy and not detached.machine.queue and capacity.freed_by(session.room):
+                return session
+        return None
+
+    def soon_free(self, capacity: Capacity) -> bool:
+        """Return whether `oldest` could return a session once its requests have ended."""
+        return any(
+            detached.has_instance and capacity.freed_by(detached.session.room) for detached in self._by_sid.values()
+        )
+
+    def lost(self, session: Session) -> None:
+        """Called when the instance of a session was taken and it cannot be continued."""
+        detached = self._by_sid.pop(session.sid, None)
+        if detached is not None:
+            detached.lost(detached.machine)

@@ -1,0 +1,77 @@
+"""Opens the journal of a data directory, and recovers what an earlier server left in it: sessions, sandbox layers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from errata_protocol.errors import SandboxUnavailable
+
+from ..journal import IndexedJournal, Journal, MemoryJournal, SalvageReport, SessionChange, journal_in, salvage
+from ..recovery import recovery_class
+from ..settings import Settings
+from .sandboxes import Sandboxes
+from .store import Store
+
+log = logging.getLogger("errata.server")
+
+
+def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
+    """Open the journal in ``data_dir``, repaired first where the settings ask for it; in memory without a directory.
+
+    Raises:
+        JournalUnavailable: It cannot be opened.
+    """
+    if data_dir is None:
+        return MemoryJournal()
+    directory = journal_in(data_dir)
+    if settings.journal_salvage and directory.is_dir():
+        _log_salvage(salvage(directory))
+    return IndexedJournal(directory, fsync=settings.fsync)
+
+
+async def recover(store: Store, sandboxes: Sandboxes) -> None:
+    """Mark the sessions that ended with their server, and delete sandbox layers that no committed row names.
+
+    Sessions that were given out and have a recovery class stay open: their clients attach again.
+
+    Raises:
+        JournalUnavailable: The journal cannot be read or written.
+    """
+    ended: list[SessionChange] = []
+    for row in await store.open_sessions():
+        if not row.given_out:
+            ended.append(SessionChange(row.sid, status="closed"))
+        elif not recovery_class(row.recovery).survives_restart:
+            ended.append(SessionChange(row.sid, status="lost"))
+    if ended:
+        await store.commit(*ended)
+    try:
+        report = await sandboxes.collect(store.refs)
+    except SandboxUnavailable as error:
+        log.error("sandboxes of an earlier server cannot be cleaned up: %s", error)
+    else:
+        if report.layers or report.sandboxes:
+            log.info("dropped %d uncommitted layers, %d dead sandboxes", report.layers, report.sandboxes)
+
+
+def _log_salvage(report: SalvageReport) -> None:
+    if not report.is_damaged:
+        return
+    for found in report.damaged:
+        log.error(
+            "the journal was damaged: %s at bytes %d to %d of segment %d, which held %s",
+            found.what,
+            found.begin,
+            found.end,
+            found.segment,
+            found.holds or "nothing that can be read",
+        )
+    for session in report.sessions:
+        log.error("session %s had rows there (it was %s): %s", session.sid, session.status, ", ".join(session.episodes))
+    log.error(
+        "the journal is repaired: %d sessions are lost, %d rows are whole; the damaged segments are kept in %s",
+        len(report.lost),
+        report.rows,
+        report.originals,
+    )
