@@ -388,10 +388,10 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
         await trainer.cut()
         sessions = app.state.errata.sessions
         for _ in range(1000):
-            if not sessions._live:
+            if not sessions.table.live:
                 break
             await asyncio.sleep(0.01)
-        assert sessions.active == 0 and not sessions._live
+        assert sessions.room.used == 0 and not sessions.table.live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
 

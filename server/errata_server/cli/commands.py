@@ -180,9 +180,8 @@ def serve(
     if deterministic:
         hash_seed.fix(journal_dir)  # before the environment and all it needs are imported
 
-    from errata_protocol.environment import Recovery
-
     from .. import log
+    from ..recovery import recovery_class
     from ..serve import server
     from ..settings import Settings
     from ..targets.load import Stated
@@ -217,7 +216,7 @@ def serve(
         volatile=volatile or (),
         detect=detect,
     )
-    if any(told.recovery is Recovery.REEXECUTE for told in served.capabilities.values()):
+    if any(recovery_class(told.recovery).repeats_requests for told in served.capabilities.values()):
         # A class or spec says that it is deterministic, which only loading it shows.
         hash_seed.fix(served.runtime.data_dir or journal_dir)
     server.run(served, bind)

@@ -10,8 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from errata_protocol.environment import Recovery, SnapshotRef
+from errata_protocol.environment import SnapshotRef
 
+from ..recovery import recovery_class
 from .base import (
     DeliveryRow,
     EpisodeRow,
@@ -135,7 +136,7 @@ class Tables(Journal):
                     self._sessions[c.sid] = c.applied(self._sessions[c.sid])
 
     def _is_reexecuted(self, sid: str) -> bool:
-        return sid in self._sessions and self._sessions[sid].recovery == Recovery.REEXECUTE
+        return sid in self._sessions and recovery_class(self._sessions[sid].recovery).repeats_requests
 
     @_locked
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:

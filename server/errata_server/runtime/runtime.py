@@ -13,7 +13,7 @@ from errata_protocol.errors import JournalUnavailable
 
 from .. import descriptors
 from ..clock import Clock
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock
 from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
@@ -117,7 +117,7 @@ class Runtime:
         self._registry = registry
         self._lock_fd: int | None = None
         self._users = 0
-        self._starting = Turnstile()
+        self._starting = FairLock()
         self._open()
         self._register_gauges()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from errata_protocol.environment import Recovery
 from errata_protocol.errors import SandboxUnavailable
 
 from ..journal import IndexedJournal, Journal, MemoryJournal, SalvageReport, SessionChange, journal_in, salvage
+from ..recovery import recovery_class
 from ..settings import Settings
 from .sandboxes import Sandboxes
 from .store import Store
@@ -42,7 +42,7 @@ async def recover(store: Store, sandboxes: Sandboxes) -> None:
     for row in await store.open_sessions():
         if not row.given_out:
             ended.append(SessionChange(row.sid, status="closed"))
-        elif row.recovery == Recovery.NONE:
+        elif not recovery_class(row.recovery).survives_restart:
             ended.append(SessionChange(row.sid, status="lost"))
     if ended:
         await store.commit(*ended)

@@ -60,7 +60,7 @@ class DetachedSessions:
             session = detached.session
             if not detached.has_instance:
                 del self._by_sid[sid]
-            elif not session.turn.busy and not detached.machine.queue and capacity.freed_by(session.room):
+            elif not session.lock.busy and not detached.machine.queue and capacity.freed_by(session.room):
                 return session
         return None
 

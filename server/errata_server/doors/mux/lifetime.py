@@ -29,8 +29,10 @@ class SessionLifetime:
     def detach(self, machine: ServerSession) -> None:
         """List a session that has no socket: others may take its instance, and it expires as upstream's do."""
         self._detached.add(machine, machine.handle, self._lost)
-        if self._sessions.session_timeout_s is not None:
-            self._driver.loop.call_later(self._sessions.session_timeout_s, self._expire, machine, machine.detached_at)
+        if self._sessions.lifetime.session_timeout_s is not None:
+            self._driver.loop.call_later(
+                self._sessions.lifetime.session_timeout_s, self._expire, machine, machine.detached_at
+            )
 
     def end(self, sid: str, reason: EndReason) -> None:
         """End a session in the state machine; ``sid`` is as on the wire."""
@@ -41,7 +43,7 @@ class SessionLifetime:
         """End a session that a request or a read found to be over, and write ``reason`` into its row."""
         if self._driver.protocol.session(machine.sid) is machine:
             self.end(machine.sid, reason)
-        self._driver.spawn(self._sessions.close(machine.handle, status=reason))
+        self._driver.spawn(self._sessions.lifetime.close(machine.handle, status=reason))
 
     def closed(self, session: Session) -> None:
         """Called when a request closed its session; the machine learns it from the reply."""
@@ -55,7 +57,7 @@ class SessionLifetime:
         session: Session | None = effect.session.handle
         self._detached.discard(journal_sid(effect.session.sid))
         if session is not None:
-            await self._sessions.sleep(session)
+            await self._sessions.lifetime.sleep(session)
         self._driver.slept(effect)
 
     def _lost(self, machine: ServerSession) -> None:
@@ -67,5 +69,5 @@ class SessionLifetime:
             self._driver.spawn(self._end_expired(machine))
 
     async def _end_expired(self, machine: ServerSession) -> None:
-        await self._sessions.close(machine.handle, status="expired")
+        await self._sessions.lifetime.close(machine.handle, status="expired")
         self.end(machine.sid, "expired")

@@ -53,8 +53,7 @@ class SessionLookup:
         machine = effect.session
         address = Address(journal_sid(machine.sid), machine.key_hash, machine.group)
         opened = partial(self._opened, effect)
-        if not self._sessions.begin_open(address, machine.principal, opened, self._driver.loop):
-            self._driver.spawn(self._open(effect, address))
+        self._sessions.begin_open(address, machine.principal, opened, self._driver.loop)
 
     def pushed(self, sid: str, seq: int) -> None:
         """Called when a push is committed: a lookup that runs may have read the journal before it."""
@@ -82,15 +81,6 @@ class SessionLookup:
             # committed may never have been answered.
             self._look_up(find, error or EnvironmentFailed("the session could not be opened"))
 
-    async def _open(self, find: Find, address: Address) -> None:
-        """Open a new session, waiting for capacity and for the journal."""
-        try:
-            session = await self._sessions.open(principal=find.session.principal, address=address)
-        except Exception as error:
-            self._opened(find, None, error)
-        else:
-            self._opened(find, session, None)
-
     async def _look_up_pending(self) -> None:
         runtime = self._sessions.runtime
         while self._pending:
@@ -100,7 +90,7 @@ class SessionLookup:
             self._running.append(last_push)
             try:
                 await runtime.start()
-                with self._sessions.search({journal_sid(machine.sid) for machine in machines}) as outdated:
+                with self._sessions.table.search({journal_sid(machine.sid) for machine in machines}) as outdated:
                     found = await runtime.store.keyed_sessions([self._key(machine) for machine in machines])
             except Exception as error:
                 for pending in batch:

@@ -154,5 +154,5 @@ class ReadRunner:
         return len(members)
 
     async def _close(self, row: SessionRow) -> None:
-        await self._sessions.close(self._sessions.dormant(row, None))
+        await self._sessions.lifetime.close(self._sessions.dormant(row, None))
         self._lifetime.end(wire_sid(row.sid), "closed")
