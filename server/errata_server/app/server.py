@@ -96,6 +96,7 @@ class HTTPEnvServer(_UpstreamServer):
         )
         decoder = Decoder(self.action_cls)
         self.runtime = runtime or RUNTIMES.of_application()
+        self._detached = DetachedSessions()
         self.sessions = Sessions(
             self.runtime,
             self._env_factory,
@@ -105,14 +106,14 @@ class HTTPEnvServer(_UpstreamServer):
             declared=declared,
             decoder=decoder,
             retention=Retention(self.runtime).when_due,
+            multiplexed=self._detached,
         )
         if declared.volatile and not self.sessions.recovery.survives_restart:
             raise InvalidRequest(
                 "volatile names fields that may differ when requests run again, and sessions of "
                 f"{self.env_name} are not run again: say deterministic too"
             )
-        self._detached = DetachedSessions()
-        self.sessions.lifetime.multiplexed = self._detached
+        self.runtime.live_sessions.add(self.sessions)
         self.episodes = Episodes.of(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode

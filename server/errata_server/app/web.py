@@ -36,7 +36,7 @@ from errata_protocol.errors import SessionLost
 from ..concurrency.fair_lock import FairLock
 from ..doors.auth import principal_of
 from ..environments.host import EnvHost
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import reset_request
 from ..sessions.session import Reply, Session
@@ -154,7 +154,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
             if self._session is None or self._session.closed or self._session.lost is not None:
                 tokens = self._server.runtime.settings.tokens
                 owner = principal_of(tokens[0]) if tokens else None
-                self._session = await self._server.sessions.open(principal=owner, room=Room(None))
+                self._session = await self._server.sessions.open(principal=owner, room=Capacity(None))
                 self._server.sessions.lifetime.attach(self._session, self)
                 self._shown.session = self._session
             return self._session

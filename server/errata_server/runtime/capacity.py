@@ -143,7 +143,3 @@ class PrincipalQuotas:
     def unfinished(self, principal: str | None) -> Allowance:
         """Return the limit of a principal's unfinished messages, over all its sockets."""
         return self._unfinished.setdefault(principal, Allowance(self._max_unfinished_bytes))
-
-
-Room = Capacity
-Share = SharedCapacity

@@ -13,7 +13,7 @@ from ..concurrency.owned_tasks import OwnedTasks
 from ..environments.placement import EnvironmentFactory
 from ..environments.signatures import says_concurrent
 from ..journal.base import Record, SessionChange, SessionStatus
-from ..runtime.capacity import Room, Share
+from ..runtime.capacity import Capacity, SharedCapacity
 from ..runtime.runtime import Runtime
 from .session import Session
 from .table import SessionTable
@@ -22,10 +22,10 @@ from .table import SessionTable
 class DetachedElsewhere(Protocol):
     """Sessions without a socket that another module keeps: those of multiplexed sockets."""
 
-    def oldest(self, room: Room) -> Session | None:
+    def oldest(self, room: Capacity) -> Session | None:
         """Return the one detached longest whose instance can be taken, where that frees a place of ``room``."""
 
-    def soon_free(self, room: Room) -> bool:
+    def soon_free(self, room: Capacity) -> bool:
         """Return whether `oldest` would return one if its request had ended."""
 
     def lost(self, session: Session) -> None:
@@ -43,9 +43,7 @@ class Lifetime:
         table: The sessions.
         tasks: Runs what must not end with its caller.
         session_timeout_s: After so long without a socket a session is ended, as upstream does; None keeps it.
-
-    Attributes:
-        multiplexed: The detached sessions of multiplexed sockets; set by their door.
+        multiplexed: The detached sessions of multiplexed sockets; None without such a door.
     """
 
     def __init__(
@@ -53,10 +51,11 @@ class Lifetime:
         runtime: Runtime,
         environment: str,
         factory: EnvironmentFactory,
-        room: Room,
+        room: Capacity,
         table: SessionTable,
         tasks: OwnedTasks,
         session_timeout_s: float | None,
+        multiplexed: DetachedElsewhere | None = None,
     ) -> None:
         self._runtime = runtime
         self._environment = environment
@@ -65,8 +64,7 @@ class Lifetime:
         self._table = table
         self._tasks = tasks
         self.session_timeout_s = session_timeout_s
-        self.multiplexed: DetachedElsewhere | None = None
-        runtime.relievers.append(self._evict_oldest)
+        self._multiplexed = multiplexed
 
     def attach(self, session: Session, socket: object) -> None:
         """Tie a session to the one socket that speaks for it.
@@ -159,10 +157,10 @@ class Lifetime:
             if host is not None:
                 await host.close()
             if session.committed:
-                await self._runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
+                await self._runtime.store.commit(SessionChange(session.sid, status="lost", lost=why))
             self._table.forget(session)
-        if session.multiplexed and self.multiplexed is not None:
-            self.multiplexed.lost(session)
+        if session.multiplexed and self._multiplexed is not None:
+            self._multiplexed.lost(session)
 
     async def close(
         self,
@@ -189,35 +187,32 @@ class Lifetime:
                 await host.close()
             ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost
             if session.committed and (ended or with_records):
-                await self._runtime.journal.commit(*ended, *with_records)
+                await self._runtime.store.commit(*ended, *with_records)
             self._runtime.metrics.ended(self._environment, status if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
             self._table.forget(session)
 
-    async def make_room(self, room: Room) -> None:
+    async def make_room(self, room: Capacity) -> None:
         """Return when ``room`` has a place, taking instances of detached sessions for it.
 
         Raises:
             CapacityReached: There is none, and no detached session's instance can be taken.
         """
         while room.full:
-            for relieve in self._runtime.relievers:
-                if await relieve(room):
-                    break
-            else:
+            if not await self._runtime.live_sessions.evict_for(room):
                 self._runtime.metrics.refused(self._environment, room.full_of)
                 raise room.refusal(takes_several=self._takes_several(), soon_free=self._soon_free(room))
 
-    def share_of(self, principal: str | None) -> Room:
+    def share_of(self, principal: str | None) -> Capacity:
         """Return where an instance of a principal's session is counted."""
-        return Share(self._room, self._runtime.room_of(principal))
+        return SharedCapacity(self._room, self._runtime.quotas.instances(principal))
 
     def _takes_several(self) -> bool:
         """Return whether the environment class allows several instances."""
         made = next((session.host.env for session in self._table.live.values() if session.host is not None), None)
         return says_concurrent(made if made is not None else self._factory)
 
-    def _soon_free(self, room: Room) -> bool:
+    def _soon_free(self, room: Capacity) -> bool:
         """Return whether a place of ``room`` may be free soon: a session has it that has no socket or is being opened.
 
         The one gives its place up when its request ends; the other when its opening fails.
@@ -235,9 +230,9 @@ class Lifetime:
             )
             and room.freed_by(session.room)
             for session in self._table.live.values()
-        ) or (self.multiplexed is not None and self.multiplexed.soon_free(room))
+        ) or (self._multiplexed is not None and self._multiplexed.soon_free(room))
 
-    async def _evict_oldest(self, room: Room) -> bool:
+    async def evict_oldest(self, room: Capacity) -> bool:
         """Evict the oldest detached session whose place helps ``room``; return whether there was one."""
         detached = next(
             (
@@ -250,8 +245,8 @@ class Lifetime:
             ),
             None,
         )
-        if detached is None and self.multiplexed is not None:
-            detached = self.multiplexed.oldest(room)
+        if detached is None and self._multiplexed is not None:
+            detached = self._multiplexed.oldest(room)
         if detached is None:
             return False
         await self._evict(detached)

@@ -17,7 +17,7 @@ from errata_protocol.errors import Conflict
 from ..concurrency.owned_tasks import OwnedTasks
 from ..concurrency.procedures import Procedure
 from ..journal.base import SessionRow
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from .commits import commit_session
 from .instances import InstanceLoader
@@ -62,7 +62,7 @@ class Opening:
         *,
         given_out: bool = False,
         principal: str | None = None,
-        room: Room | None = None,
+        room: Capacity | None = None,
         address: Address | None = None,
     ) -> Procedure[Session]:
         """Open a session; see `Sessions.open`."""
@@ -99,7 +99,7 @@ class Opening:
         """Commit the row of a session for the first time."""
         if self._runtime.store.trouble() is not None:
             yield self._runtime.store.wait_until_writable()
-        yield commit_session(self._runtime.journal, session.row)
+        yield commit_session(self._runtime.store, session.row)
         session.committed = True
 
     def new_row(

@@ -17,7 +17,7 @@ from ..concurrency.fair_lock import FairLock, Turn
 from ..environments.host import EnvHost
 from ..journal.base import DeliveryRow, RecordKind, SessionRow
 from ..recovery import RecoveryClass, recovery_class
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.rows import wire_digest
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
@@ -105,7 +105,7 @@ class Session:
         room: Where its instance is counted.
     """
 
-    def __init__(self, row: SessionRow, *, committed: bool, room: Room) -> None:
+    def __init__(self, row: SessionRow, *, committed: bool, room: Capacity) -> None:
         self.row = row
         self.committed = committed
         self.room = room

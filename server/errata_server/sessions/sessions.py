@@ -25,13 +25,13 @@ from ..environments.host import EnvHost
 from ..environments.placement import EnvironmentFactory
 from ..journal.base import DeliveryRow, SessionChange, SessionRow
 from ..recovery import RecoveryClass
-from ..runtime.capacity import Room
+from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from .decoding import Decoder
 from .delivery import Delivery
 from .execution import Execution
 from .instances import InstanceLoader
-from .lifetime import Lifetime
+from .lifetime import DetachedElsewhere, Lifetime
 from .opening import Opening
 from .reexecution import Reexecution
 from .session import Address, Reply, Request, Session
@@ -60,6 +60,7 @@ class Sessions:
         declared: What is declared of the environment beside its code.
         decoder: Decodes journaled requests; without it no session is continued by re-execution.
         retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
+        multiplexed: The detached sessions of multiplexed sockets; None without such a door.
 
     Attributes:
         table: The sessions that are in memory.
@@ -79,14 +80,22 @@ class Sessions:
         declared: Declared | None = None,
         decoder: Decoder | None = None,
         retention: Callable[[], Coroutine[Any, Any, None] | None] = lambda: None,
+        multiplexed: DetachedElsewhere | None = None,
     ) -> None:
         self.runtime = runtime
         self.environment = environment
         self.table = SessionTable()
         self.tasks = OwnedTasks()
-        self.room = Room(concurrency.max_concurrent_envs)
+        self.room = Capacity(concurrency.max_concurrent_envs)
         self.lifetime = Lifetime(
-            runtime, environment, factory, self.room, self.table, self.tasks, concurrency.session_timeout
+            runtime,
+            environment,
+            factory,
+            self.room,
+            self.table,
+            self.tasks,
+            concurrency.session_timeout,
+            multiplexed,
         )
         declared = declared or Declared()
         execution = Execution(runtime, declared)
@@ -95,13 +104,12 @@ class Sessions:
             factory,
             Reexecution(runtime, execution, decoder) if decoder is not None else None,
             deterministic=declared.deterministic,
-            snapshots=not declared.sandboxed or runtime.snapshots_each_step,
+            snapshots=not declared.sandboxed or runtime.sandbox.snapshots_each_step,
         )
         self._delivery = Delivery(
             runtime, self._instances, execution, environment, agent_text_version, self._make_place
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
-        runtime.enders.append(self._end)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self.table.detached))
 
     @property
@@ -119,7 +127,7 @@ class Sessions:
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        session = Session(self._opening.new_row(), committed=False, room=Room(None))
+        session = Session(self._opening.new_row(), committed=False, room=Capacity(None))
         host = await run(self._instances.create(session))
         try:
             yield host
@@ -131,7 +139,7 @@ class Sessions:
         *,
         given_out: bool = False,
         principal: str | None = None,
-        room: Room | None = None,
+        room: Capacity | None = None,
         address: Address | None = None,
     ) -> Session:
         """Open a session with its own environment instance.
@@ -230,13 +238,18 @@ class Sessions:
         """Record that a client knows this session's id: it outlives its socket from now on."""
         if not session.given_out:
             if session.committed:
-                await self.runtime.journal.commit(SessionChange(session.sid, given_out=True))
+                await self.runtime.store.commit(SessionChange(session.sid, given_out=True))
             else:
                 session.row = replace(session.row, given_out=True)
                 await run(self._opening.commit(session))
             session.given_out = True
 
-    async def _end(self, sid: str) -> bool:
+    async def evict_for(self, capacity: Capacity) -> bool:
+        """Evict the oldest detached session that takes up room in ``capacity``; return whether there was one."""
+        return await self.lifetime.evict_oldest(capacity)
+
+    async def end(self, sid: str) -> bool:
+        """End an open session of this environment; return False where it has none with this id."""
         session = self.table.get(sid)
         if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)

@@ -67,13 +67,15 @@ class Server:
         decoder = Decoder(CountAction)
         concurrency = ConcurrencyConfig(max_concurrent_envs=places, session_timeout=session_timeout_s)
         declared = Declared(deterministic=deterministic)
-        self.sessions = Sessions(runtime, factory, "log", concurrency, declared=declared, decoder=decoder)
+        self.detached = DetachedSessions()
+        self.sessions = Sessions(
+            runtime, factory, "log", concurrency, declared=declared, decoder=decoder, multiplexed=self.detached
+        )
+        runtime.live_sessions.add(self.sessions)
         self.episodes = Episodes.of(runtime)
         self.tools = McpTools(CountAction, SETTINGS.step_timeout_s)
         mcp = McpDoor(self.sessions, self.tools)
         decoder.read_mcp = mcp.decode
-        self.detached = DetachedSessions()
-        self.sessions.lifetime.multiplexed = self.detached
         self.multiplexer = Multiplexer(
             CONFIG, self.sessions, self.detached, self.episodes, RequestDecoder(CountAction, mcp), mcp, self._offered
         )
