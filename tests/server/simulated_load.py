@@ -152,7 +152,7 @@ class Client:
             else:
                 assert session.t == 0, "a reset that was not answered is all that can be new"
             self._eid, self._t = session.eid, session.t
-            row = sessions.runtime.journal.delivery(session.eid, session.t)
+            row = sessions.runtime.store.journal.delivery(session.eid, session.t)
             assert row is not None
             self.acknowledged[session.eid, session.t] = row.payload
         else:
@@ -234,6 +234,7 @@ def simulate(seed: int, *, honours_sync: bool = True) -> SimulatedMachine:
         faults.eio_syncs, faults.eio_writes = chance.choice([(0.0, 0.0), (0.05, 0.05)])
         runtime = await _opened(machine)
         sessions = Sessions(runtime, LogEnvironment, "log", ConcurrencyConfig(max_concurrent_envs=PLACES))
+        runtime.live_sessions.add(sessions)
         await runtime.start()
         episodes = Episodes.of(runtime)
         await asyncio.gather(*(client.check(machine, episodes) for client in clients))

@@ -154,6 +154,7 @@ def test_an_app_can_be_started_a_second_time() -> None:
 async def test_what_a_lost_socket_left_queued_does_not_act_on_its_successors_session() -> None:
     runtime = Runtime(Settings())
     sessions = Sessions(runtime, CountEnvironment, "count", ConcurrencyConfig(max_concurrent_envs=4))
+    runtime.live_sessions.add(sessions)
     session = await sessions.open(given_out=True)
     lost, successor = object(), object()
     sessions.lifetime.attach(session, lost)

@@ -206,7 +206,7 @@ async def test_a_fork_whose_child_has_a_taken_sid_is_refused_in_words_and_under_
             await behind
         assert len(told) == 1, "a foreign session is not told from one's own"
         assert session.t == 3 and (await owner.ask(child, "step")).t == 1
-        rows = runtime.journal.replies(journal_sid(session.sid), 1, 99)
+        rows = runtime.store.journal.replies(journal_sid(session.sid), 1, 99)
         assert [(row.kind, row.status) for row in rows[2:4]] == [("fork", "VALIDATION_ERROR"), ("step", "ok")]
 
 
@@ -286,7 +286,7 @@ async def test_opens_let_old_episodes_go() -> None:
         runtime.retention_clock._last -= EVERY_S
         await trainer.open()
         for _ in range(200):
-            if runtime.journal.episode(old.eid) is None:
+            if runtime.store.journal.episode(old.eid) is None:
                 return
             await asyncio.sleep(0.01)
     raise AssertionError("nothing was deleted")

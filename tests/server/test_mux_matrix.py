@@ -64,7 +64,7 @@ class House:
                 await self.trainer.cut()
                 self.app = self._start(self._settings.model_copy(update={"data_dir": copy}))
             case "SIGTERM":
-                await self._runtimes[-1].drain(10.0)
+                await self._runtimes[-1].shutdown.drain(10.0)
                 await self.trainer.cut()
                 await self._runtimes[-1].close()
                 self.app = self._start(self._settings)

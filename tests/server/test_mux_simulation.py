@@ -108,13 +108,13 @@ class Hasty(Server):
 
     def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
         super().__init__(runtime, *args, **more)
-        submit = runtime.journal.submit
+        submit = runtime.store.journal.submit
 
         def answer_first(records: Any, settled: Any, loop: Any = None) -> None:
             submit(records, lambda error: None, loop)
             (loop or asyncio.get_running_loop()).call_soon(settled, None)
 
-        runtime.journal.submit = answer_first
+        runtime.store.journal.submit = answer_first
 
 
 class Careless(Server):
@@ -126,7 +126,7 @@ class Careless(Server):
         async def leave(sid: str) -> None:
             pass
 
-        runtime.end_session = leave
+        runtime.live_sessions.end = leave
 
 
 class Forgetful(Server):
@@ -134,7 +134,7 @@ class Forgetful(Server):
 
     def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
         super().__init__(runtime, *args, **more)
-        runtime.journal.delete_episode = lambda eid, **_: runtime.journal._delete(eid)
+        runtime.store.journal.delete_episode = lambda eid, **_: runtime.store.journal._delete(eid)
 
 
 class Sloppy(Server):
@@ -142,7 +142,7 @@ class Sloppy(Server):
 
     def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
         super().__init__(runtime, *args, **more)
-        runtime.journal._index.delete = lambda n, position: None
+        runtime.store.journal._index.delete = lambda n, position: None
 
 
 class Eager(Server):

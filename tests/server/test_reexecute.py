@@ -201,7 +201,7 @@ def test_the_first_reset_gets_the_sessions_seed_and_later_ones_others_each_journ
         eids.append(socket.ask("reset", {"seed": 5})["eid"])
         eids.append(socket.ask("reset", {"seed": None})["eid"])
         first, second, third, fourth = DiceEnvironment.seeds
-        journal = app.state.errata.runtime.journal
+        journal = app.state.errata.runtime.store.journal
         assert first == journal.session(sid).seed
         assert third == 5 and len({first, second, fourth}) == 3
         for eid, seed in zip(eids, DiceEnvironment.seeds, strict=True):

@@ -230,7 +230,7 @@ async def test_a_repeated_post_is_pushed_once_and_answers_with_its_first_number(
 async def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     runtime = await _with_episode(IndexedJournal(tmp_path / "journal"))
     await runtime.rewards.post("e", 1, 0.5, "v", "a", None)
-    runtime.journal.close()
+    runtime.store.journal.close()
     again = Runtime(Settings(), journal=IndexedJournal(tmp_path / "journal"))
     assert (await again.rewards.post("e", 1, 0.5, "v", "b", None)).seq == 2
     assert (await again.rewards.post("e", 1, 0.5, "v", "a", None)).seq == 1

@@ -33,7 +33,9 @@ def on_a_machine(
         runtime = machine.runtime(Settings(step_timeout_s=900.0, detach_ttl_s=600.0))
         await runtime.start()
         config = ConcurrencyConfig(max_concurrent_envs=2, session_timeout=timeout_s)
-        await script(Sessions(runtime, env, "e", config))
+        sessions = Sessions(runtime, env, "e", config)
+        runtime.live_sessions.add(sessions)
+        await script(sessions)
         await runtime.close()
 
     machine.boot(program)
@@ -93,7 +95,7 @@ def test_after_a_crash_a_given_out_session_goes_on_and_one_without_snapshots_say
 
         async def until_the_crash(sessions: Sessions, kept: list[Session] = kept) -> None:
             kept.append(await began(sessions))
-            sessions.runtime.journal.close()
+            sessions.runtime.store.journal.close()
             asyncio.get_running_loop().crash_at = 0  # type: ignore[attr-defined]
             await asyncio.sleep(1)
 

@@ -133,6 +133,7 @@ def nothing_hangs_on() -> Any:
 async def sessions_of(factory: Any, threads: Threads | None = None, **settings: Any) -> AsyncIterator[Opened]:
     runtime = Runtime(Settings(**settings), threads=threads)
     sessions = Sessions(runtime, factory, "threads", ConcurrencyConfig(max_concurrent_envs=1000))
+    runtime.live_sessions.add(sessions)
     try:
         yield sessions, runtime
     finally:

@@ -113,6 +113,7 @@ class HTTPEnvServer(_UpstreamServer):
                 "volatile names fields that may differ when requests run again, and sessions of "
                 f"{self.env_name} are not run again: say deterministic too"
             )
+        self.runtime.live_sessions.add(self.sessions)
         self.episodes = Episodes.of(self.runtime)
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode

@@ -41,7 +41,7 @@ class Deletion:
             session = await store.session(row.sid) if unused_only else None
             if session is not None and session.status == "open":
                 return None
-            await runtime.end_session(row.sid)
+            await runtime.live_sessions.end(row.sid)
         deleted = await store.delete_episode(eid, unless_forked=unused_only)
         kept = unused_only and not deleted and await store.episode(eid) is not None
         return None if kept else deleted

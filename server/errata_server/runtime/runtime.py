@@ -16,14 +16,14 @@ from ..concurrency.fair_lock import FairLock
 from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
-from ..journal import DirectoryDisk, Disk, Journal, SessionChange
+from ..journal import DirectoryDisk, Disk, Journal
 from ..sandbox import registry as sandbox_registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
 from .capacity import PrincipalQuotas
 from .data_lock import lock
 from .hash_seed import HashSeeds
-from .hosted import HostedEnvironments
+from .live_sessions import LiveSessions
 from .metrics import Metrics
 from .readiness import Readiness
 from .retention_clock import RetentionClock
@@ -64,6 +64,7 @@ class Runtime:
     Attributes:
         store: Access to the journal.
         rewards: Late rewards.
+        live_sessions: The sessions of all environments.
         sandbox: The sandbox backend and its layers.
         readiness: Whether the server can be given new work.
         shutdown: What happens before connections are closed.
@@ -98,6 +99,7 @@ class Runtime:
         self.metrics = Metrics()
         self.store = Store(self.data_dir, floor_bytes=settings.disk_floor_bytes, wait_s=settings.journal_wait_s)
         self.rewards = Rewards(self.store, self.clock, self.metrics)
+        self.live_sessions = LiveSessions(self.store)
         self.sandbox = Sandboxes(settings, self.data_dir, sandboxes)
         self.quotas = PrincipalQuotas(settings.max_sessions_per_principal, settings.max_unfinished_bytes)
         self.retention_clock = RetentionClock(self.clock.time())
@@ -110,7 +112,6 @@ class Runtime:
             self.sandbox.trouble,
             descriptors.trouble,
         )
-        self.environments = HostedEnvironments()
         self._given_journal = journal
         self._disk = disk
         self._registry = registry
@@ -232,21 +233,6 @@ class Runtime:
             self._lock_fd = None
 
     # -- shared objects -----------------------------------------------------------------------------------------------
-
-    @property
-    def journal(self) -> Journal:
-        """The journal of `store`."""
-        return self.store.journal
-
-    @property
-    def snapshots_each_step(self) -> bool:
-        """As `Sandboxes.snapshots_each_step`."""
-        return self.sandbox.snapshots_each_step
-
-    async def end_session(self, sid: str) -> None:
-        """End a session, whichever environment of this process has it, or only its row where none has."""
-        if not await self.environments.end_session(sid):
-            await self.store.commit(SessionChange(sid, status="closed"))
 
     @property
     def sandboxes(self) -> Backend:

@@ -9,20 +9,21 @@ from typing import cast
 from errata_protocol.errors import ErrataError
 
 from ..concurrency.procedures import Done, Operation
-from ..journal.base import DeliveryRow, Journal, Record, SessionRow
+from ..journal.base import DeliveryRow, Record, SessionRow
 from ..runtime.rewards import Rewards
+from ..runtime.store import Store
 from .execution import Executed
 from .session import Committed
 
 
-def commit_delivery(journal: Journal, row: DeliveryRow, before: Sequence[Record]) -> Operation:
+def commit_delivery(store: Store, row: DeliveryRow, before: Sequence[Record]) -> Operation:
     """Make a delivery durable, and the records in front of it, all or nothing; the result is the `Committed` row."""
-    return _Commit(journal, (*before, row) if before else (row,), cast(Committed, row))
+    return _Commit(store, (*before, row) if before else (row,), cast(Committed, row))
 
 
-def commit_session(journal: Journal, row: SessionRow) -> Operation:
+def commit_session(store: Store, row: SessionRow) -> Operation:
     """Make the row of a new session durable; the result is the row."""
-    return _Commit(journal, (row,), row)
+    return _Commit(store, (row,), row)
 
 
 async def commit_with_rewards(
@@ -34,18 +35,18 @@ async def commit_with_rewards(
 
 
 class _Commit(Operation):
-    __slots__ = ("_done", "_journal", "_records", "_result")
+    __slots__ = ("_done", "_records", "_result", "_store")
 
     _done: Done
 
-    def __init__(self, journal: Journal, records: Sequence[Record], result: object) -> None:
-        self._journal = journal
+    def __init__(self, store: Store, records: Sequence[Record], result: object) -> None:
+        self._store = store
         self._records = records
         self._result = result
 
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
         self._done = done
-        self._journal.submit(self._records, self._settled, loop)
+        self._store.submit(self._records, self._settled, loop)
 
     def _settled(self, error: ErrataError | None) -> None:
         self._done(self._result, error)

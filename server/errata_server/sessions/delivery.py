@@ -140,7 +140,7 @@ class Delivery:
             if executed.rewards:
                 committed = yield commit_with_rewards(self._runtime.rewards, session.row, executed, records)
             else:
-                committed = yield commit_delivery(self._runtime.journal, executed.row, records)
+                committed = yield commit_delivery(self._runtime.store, executed.row, records)
         except (Exception, asyncio.CancelledError):
             yield self._instances.drop(turn, session, "a delivery could not be journaled")
             raise
@@ -190,7 +190,7 @@ class Delivery:
             await self._instances.drop(turn, session, "")
         if admitted.id is None and session.committed and session.eid is not None:
             # A reset that failed began no episode; it may have changed the instance that the current one goes on with.
-            await self._runtime.journal.commit(error_row(replace(admitted, eid=session.eid), error))
+            await self._runtime.store.commit(error_row(replace(admitted, eid=session.eid), error))
 
     async def _awake(self, turn: Turn, session: Session) -> EnvHost:
         """Return the session's environment, restored from its last commit if it sleeps."""

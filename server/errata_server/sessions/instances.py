@@ -180,7 +180,7 @@ class InstanceLoader:
     async def _lose(self, session: Session, why: str) -> None:
         session.lost = session.lost_message(why)
         if session.committed:
-            await self._runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
+            await self._runtime.store.commit(SessionChange(session.sid, status="lost", lost=why))
 
     async def drop(self, turn: Turn, session: Session, why: str) -> None:
         """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can.

@@ -43,7 +43,7 @@ class Lifetime:
         table: The sessions.
         tasks: Runs what must not end with its caller.
         session_timeout_s: After so long without a socket a session is ended, as upstream does; None keeps it.
-        multiplexed: The detached sessions of multiplexed sockets.
+        multiplexed: The detached sessions of multiplexed sockets; None without such a door.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Lifetime:
         table: SessionTable,
         tasks: OwnedTasks,
         session_timeout_s: float | None,
-        multiplexed: DetachedElsewhere | None,
+        multiplexed: DetachedElsewhere | None = None,
     ) -> None:
         self._runtime = runtime
         self._environment = environment
@@ -157,7 +157,7 @@ class Lifetime:
             if host is not None:
                 await host.close()
             if session.committed:
-                await self._runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
+                await self._runtime.store.commit(SessionChange(session.sid, status="lost", lost=why))
             self._table.forget(session)
         if session.multiplexed and self._multiplexed is not None:
             self._multiplexed.lost(session)
@@ -187,7 +187,7 @@ class Lifetime:
                 await host.close()
             ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost
             if session.committed and (ended or with_records):
-                await self._runtime.journal.commit(*ended, *with_records)
+                await self._runtime.store.commit(*ended, *with_records)
             self._runtime.metrics.ended(self._environment, status if session.lost is None else "lost")
             # Only now: until its row says so, a request that looks it up must find that it is closed.
             self._table.forget(session)
@@ -199,7 +199,7 @@ class Lifetime:
             CapacityReached: There is none, and no detached session's instance can be taken.
         """
         while room.full:
-            if not await self._runtime.environments.free_instance(room):
+            if not await self._runtime.live_sessions.evict_for(room):
                 self._runtime.metrics.refused(self._environment, room.full_of)
                 raise room.refusal(takes_several=self._takes_several(), soon_free=self._soon_free(room))
 
@@ -232,7 +232,7 @@ class Lifetime:
             for session in self._table.live.values()
         ) or (self._multiplexed is not None and self._multiplexed.soon_free(room))
 
-    async def free_instance(self, room: Capacity) -> bool:
+    async def evict_oldest(self, room: Capacity) -> bool:
         """Evict the oldest detached session whose place helps ``room``; return whether there was one."""
         detached = next(
             (

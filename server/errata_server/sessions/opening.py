@@ -99,7 +99,7 @@ class Opening:
         """Commit the row of a session for the first time."""
         if self._runtime.store.trouble() is not None:
             yield self._runtime.store.wait_until_writable()
-        yield commit_session(self._runtime.journal, session.row)
+        yield commit_session(self._runtime.store, session.row)
         session.committed = True
 
     def new_row(

@@ -60,7 +60,7 @@ class Sessions:
         declared: What is declared of the environment beside its code.
         decoder: Decodes journaled requests; without it no session is continued by re-execution.
         retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
-        multiplexed: The detached sessions of multiplexed sockets, whose instances others may take.
+        multiplexed: The detached sessions of multiplexed sockets; None without such a door.
 
     Attributes:
         table: The sessions that are in memory.
@@ -88,7 +88,14 @@ class Sessions:
         self.tasks = OwnedTasks()
         self.room = Capacity(concurrency.max_concurrent_envs)
         self.lifetime = Lifetime(
-            runtime, environment, factory, self.room, self.table, self.tasks, concurrency.session_timeout, multiplexed
+            runtime,
+            environment,
+            factory,
+            self.room,
+            self.table,
+            self.tasks,
+            concurrency.session_timeout,
+            multiplexed,
         )
         declared = declared or Declared()
         execution = Execution(runtime, declared)
@@ -97,13 +104,12 @@ class Sessions:
             factory,
             Reexecution(runtime, execution, decoder) if decoder is not None else None,
             deterministic=declared.deterministic,
-            snapshots=not declared.sandboxed or runtime.snapshots_each_step,
+            snapshots=not declared.sandboxed or runtime.sandbox.snapshots_each_step,
         )
         self._delivery = Delivery(
             runtime, self._instances, execution, environment, agent_text_version, self._make_place
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
-        runtime.environments.add(self)
         runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self.table.detached))
 
     @property
@@ -228,22 +234,22 @@ class Sessions:
             self.table.asleep[row.sid] = session
         return session
 
-    async def free_instance(self, capacity: Capacity) -> bool:
-        """Close the instance of a detached session where that makes room in ``capacity``; False where none can be."""
-        return await self.lifetime.free_instance(capacity)
-
     async def give_out(self, session: Session) -> None:
         """Record that a client knows this session's id: it outlives its socket from now on."""
         if not session.given_out:
             if session.committed:
-                await self.runtime.journal.commit(SessionChange(session.sid, given_out=True))
+                await self.runtime.store.commit(SessionChange(session.sid, given_out=True))
             else:
                 session.row = replace(session.row, given_out=True)
                 await run(self._opening.commit(session))
             session.given_out = True
 
-    async def end_session(self, sid: str) -> bool:
-        """End a session of this environment, in memory or in the journal; False where it has none of that id."""
+    async def evict_for(self, capacity: Capacity) -> bool:
+        """Evict the oldest detached session that takes up room in ``capacity``; return whether there was one."""
+        return await self.lifetime.evict_oldest(capacity)
+
+    async def end(self, sid: str) -> bool:
+        """End an open session of this environment; return False where it has none with this id."""
         session = self.table.get(sid)
         if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)

@@ -71,6 +71,7 @@ class Server:
         self.sessions = Sessions(
             runtime, factory, "log", concurrency, declared=declared, decoder=decoder, multiplexed=self.detached
         )
+        runtime.live_sessions.add(self.sessions)
         self.episodes = Episodes.of(runtime)
         self.tools = McpTools(CountAction, SETTINGS.step_timeout_s)
         mcp = McpDoor(self.sessions, self.tools)

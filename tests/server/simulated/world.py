@@ -306,7 +306,7 @@ class World:
                 assert any(a.type == "observation" for a in answers), f"{known.sid[:6]} answered {answers}"
 
     async def _close_all(self, server: Server) -> None:
-        journal = server.runtime.journal
+        journal = server.runtime.store.journal
         for trainer in self.trainers:
             for session in trainer.sessions():
                 known = self.ledger.sessions[session.sid]
@@ -335,7 +335,7 @@ class World:
     async def _close_orphans(self, server: Server) -> None:
         """Close what no client speaks for: its own gave up, or crashed before it knew."""
         for known in self.ledger.sessions.values():
-            row = server.runtime.journal.session(journal_sid(known.sid))
+            row = server.runtime.store.journal.session(journal_sid(known.sid))
             if row is None or row.status != "open":
                 continue
             self.machine.note(f"{known.sid[:6]} is an orphan")

@@ -29,7 +29,7 @@ from ...ids import name_of
 from ...journal.base import DeliveryRow
 from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Reply as SessionReply
-from ...sessions.session import Request, Session
+from ...sessions.session import Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
 from .driver import ProtocolDriver, journal_sid
@@ -67,7 +67,6 @@ class RequestRunner:
 
     def run(self, run: Run) -> None:
         """Run a request; its reply goes to the state machine when it is committed."""
-        request: Request | None = None
         if run.kind == "step":
             session: Session = run.session.handle
             try:
@@ -77,13 +76,13 @@ class RequestRunner:
                 return
             self._sessions.begin(session, request, partial(self._settled, run), self._driver.loop)
             return
-        self._driver.spawn(self._answer(run, request))
+        self._driver.spawn(self._answer(run))
 
     def _remaining(self, run: Run) -> float | None:
         return None if run.deadline is None else run.deadline - self._driver.now()
 
     def _settled(self, run: Run, done: SessionReply | None, error: Exception | None) -> None:
-        """Called with the outcome of a step that `Sessions.begin` took."""
+        """Called with the outcome of a step that `Sessions.begin` began."""
         if done is not None:
             reply = Reply("observation", done.payload, done.eid, done.t, done.digest)
             self._driver.completed(run, reply)
@@ -91,16 +90,11 @@ class RequestRunner:
             assert error is not None
             self._driver.spawn(self._answer_failure(run, error))
 
-    async def _answer(self, run: Run, request: Request | None) -> None:
-        """Run a request and commit its reply; or commit its error; or reject it, where it had no effect.
-
-        Args:
-            run: What the machine asks for.
-            request: The request, where it was decoded before.
-        """
+    async def _answer(self, run: Run) -> None:
+        """Run a request and commit its reply; or commit its error; or reject it, where it had no effect."""
         session: Session = run.session.handle
         try:
-            reply = await self._executed(session, run, request)
+            reply = await self._executed(session, run)
         except Exception as error:
             await self._answer_failure(run, error)
         else:
@@ -120,7 +114,7 @@ class RequestRunner:
         if session.lost is not None:  # its client learns it now, not from its next request
             self._lifetime.end_and_close(run.session, "lost")
 
-    async def _executed(self, session: Session, run: Run, request: Request | None) -> Reply:
+    async def _executed(self, session: Session, run: Run) -> Reply:
         if run.kind == "fork":
             return await self._fork(session, run)
         if run.kind == "close":
@@ -130,7 +124,7 @@ class RequestRunner:
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
         try:
-            request = request or self._decoder.request(run, self._remaining(run))
+            request = self._decoder.request(run, self._remaining(run))
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._store.commit(row)

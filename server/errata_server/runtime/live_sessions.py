@@ -1,0 +1,49 @@
+"""`LiveSessions`: the sessions of all environments of one data directory, for what concerns more than one of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..journal import SessionChange
+from .capacity import Capacity
+from .store import Store
+
+
+class SessionOwner(Protocol):
+    """The sessions of one environment."""
+
+    async def end(self, sid: str) -> bool:
+        """End a session; return whether this environment has it in memory."""
+
+    async def evict_for(self, capacity: Capacity) -> bool:
+        """Evict a detached session that takes up room in ``capacity``; return whether there was one."""
+
+
+class LiveSessions:
+    """Asks each environment in turn.
+
+    Args:
+        store: Ends sessions that no environment has in memory.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._owners: list[SessionOwner] = []
+
+    def add(self, owner: SessionOwner) -> None:
+        """Add the sessions of an environment."""
+        self._owners.append(owner)
+
+    async def end(self, sid: str) -> None:
+        """End a session, in the environment that has it or else in its row."""
+        for owner in self._owners:
+            if await owner.end(sid):
+                return
+        await self._store.commit(SessionChange(sid, status="closed"))
+
+    async def evict_for(self, capacity: Capacity) -> bool:
+        """Evict one detached session, of any environment, that takes up room in ``capacity``; False without any."""
+        for owner in self._owners:
+            if await owner.evict_for(capacity):
+                return True
+        return False
