@@ -12,12 +12,13 @@ from typing import Any
 from datasets import Dataset
 from transformers import Qwen3ForCausalLM
 
-from ..action_tokens import action_ids
-from ..batch import Transcripts
-from ..playing import Seat
-from ..recipes.trl import environment_factory
-from ..rollout import DpoPair, Rollout
-from ..teachers import vote
+from errata_trainer.action_tokens import action_ids
+from errata_trainer.batch import Transcripts
+from errata_trainer.playing import Seat
+from errata_trainer.recipes.trl import environment_factory
+from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.teachers import vote
+
 from .boxes import KEYS, Boxes
 from .serving import served
 from .warmup import tokenizer_of

@@ -28,8 +28,9 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
-from ..hints import TemplateHinter
-from ..playing import Seat
+from errata_trainer.hints import TemplateHinter
+from errata_trainer.playing import Seat
+
 from .controlled import COPIES, BoxesSubject
 from .plan import Arm, Plan
 from .precondition import THREADS, met, play_turn, wrong_key

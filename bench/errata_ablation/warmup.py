@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..tiny import END, START, tiny_model, tiny_tokenizer
+from errata_trainer.tiny import END, START, tiny_model, tiny_tokenizer
+
 from .boxes import BOXES, CLOSING, KEYS, Boxes, Lesson, lessons
 
 VOCABULARY = 640

@@ -13,11 +13,11 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from errata_protocol.errors import InvalidRequest
+from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.driver import PairSource
+from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
+from errata_trainer.rollout import Rollout
 
-from ..counterfactual import CounterfactualCheck
-from ..driver import PairSource
-from ..recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
-from ..rollout import Rollout
 from .plan import Arm, Plan
 from .records import Batch, Run
 
