@@ -26,7 +26,7 @@ from .records import Run
 from .report import ArmReport, data_of, reports, text
 from .training import Subject, Told, train
 from .trl_sdpo import train_trl_sdpo
-from .warmup import taught
+from .warmup import conversations, taught, tokenizer_of
 
 FAMILY: Mapping[str, Any] = {"family": "boxes", "boxes": 4, "keys": 8, "belief": 0.5, "warmup_steps": 300}
 FAMILY_GRPO: Mapping[str, Any] = {
@@ -93,7 +93,13 @@ def subject_of(plan: Plan, directory: Path, say: Told) -> Iterator[Subject]:
             yield own
         return
     family = Boxes(plan.subject["boxes"], plan.subject["keys"], plan.subject["belief"])
-    policy = taught(family, directory / "policies", steps=plan.subject["warmup_steps"], say=say)
+    policy = taught(
+        lambda: conversations(family, 0),
+        tokenizer_of(family),
+        directory / "policies",
+        steps=plan.subject["warmup_steps"],
+        say=say,
+    )
     with terminal_of(family, directory) as url:
         yield BoxesSubject(family, policy, url)
 

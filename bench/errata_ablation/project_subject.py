@@ -1,0 +1,272 @@
+"""Projects as the subject of an ablation: taught policies, a terminal that remembers, teachers, and an evaluation."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import Qwen3ForCausalLM
+from trl.chat_template_utils import parse_response
+
+from errata_protocol.errors import ServiceError
+from errata_trainer.action_tokens import action_ids
+from errata_trainer.batch import Transcripts
+from errata_trainer.counterfactual import calls_of
+from errata_trainer.playing import Seat
+from errata_trainer.recipes.trl import environment_factory
+from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.teachers import vote
+from errata_trainer.tiny import END, START
+
+from .memo import Memo
+from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, lessons
+from .records import Evaluation
+from .warmup import HEADER, Conversation, opening, taught, tokenizer_for
+
+TEACHERS = 3
+TEACHERS_RIGHT = 0.8
+PAIRS_KEPT = 64
+TURNS = 2
+TURN_TOKENS = 32
+
+
+def conversations(project: Project, habits: Habits, seed: int) -> Iterator[Conversation]:
+    """Yield the lessons of a project as text."""
+    for said, learnt in lessons(project, habits, seed):
+        first = next(place for place, (role, _) in enumerate(said) if role not in ("user",))
+        parts = [(opening({"role": role, "content": text} for role, text in said[:first]), False)]
+        for place, (role, text) in enumerate(said[first:], first):
+            if role in ("call", "garbled", "assistant"):
+                words = text
+                if role != "assistant":
+                    call = json.dumps({"name": "run", "arguments": {"command": text}})
+                    words = f"<tool_call>{call if role == 'call' else call[:-1]}</tool_call>"
+                parts += [(HEADER, False), (f"{words}{END}", place >= learnt), ("\n", False)]
+            else:
+                parts.append((f"{START}{role}\n{text}{END}\n", False))
+        yield parts
+
+
+def tokenizer_of() -> Any:
+    """Return the tokenizer of all projects."""
+    words = (*VALUES, *NAMES, *OPERATIONS, *KNOWN)
+    return tokenizer_for(conversations(Project(0), Habits(), 0), words)
+
+
+class ProjectSubject:
+    """What `train` needs of one project and one policy.
+
+    Args:
+        project: The tasks.
+        habits: What the policy was taught.
+        directory: Where the policy and what the terminal answered are kept.
+        url: Of a terminal that has the tasks.
+        warmup_steps: Of teaching the policy.
+        say: Is told of progress.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        habits: Habits,
+        directory: Path,
+        url: str,
+        *,
+        warmup_steps: int,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.project, self.habits = project, habits
+        self.tokenizer = tokenizer_of()
+        self.policy = taught(
+            lambda: conversations(project, habits, project.seed),
+            self.tokenizer,
+            directory / "policies",
+            steps=warmup_steps,
+            seed=project.seed,
+            say=say,
+        )
+        played = environment_factory(url, tools=["run"], task_columns=["task_id"])
+        self.memo = Memo(played._connect, directory / "answers" / f"project-{project.seed}.jsonl")
+        self.environment = type("TerminalEnvironment", (played,), {"_connect": staticmethod(self.memo.session)})
+
+    def trained(self, seed: int) -> dict[str, Any]:
+        """Return the policy as it was taught, the tasks for training and the environment; the seed is the trainer's."""
+        del seed
+        return {
+            "model": self.model(),
+            "processing_class": self.tokenizer,
+            "train_dataset": Dataset.from_list(self.project.rows("train")),
+            "environment_factory": self.environment,
+        }
+
+    def model(self) -> Any:
+        """Return the policy as it was taught, in float32."""
+        return Qwen3ForCausalLM.from_pretrained(self.policy)
+
+    def pairs(self, seed: int, *, at_random: bool = False) -> StepTeachers:
+        """Return teachers who were drawn anew."""
+        return StepTeachers(self.project, seed, at_random=at_random)
+
+    def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
+        """Have a policy play each task of a split once, sampling as in training."""
+        return evaluate(model, self.tokenizer, self.environment()._seat, self.project, split, seed)
+
+    def close(self) -> None:
+        """End what the terminal is asked with."""
+        self.memo.close()
+
+
+def evaluate(model: Any, tokenizer: Any, seat: Seat, project: Project, split: Split, seed: int) -> Evaluation:
+    """Have a policy play each task of a split once, at temperature 1.
+
+    Args:
+        model: The policy; its mode is kept.
+        tokenizer: Its own.
+        seat: Where it plays, one task after the other.
+        project: The tasks.
+        split: Which of them.
+        seed: Of sampling.
+
+    Raises:
+        ServiceError: An episode was lost.
+    """
+    tasks = project.tasks[split]
+    contexts, commands = [], [[] for _ in tasks]  # type: ignore[var-annotated]
+    for task in tasks:
+        message = {"role": "user", "content": task.instruction}
+        contexts.append(tokenizer.encode(opening([message]) + HEADER, add_special_tokens=False))
+    was_training = model.training
+    model.eval()
+    rewards, errors, acted, lengths = [0.0] * len(tasks), 0, 0, 0
+    running = list(range(len(tasks)))
+    marks: Counter[str] = Counter()
+    for turn in range(TURNS):
+        said = sampled(model, tokenizer, [contexts[row] for row in running], seed + turn, TURN_TOKENS)
+        still = []
+        for row, ids in zip(running, said, strict=True):
+            lengths += len(ids)
+            calls = calls_of(parse_response(tokenizer, ids, prefix=contexts[row]))
+            commands[row] += calls[:1]
+            seat.reset({"task_id": tasks[row].task_id})
+            text = None
+            for name, arguments in commands[row]:
+                if name in seat.environment.tools:
+                    try:
+                        text = seat.call(name, arguments)
+                    except TypeError as error:
+                        text = str(error)
+            made = seat.played[-1] if seat.played and calls else None
+            acted += made is not None
+            wrong = made is not None and made.marker is not None and made.marker.severity != "warning"
+            errors += wrong
+            if made is not None and made.marker is not None:
+                marks[made.marker.hint_template_key or ""] += 1
+            if not calls:
+                marks["no call"] += 1
+            reward = seat.finish()
+            if reward is None:
+                raise ServiceError(f"an episode was lost: {seat.lost}")
+            rewards[row] = reward
+            if calls and text is not None and turn + 1 < TURNS:
+                result = f"\n{START}tool\n{text}{END}\n{HEADER}"
+                contexts[row] = contexts[row] + ids + tokenizer.encode(result, add_special_tokens=False)
+                still.append(row)
+        running = still
+        if not running:
+            break
+    model.train(was_training)
+    return Evaluation(
+        split=split, reward=sum(rewards) / len(rewards), acted=acted, failed=errors, marks=dict(marks), tasks=len(tasks)
+    )
+
+
+def sampled(
+    model: Any, tokenizer: Any, contexts: Sequence[Sequence[int]], seed: int, max_new_tokens: int
+) -> list[list[int]]:
+    """Return one turn behind each context, sampled at temperature 1, padded on the left."""
+    width = max(map(len, contexts))
+    pad = tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in contexts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        made = model.generate(
+            input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+            max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+    return [[one for one in row if one != pad] for row in made[:, width:].tolist()]
+
+
+class StepTeachers:
+    """Teachers who know an operation's value with a chance of 0.8 each, always say the same of it, and vote.
+
+    They stand in for models with access to what the student lacks. Asked are the states of failing turns.
+
+    Args:
+        project: The tasks.
+        seed: Of what the teachers know.
+        at_random: They know nothing: all agree on a value that is drawn for each operation.
+    """
+
+    def __init__(self, project: Project, seed: int, *, at_random: bool = False) -> None:
+        self._project, self._at_random = project, at_random
+        self._chance = random.Random(seed)
+        self._answers: dict[str, list[str]] = {}
+        self._pairs: deque[DpoPair] = deque(maxlen=PAIRS_KEPT)
+        self._speak: Callable[[str], tuple[int, ...]] | None = None
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Learn how the student would say a teacher's action."""
+        del reference  # no pair is kept for another run
+
+        def speak(command: str) -> tuple[int, ...]:
+            call = {"type": "function", "function": {"name": "run", "arguments": {"command": command}}}
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return action_ids(tokenizer, message, end_id=end_ids[0], **template)
+
+        self._speak = speak
+
+    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+        """Ask about turns that failed."""
+        del transcripts
+        for rollout, seat in zip(rollouts, seats, strict=True):
+            if seat is None or rollout.lost is not None:
+                continue
+            steps = self._project.task(str(seat.task["task_id"])).steps
+            for turn in rollout.turns[: len(steps)]:
+                if turn.failed is None:
+                    continue
+                step, command = steps[turn.index], turn.failed.arguments.get("command")
+                found = vote([step.command(value) for value in self._asked(step.operation)], command)
+                if self._speak is None:
+                    raise RuntimeError("teachers are asked before they know the student's format")
+                for pair in found.pairs:
+                    context = rollout.prompt_ids + rollout.completion_ids[: turn.start]
+                    own = rollout.completion_ids[turn.start : turn.stop]
+                    self._pairs.append(DpoPair(context, self._speak(pair.chosen), own, weight=pair.weight))
+
+    def _asked(self, operation: str) -> list[str]:
+        if operation not in self._answers:
+            if self._at_random:
+                self._answers[operation] = [self._chance.choice(VALUES)] * TEACHERS
+            else:
+                right = self._project.conventions[operation]
+                self._answers[operation] = [
+                    right if self._chance.random() < TEACHERS_RIGHT else self._chance.choice(VALUES)
+                    for _ in range(TEACHERS)
+                ]
+        return self._answers[operation]
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        """Return the newest pairs, each once."""
+        return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
+
+    def metrics(self) -> dict[str, float]:
+        """Return how often a teacher was asked, and how many pairs wait."""
+        return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}
