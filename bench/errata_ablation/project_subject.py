@@ -92,7 +92,8 @@ class ProjectSubject:
             say=say,
         )
         played = environment_factory(url, tools=["run"], task_columns=["task_id"])
-        self.memo = Memo(played._connect, directory / "answers" / f"project-{project.seed}.jsonl")
+        answers = directory / "answers" / f"project-{project.seed}.jsonl"
+        self.memo = Memo(played._connect, lambda task: project.task(task["task_id"]).files, answers)
         self.environment = type("TerminalEnvironment", (played,), {"_connect": staticmethod(self.memo.session)})
 
     def trained(self, seed: int) -> dict[str, Any]:
@@ -113,22 +114,15 @@ class ProjectSubject:
         """Return teachers who were drawn anew."""
         return StepTeachers(self.project, seed, at_random=at_random)
 
-    def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
-        """Have a policy play each task of a split once, sampling as in training."""
-        return evaluate(model, self.tokenizer, self.environment()._seat, self.project, split, seed)
-
-    def close(self) -> None:
-        """End what the terminal is asked with."""
-        self.memo.close()
-
-
-def evaluate(model: Any, tokenizer: Any, seat: Seat, project: Project, split: Split, seed: int) -> Evaluation:
+    def evaluate(
+    model: Any, tokenizer: Any, seats: Sequence[Seat], project: Project, split: Split, seed: int
+) -> Evaluation:
     """Have a policy play each task of a split once, at temperature 1.
 
     Args:
         model: The policy; its mode is kept.
         tokenizer: Its own.
-        seat: Where it plays, one task after the other.
+        seats: Where it plays, one for each task.
         project: The tasks.
         split: Which of them.
         seed: Of sampling.
@@ -137,53 +131,49 @@ def evaluate(model: Any, tokenizer: Any, seat: Seat, project: Project, split: Sp
         ServiceError: An episode was lost.
     """
     tasks = project.tasks[split]
-    contexts, commands = [], [[] for _ in tasks]  # type: ignore[var-annotated]
-    for task in tasks:
-        message = {"role": "user", "content": task.instruction}
+    contexts: list[list[int]] = []
+    for task, seat in zip(tasks, seats, strict=True):
+        message = {"role": "user", "content": seat.reset({"task_id": task.task_id})}
         contexts.append(tokenizer.encode(opening([message]) + HEADER, add_special_tokens=False))
     was_training = model.training
     model.eval()
-    rewards, errors, acted, lengths = [0.0] * len(tasks), 0, 0, 0
     running = list(range(len(tasks)))
-    marks: Counter[str] = Counter()
+    silent = 0
     for turn in range(TURNS):
-        said = sampled(model, tokenizer, [contexts[row] for row in running], seed + turn, TURN_TOKENS)
+        said = sampled(model, tokenizer, [contexts[row] for row in running], 2 * seed + turn, TURN_TOKENS)
         still = []
         for row, ids in zip(running, said, strict=True):
-            lengths += len(ids)
-            calls = calls_of(parse_response(tokenizer, ids, prefix=contexts[row]))
-            commands[row] += calls[:1]
-            seat.reset({"task_id": tasks[row].task_id})
+            calls = calls_of(parse_response(tokenizer, ids, prefix=contexts[row]))[:1]
             text = None
-            for name, arguments in commands[row]:
-                if name in seat.environment.tools:
+            for name, arguments in calls:
+                if name in seats[row].environment.tools:
                     try:
-                        text = seat.call(name, arguments)
+                        text = seats[row].call(name, arguments)
                     except TypeError as error:
                         text = str(error)
-            made = seat.played[-1] if seat.played and calls else None
-            acted += made is not None
-            wrong = made is not None and made.marker is not None and made.marker.severity != "warning"
-            errors += wrong
-            if made is not None and made.marker is not None:
-                marks[made.marker.hint_template_key or ""] += 1
-            if not calls:
-                marks["no call"] += 1
-            reward = seat.finish()
-            if reward is None:
-                raise ServiceError(f"an episode was lost: {seat.lost}")
-            rewards[row] = reward
-            if calls and text is not None and turn + 1 < TURNS:
-                result = f"\n{START}tool\n{text}{END}\n{HEADER}"
-                contexts[row] = contexts[row] + ids + tokenizer.encode(result, add_special_tokens=False)
-                still.append(row)
+            if text is None:
+                silent += 1
+                continue
+            result = f"\n{START}tool\n{text}{END}\n{HEADER}"
+            contexts[row] = contexts[row] + ids + tokenizer.encode(result, add_special_tokens=False)
+            still.append(row)
         running = still
         if not running:
             break
     model.train(was_training)
-    return Evaluation(
-        split=split, reward=sum(rewards) / len(rewards), acted=acted, failed=errors, marks=dict(marks), tasks=len(tasks)
-    )
+    rewards, marks, acted = [], Counter({"no call": silent}), 0
+    for seat in seats:
+        made = len(seat.played)
+        reward = seat.finish()
+        if reward is None:
+            raise ServiceError(f"an episode was lost: {seat.lost}")
+        rewards.append(reward)
+        acted += made
+        for call in seat.played[:made]:
+            if call.marker is not None and call.marker.severity != "warning":
+                marks[call.marker.hint_template_key or ""] += 1
+    failed = sum(number for key, number in marks.items() if key != "no call")
+    return Evaluation(split, sum(rewards) / len(rewards), acted, failed, dict(marks), len(tasks))
 
 
 def sampled(

@@ -1,6 +1,6 @@
 """A generated family of terminal tasks in which a failing command reveals knowledge that other tasks need.
 
-A task names two steps, ``sync oak, pack fir``, and each is one command: ``./sync oak VALUE``. Which value an operation
+A task names two steps, ``sync oak, pack fir``, and each is one command: ``./sync VALUE``. Which value an operation
 takes is a convention of the project, the same in all its tasks. Nothing tells it but the program's complaint about
 another value, so what is learnt from a failing command of one task serves every task with that operation. There are
 two operations for each of four kinds of error, and two that the student knows from the beginning.
@@ -52,8 +52,8 @@ Split = Literal["train", "held_out", "known"]
 
 _PROGRAM = """\
 #!/bin/sh
-if [ "$#" = 2 ] && [ "$2" = {right} ]; then
-  : > "{op}-$1"
+if [ "$#" = 1 ] && [ "$1" = {right} ]; then
+  : > {op}.done
   echo ok
 else
   echo "{complaint}" >&2
@@ -96,7 +96,7 @@ class Step:
 
     Attributes:
         operation: Which program does it.
-        name: To what.
+        name: To what; the command does not say it.
     """
 
     operation: str
@@ -104,7 +104,7 @@ class Step:
 
     def command(self, value: str) -> str:
         """Return the command with a value."""
-        return f"./{self.operation} {self.name} {value}"
+        return f"./{self.operation} {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,11 @@ class Task:
     def task_id(self) -> str:
         """Its directory's name."""
         return "-".join(f"{step.operation}-{step.name}" for step in self.steps)
+
+    @property
+    def files(self) -> str:
+        """Name of its files: tasks with the same operations have the same programs and the same verifier."""
+        return "-".join(step.operation for step in self.steps)
 
     @property
     def instruction(self) -> str:
@@ -203,10 +208,10 @@ class Project:
             (root / "tests").mkdir(exist_ok=True)
             (root / "task.toml").write_text(_TASK)
             (root / "instruction.md").write_text(task.instruction + "\n")
-            first, second = (f"{step.operation}-{step.name}" for step in task.steps)
+            first, second = (f"{step.operation}.done" for step in task.steps)
             (root / "tests" / "verify.py").write_text(_VERIFY.format(first=first, second=second))
             for step in task.steps:
-                said, status = self.complaint(step.operation, "$2")
+                said, status = self.complaint(step.operation, "$1")
                 program = root / "environment" / step.operation
                 right = self.conventions[step.operation]
                 program.write_text(_PROGRAM.format(op=step.operation, right=right, complaint=said, status=status))

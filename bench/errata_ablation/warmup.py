@@ -17,7 +17,7 @@ from errata_trainer.tiny import END, START, tiny_model, tiny_tokenizer
 from .boxes import BOXES, CLOSING, KEYS, Boxes, lessons
 
 VOCABULARY = 640
-BATCH = 48
+BATCH = 40
 LEARNING_RATE = 3e-3
 HEADER = f"{START}assistant\n"
 _IGNORED = -100
