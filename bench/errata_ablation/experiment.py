@@ -130,8 +130,10 @@ def run(
     if TRL_SDPO in plan.arms and plan.subject.get("family") != "boxes":
         raise InvalidRequest("the arm trl-sdpo is for the controlled family: TRL's SDPOTrainer has no environments")
     digest = plan.digest()
-    wanted = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
-    done = {(arm.name, seed): records.read(directory, arm.name, seed, digest) for arm, seed in wanted if resume}
+    wanted = plan.runs()
+    done = {
+        (arm.name, seed): records.read(directory, arm.name, seed, plan.digest(arm)) for arm, seed in wanted if resume
+    }
     finished = [one for one in done.values() if one is not None]
     missing = [(arm, seed) for arm, seed in wanted if done.get((arm.name, seed)) is None]
     say(f"{len(finished)} of {len(wanted)} runs are there already" if finished else f"{len(wanted)} runs")

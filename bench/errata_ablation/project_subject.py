@@ -114,7 +114,17 @@ class ProjectSubject:
         """Return teachers who were drawn anew."""
         return StepTeachers(self.project, seed, at_random=at_random)
 
-    def evaluate(
+    def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
+        """Have a policy play each task of a split once, sampling as in training."""
+        seats = [self.environment()._seat for _ in self.project.tasks[split]]
+        return evaluate(model, self.tokenizer, seats, self.project, split, seed)
+
+    def close(self) -> None:
+        """End what the terminal is asked with."""
+        self.memo.close()
+
+
+def evaluate(
     model: Any, tokenizer: Any, seats: Sequence[Seat], project: Project, split: Split, seed: int
 ) -> Evaluation:
     """Have a policy play each task of a split once, at temperature 1.

@@ -141,7 +141,7 @@ def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: 
         alpha_sdpo=0.0,
         beta_replay=0.0,
         seed=seed,
-        plan=plan.digest(),
+        plan=plan.digest(arm),
         batches=tuple(player.batches),
         losses=losses_of(history),
         costs={**costs.counts, "wall_s": time.monotonic() - began, **teacher_costs(history)},
