@@ -20,6 +20,7 @@ from errata_trainer.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
 
 from .boxes import KEYS, Boxes
+from .projects import Project
 from .serving import served
 from .warmup import tokenizer_of
 
@@ -131,7 +132,7 @@ class BoxTeachers:
 
 
 @contextmanager
-def terminal_of(family: Boxes, directory: Path) -> Iterator[str]:
+def terminal_of(family: Boxes | Project, directory: Path) -> Iterator[str]:
     """Serve a terminal that has the family's tasks, and give its URL.
 
     Args:

@@ -74,9 +74,9 @@ class Plan:
     Attributes:
         arms: In the order of the tables; the first is what the others are compared with.
         seeds: Each arm runs once with each. A seed decides sampling and the order of tasks.
-        subject: What is trained: ``{"family": "boxes", ...}`` or ``{"family": "projects", ...}`` for a controlled one, else the tables
-            ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a file has none:
-            `experiment.controlled_plan` makes it the controlled family's.
+        subject: What is trained: ``{"family": "boxes", ...}`` or ``{"family": "projects", ...}`` for a controlled one,
+            else the tables ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a
+            file has none: `experiment.controlled_plan` makes it the controlled family's.
         grpo: Fields of TRL's `GRPOConfig`; the same in all arms, so all have the same budget of rollouts.
         channels: Keywords of `ThreeChannelGRPOTrainer` (``jsd_beta``, ``beta_dpo``, ``token_clip``) and fields of
             `ChannelSettings`.

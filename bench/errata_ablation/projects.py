@@ -142,12 +142,14 @@ class Project:
         train: Tasks for training.
         held_out: Tasks for evaluation.
         known: Tasks with known operations.
+        operations: Which have to be learnt in this project; a policy may have beliefs about others, too.
     """
 
     seed: int = 0
-    train: int = 128
-    held_out: int = 128
-    known: int = 32
+    train: int = 104
+    held_out: int = 104
+    known: int = 24
+    operations: tuple[str, ...] = ("sync", "send", "pack", "load")
 
     @cached_property
     def conventions(self) -> dict[str, str]:
@@ -178,7 +180,7 @@ class Project:
                 found[task.task_id] = task
             return list(found.values())
 
-        learnt = drawn(list(OPERATIONS), self.train + self.held_out)
+        learnt = drawn(self.operations, self.train + self.held_out)
         known = drawn(list(KNOWN), self.known)
         return {"train": tuple(learnt[: self.train]), "held_out": tuple(learnt[self.train :]), "known": tuple(known)}
 

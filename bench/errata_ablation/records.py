@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,3 +151,16 @@ def read(directory: Path, arm: str, seed: int, plan: str) -> Run | None:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def compact(runs: Sequence[Run]) -> str:
+    """Return runs as JSON, one a line, without what each step logged."""
+    lines = []
+    for run in runs:
+        kept = asdict(run)
+        kept["batches"] = [
+            {"rewards": one["rewards"], "acted": one["acted"], "failed": one["failed"]} for one in kept["batches"]
+        ]
+        kept["losses"] = [{name: round(value, 5) for name, value in row.items()} for row in kept["losses"][::5]]
+        lines.append(json.dumps(kept, separators=(",", ":")))
+    return "[\n" + ",\n".join(lines) + "\n]\n"

@@ -16,8 +16,8 @@ from trl import GRPOConfig
 from errata_protocol.errors import InvalidRequest
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.driver import PairSource
-from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
 from errata_trainer.hints import FailedTurn, Hint, TemplateHinter
+from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
 from errata_trainer.rollout import Rollout
 from errata_trainer.sites import observation_of
 
@@ -167,10 +167,12 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         self._asked = subject.memo.asked
         self.env_steps = 0
 
-    def _evaluate(self, rollouts: int) -> None:
+    def _evaluate(self, rollouts: int, *, both: bool) -> None:
         self.env_steps += self._subject.memo.asked - self._asked
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         for split in ("held_out", "known"):
+            if split == "known" and not both:
+                continue
             found = self._subject.evaluate(model, split, 1000 * self._seed + rollouts)
             self.found.append(replace(found, rollouts=rollouts, env_steps=self.env_steps))
         self._asked = self._subject.memo.asked
@@ -178,7 +180,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Evaluate the policy as it was taught."""
         if 0 in self._grid:
-            self._evaluate(0)
+            self._evaluate(0, both=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Evaluate where the next rollouts would be sampled."""
@@ -190,7 +192,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         if over:
             control.should_training_stop = True
         if rollouts in self._grid or over:
-            self._evaluate(rollouts)
+            self._evaluate(rollouts, both=over or rollouts == max(self._grid))
 
 
 class ShuffledHints:
@@ -332,6 +334,9 @@ def train(
     )
 
 
+KEPT = ("loss/", "sdpo/", "dpo/", "counterfactual/")
+
+
 def losses_of(history: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
     """Return the total and each channel's loss of each logged step, and what the channels logged beside it."""
     kept = []
@@ -341,7 +346,7 @@ def losses_of(history: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
                 {
                     name: float(value)
                     for name, value in row.items()
-                    if name in ("loss", "step", "grad_norm") or name.startswith(("loss/", "sdpo/", "dpo/", "counterfactual/"))
+                    if name in ("loss", "step", "grad_norm") or name.startswith(KEPT)
                 }
             )
     return tuple(kept)
