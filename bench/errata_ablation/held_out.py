@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def silent_rate(one: Evaluation) -> float:
     return one.marks.get("no call", 0) / one.tasks
 
 
-FIGURES = {
+FIGURES: Mapping[str, Callable[[Run], Any]] = {
     "held-out reward at the end": lambda run: last(run, "held_out").reward,
     "held-out reward, mean over the grid": lambda run: statistics.fmean(
         one.reward for one in run.evaluations if one.split == "held_out"
