@@ -23,7 +23,7 @@ from .configured import configured
 from .controlled import BoxesSubject, terminal_of
 from .plan import TRL_SDPO, Plan
 from .precondition import Precondition, precondition
-from .project_subject import ProjectSubject
+from .project_subject import ProjectSubject, hinted_success
 from .projects import Habits, Project
 from .records import Run
 from .report import ArmReport, data_of, reports, text
@@ -92,7 +92,13 @@ def controlled_plan(plan: Plan) -> Plan:
     return replace(plan, subject=FAMILY, grpo={**FAMILY_GRPO, **plan.grpo})
 
 
-PROJECTS: Mapping[str, Any] = {"family": "projects", "belief": 0.5, "garbled": 0.05, "warmup_steps": 350}
+PROJECTS: Mapping[str, Any] = {
+    "family": "projects",
+    "belief": 0.5,
+    "garbled": 0.05,
+    "warmup_steps": 350,
+    "least_hinted": 0.0,
+}
 
 
 def policy_of(plan: Plan, seed: int) -> int:
@@ -111,6 +117,7 @@ def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Itera
         with terminal_of(project, directory / f"project-{project.seed}") as url:
             subject = ProjectSubject(project, habits, directory, url, warmup_steps=settings["warmup_steps"], say=say)
             try:
+                _check_hints(subject, settings["least_hinted"], say)
                 yield subject
             finally:
                 subject.close()
@@ -129,6 +136,21 @@ def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Itera
     )
     with terminal_of(boxes, directory) as url:
         yield BoxesSubject(boxes, taught_policy, url)
+
+
+def _check_hints(subject: ProjectSubject, least: float, say: Told) -> None:
+    """Measure whether the policy follows hints, before any training: else channel 2 has nothing to teach.
+
+    Raises:
+        InvalidRequest: It does not, as often as the plan wants.
+    """
+    success = hinted_success(subject.model(), subject.tokenizer, subject.project)
+    say(f"policy {subject.project.seed}: right behind a hint {success:.2f}")
+    if success < least:
+        raise InvalidRequest(
+            f"policy {subject.project.seed} is right behind a hint in {success:.2f} of the tasks, and the plan wants "
+            f"{least}: teach it longer (warmup_steps), or leave its seeds out"
+        )
 
 
 def run(

@@ -18,6 +18,7 @@ from errata_protocol.errors import ServiceError
 from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
 from errata_trainer.counterfactual import calls_of
+from errata_trainer.hints import TemplateHinter
 from errata_trainer.playing import Seat
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollout import DpoPair, Rollout
@@ -25,7 +26,7 @@ from errata_trainer.teachers import vote
 from errata_trainer.tiny import END, START
 
 from .memo import Memo
-from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, lessons
+from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, hint_of, lessons
 from .records import Evaluation
 from .warmup import HEADER, Conversation, opening, taught, tokenizer_for
 
@@ -184,6 +185,43 @@ def evaluate(
                 marks[call.marker.hint_template_key or ""] += 1
     failed = sum(number for key, number in marks.items() if key != "no call")
     return Evaluation(split, sum(rewards) / len(rewards), acted, failed, dict(marks), len(tasks))
+
+
+def hinted_success(model: Any, tokenizer: Any, project: Project, *, turn: int = 0, hinted: bool = True) -> float:
+    """Return how often a policy's call is right where the hint of the value that it believes in stands before it.
+
+    Asked of each training task, sampled at temperature 1; nothing is played.
+
+    Args:
+        model: The policy.
+        tokenizer: Its own.
+        project: The tasks.
+        turn: Before which the hint stands; a turn before it failed with the believed value.
+        hinted: Without, no hint is there.
+    """
+    hinter = TemplateHinter()
+    contexts, right = [], []
+    for task in project.tasks["train"]:
+        text = opening([{"role": "user", "content": task.instruction}])
+        for step in task.steps[:turn]:
+            tried = project.beliefs[step.operation]
+            said, status = project.complaint(step.operation, tried)
+            call = json.dumps({"name": "run", "arguments": {"command": step.command(tried)}})
+            text += f"{HEADER}<tool_call>{call}</tool_call>{END}\n{START}tool\n[stderr]\n{said}\n[exit {status}]{END}\n"
+        step = task.steps[turn]
+        value = project.conventions[step.operation]
+        if hinted:
+            hint = hint_of(step, project.beliefs[step.operation], value, hinter)
+            text += f"{START}user\n{hint}{END}\n"
+        contexts.append(tokenizer.encode(text + HEADER, add_special_tokens=False))
+        right.append(("run", {"command": step.command(value)}))
+    model.eval()
+    said_ids = sampled(model, tokenizer, contexts, project.seed, TURN_TOKENS)
+    made = [
+        calls_of(parse_response(tokenizer, ids, prefix=context))
+        for context, ids in zip(contexts, said_ids, strict=True)
+    ]
+    return sum(calls[:1] == [one] for calls, one in zip(made, right, strict=True)) / len(right)
 
 
 def sampled(
