@@ -112,7 +112,7 @@ def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Itera
     family = plan.subject.get("family")
     if family == "projects":
         settings = {**PROJECTS, **plan.subject}
-        project = Project(settings.get("first_project", 0) + policy)
+        project = Project(settings["first_project"] + policy)
         habits = Habits(settings["belief"], settings["garbled"])
         with terminal_of(project, directory / f"project-{project.seed}") as url:
             subject = ProjectSubject(project, habits, directory, url, warmup_steps=settings["warmup_steps"], say=say)
