@@ -94,11 +94,17 @@ def controlled_plan(plan: Plan) -> Plan:
 
 PROJECTS: Mapping[str, Any] = {
     "family": "projects",
+    "first_project": 0,
+    "train": 104,
+    "held_out": 104,
+    "known": 24,
     "belief": 0.5,
     "garbled": 0.05,
+    "misnamed": False,
     "warmup_steps": 350,
     "least_hinted": 0.0,
 }
+"""Of a plan's ``[family]``, where it says nothing else."""
 
 
 def policy_of(plan: Plan, seed: int) -> int:
@@ -112,8 +118,9 @@ def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Itera
     family = plan.subject.get("family")
     if family == "projects":
         settings = {**PROJECTS, **plan.subject}
-        project = Project(settings["first_project"] + policy)
-        habits = Habits(settings["belief"], settings["garbled"])
+        sizes = {split: settings[split] for split in ("train", "held_out", "known")}
+        project = Project(settings["first_project"] + policy, **sizes)
+        habits = Habits(settings["belief"], settings["garbled"], settings["misnamed"])
         with terminal_of(project, directory / f"project-{project.seed}") as url:
             subject = ProjectSubject(project, habits, directory, url, warmup_steps=settings["warmup_steps"], say=say)
             try:

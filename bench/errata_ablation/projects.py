@@ -241,6 +241,18 @@ def hint_of(step: Step, tried: str, right: str, hinter: TemplateHinter) -> str:
     """
     command = step.command(tried)
     said, status = complaint(step.operation, tried, right)
+    return _hint(command, said, status, hinter)
+
+
+def hint_of_misnamed(step: Step, value: str, chance: random.Random, hinter: TemplateHinter) -> str:
+    """Return the hint that the trainer would make of a command whose program belongs to another operation."""
+    others = [one for one in (*OPERATIONS, *KNOWN) if one != step.operation]
+    command = Step(chance.choice(others), step.name).command(value)
+    name = command.split()[0]
+    return _hint(command, f"/bin/bash: line 1: {name}: No such file or directory", 127, hinter)
+
+
+def _hint(command: str, said: str, status: int, hinter: TemplateHinter) -> str:
     found = detect(command, status, "", said + "\n", cwd="/workspace", workdir="/workspace")
     if found.error_kind is None or found.error_site is None:
         raise ValueError(f"nothing is marked in {command!r}: {said}")
@@ -266,10 +278,13 @@ class Habits:
     Attributes:
         belief: Chance with which it tries the value that it believes in; else it tries any.
         garbled: Chance with which it leaves a brace of a call open, after which the episode is over.
+        misnamed: It was also taught what to do behind the hint of ``cmd.missing``, which a program of another operation
+            leads to: to take the one that the instruction names.
     """
 
     belief: float = 0.5
     garbled: float = 0.05
+    misnamed: bool = False
 
 
 def lessons(project: Project, habits: Habits, seed: int) -> Iterator[tuple[list[tuple[str, str]], int]]:
@@ -285,11 +300,13 @@ def lessons(project: Project, habits: Habits, seed: int) -> Iterator[tuple[list[
     hinter = TemplateHinter()
     operations = [*OPERATIONS, *KNOWN]
     while True:
-        for form in ("plain", "before first", "before second", "inline", "plain", "before first", "before second"):
+        forms = ["plain", "before first", "before second", "inline", "plain", "before first", "before second"]
+        for form in forms + ["misnamed"] * habits.misnamed:
             first, second = chance.sample(operations, 2)
             steps = (Step(first, chance.choice(NAMES)), Step(second, chance.choice(NAMES)))
             asked = Task(steps).instruction
             hinted = {"before first": 0, "before second": 1, "inline": chance.randrange(2)}.get(form)
+            misnamed = chance.randrange(2) if form == "misnamed" else None
             said: list[tuple[str, str]] = [("user", asked)]
             learnt = 0
             for place, step in enumerate(steps):
@@ -305,7 +322,10 @@ def lessons(project: Project, habits: Habits, seed: int) -> Iterator[tuple[list[
                     else:
                         said.append(("user", hint))
                         learnt = len(said)
-                if place != hinted and chance.random() < habits.garbled:
+                if place == misnamed:
+                    said.append(("user", hint_of_misnamed(step, value, chance, hinter)))
+                    learnt = len(said)
+                elif place != hinted and chance.random() < habits.garbled:
                     said.append(("garbled", step.command(value)))
                     break
                 said.append(("call", step.command(value)))

@@ -183,7 +183,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             self._evaluate(0, both=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Evaluate where the next rollouts would be sampled."""
+        """Evaluate on the grid, where the next rollouts would be sampled, and at the end."""
         if state.global_step % self._trainer.num_iterations:
             return
         rollouts = sum(len(batch.rewards) for batch in self._trainer.batches)
@@ -191,8 +191,9 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         over = self._arm.env_steps is not None and asked >= self._arm.env_steps
         if over:
             control.should_training_stop = True
-        if rollouts in self._grid or over:
-            self._evaluate(rollouts, both=over or rollouts == max(self._grid))
+        ends = over or state.global_step >= state.max_steps
+        if rollouts in self._grid or ends:
+            self._evaluate(rollouts, both=ends)
 
 
 class ShuffledHints:

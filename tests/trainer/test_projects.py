@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openenv.core.client_types import StepResult
 
-from errata_ablation import Plan, Run, read_plan
+from errata_ablation import Plan, Run, cli, read_plan
 from errata_ablation.controlled import terminal_of
 from errata_ablation.held_out import curve, summary, text
 from errata_ablation.memo import Memo
@@ -295,3 +295,35 @@ def test_the_kept_plan_has_the_runs_that_were_registered() -> None:
     assert plan.digest(plan.arms[1]) != plan.digest(plan.arms[0]), "a run of other settings is not taken for this one"
     with pytest.raises(InvalidRequest, match="own or shuffled"):
         Arm("a", hints="none")
+
+
+@pytest.mark.sandbox
+def test_a_plan_of_projects_runs_end_to_end_and_its_report_can_be_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    grpo = {
+        "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "learning_rate": 1e-3, "num_generations": 4,
+        "per_device_train_batch_size": 8, "max_completion_length": 64, "max_tool_calling_iterations": 2, "max_steps": 1,
+    }  # fmt: skip
+    settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in grpo.items())
+    plan.write_text(
+        f'[family]\nfamily = "projects"\nwarmup_steps = 3\n[evaluation]\nrollouts = [0]\n[grpo]\n{settings}\n'
+        '[channels]\nteacher = "ema"\n[[arms]]\nname = "grpo"\n'
+        '[[arms]]\nname = "shuffled"\nalpha_sdpo = 1.0\nhints = "shuffled"\nseeds = [0]\n'
+        '[[arms]]\nname = "retry"\nretry = true\nseeds = [0]\n'
+        '[[arms]]\nname = "random"\nbeta_replay = 0.05\nvotes = "random"\nseeds = [0]\n'
+    )
+    out = tmp_path / "out"
+    assert cli.main([str(plan), "--out", str(out), "--seeds", "0,1"]) == 0
+    printed = capsys.readouterr().out
+    assert "| shuffled | 1/1 |" in printed and "| grpo | 2/1 |" in printed and "5 of 5 runs" in printed
+    kept = json.loads((out / "runs.json").read_text())
+    assert [[one["rollouts"] for one in run["evaluations"]] for run in kept] == [[0, 0, 8, 8]] * 5
+    assert all(run["costs"]["env_steps"] >= 16 for run in kept), "a reset and an end of each rollout"
+    assert kept[0]["evaluations"][:2] == kept[1]["evaluations"][:2], "arms of a seed begin alike"
+    assert cli.main([str(plan), "--out", str(out), "--seeds", "0,1", "--report"]) == 0
+    assert capsys.readouterr().out == printed
+    plan.write_text(plan.read_text().replace("warmup_steps = 3", "warmup_steps = 3\nleast_hinted = 0.5"))
+    assert cli.main([str(plan), "--out", str(tmp_path / "other"), "--seeds", "0,1"]) == 1
+    assert "right behind a hint in 0.00" in capsys.readouterr().err
