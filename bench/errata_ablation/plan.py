@@ -23,6 +23,7 @@ class Arm:
         name: In tables and file names.
         alpha_sdpo: Weight of channel 2.
         beta_replay: Weight of channel 3.
+        alpha_end: Where channel 2's weight goes to on a straight line, by the last step; None leaves it.
         grpo: Fields of `GRPOConfig` that are its own.
         channels: Keywords of the trainer and fields of `ChannelSettings` that are its own.
         check: Fields of `CounterfactualCheck` that are its own.
@@ -36,6 +37,7 @@ class Arm:
     name: str
     alpha_sdpo: float = 0.0
     beta_replay: float = 0.0
+    alpha_end: float | None = None
     grpo: Mapping[str, Any] = field(default_factory=dict)
     channels: Mapping[str, Any] = field(default_factory=dict)
     check: Mapping[str, Any] = field(default_factory=dict)

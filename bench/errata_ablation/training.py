@@ -14,6 +14,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from errata_protocol.errors import InvalidRequest
+from errata_trainer.channels.schedules import Schedule
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.driver import PairSource
 from errata_trainer.hints import FailedTurn, Hint, TemplateHinter
@@ -295,7 +296,7 @@ def train(
         try:
             trainer = trainer_class(
                 args=GRPOConfig(**{**DEFAULTS, **plan.grpo, **arm.grpo, "output_dir": scratch, "seed": seed}),
-                alpha_sdpo=arm.alpha_sdpo,
+                alpha_sdpo=_alpha(plan, arm),
                 beta_replay=arm.beta_replay,
                 settings=ChannelSettings(**{"teacher": "live", **settings}),  # as in the runs that are published
                 check=CounterfactualCheck(**{"seed": seed, **check}) if check else None,
@@ -333,6 +334,15 @@ def train(
         },
         evaluations=() if evaluator is None else tuple(evaluator.found),
     )
+
+
+def _alpha(plan: Plan, arm: Arm) -> float | Schedule:
+    if arm.alpha_end is None:
+        return arm.alpha_sdpo
+    steps = {**plan.grpo, **arm.grpo}.get("max_steps")
+    if not steps:
+        raise InvalidRequest(f"arm {arm.name}: alpha_end needs max_steps in [grpo]")
+    return Schedule(arm.alpha_sdpo, arm.alpha_end, steps - 1, "linear") if steps > 1 else arm.alpha_sdpo
 
 
 KEPT = ("loss/", "sdpo/", "dpo/", "counterfactual/")

@@ -31,6 +31,7 @@ from errata_ablation.projects import (
 )
 from errata_ablation.records import Evaluation
 from errata_ablation.statistics import censored_median, clustered, first_reached
+from errata_ablation.training import _alpha
 from errata_protocol.errors import InvalidRequest
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
@@ -327,3 +328,11 @@ def test_a_plan_of_projects_runs_end_to_end_and_its_report_can_be_made_again(
     plan.write_text(plan.read_text().replace("warmup_steps = 3", "warmup_steps = 3\nleast_hinted = 0.5"))
     assert cli.main([str(plan), "--out", str(tmp_path / "other"), "--seeds", "0,1"]) == 1
     assert "right behind a hint in 0.00" in capsys.readouterr().err
+
+
+def test_a_dose_that_falls_is_at_its_end_in_the_last_step() -> None:
+    plan = Plan((Arm("a", 5.0, alpha_end=0.0),), grpo={"max_steps": 25})
+    alpha = _alpha(plan, plan.arms[0])
+    assert callable(alpha) and (alpha(0), alpha(12), alpha(24)) == (5.0, 2.5, 0.0)
+    with pytest.raises(InvalidRequest, match="max_steps"):
+        _alpha(Plan(), plan.arms[0])
