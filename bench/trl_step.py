@@ -56,7 +56,7 @@ class Pairs:
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         self.chosen = tuple(tokenizer.encode(call("read", path="red") + "<|im_end|>", add_special_tokens=False))
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.pairs = [
             DpoPair(r.prompt_ids + r.completion_ids[: t.start], self.chosen, r.completion_ids[t.start : t.stop])
             for r in rollouts

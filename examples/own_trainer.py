@@ -4,7 +4,7 @@
 
 FILE has `Rollout` and `DpoPair` records, as `write_records` writes them (docs/rollouts.md). The driver finds the error
 sites and the pairs; this program makes the forward passes, the loss and the optimizer steps. A trainer that plays
-episodes gives the driver its transcripts and seats as well: errata_trainer/recipes/trl/trainer.py.
+episodes gives the driver its transcripts and runners as well: errata_trainer/recipes/trl/trainer.py.
 """
 
 import sys
@@ -29,7 +29,7 @@ class RecordedPairs:
     def use(self, tokenizer, end_ids, reference, **template):
         pass
 
-    def observe(self, rollouts, seats, transcripts):
+    def observe(self, rollouts, runners, transcripts):
         pass
 
     def sample(self, count, referred):
@@ -101,12 +101,13 @@ def dpo_term(model, asked):
 
 def main(name, path, steps=10):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    forward.refuse_dropout(model)  # channel 2 would distil its noise
     rollouts = [one for one in read_records(path, Rollout) if one.reward is not None and one.lost is None]
     driver = ChannelDriver(
         sites=Sites(TemplateHinter(), HintRenderer(tokenizer)),
         pairs=RecordedPairs(read_records(path, DpoPair)),
     )
-    # These episodes are over, so there is no seat to fork: the counterfactual check is off, and samples nothing.
+    # These episodes are over, so there is no runner to fork: the counterfactual check is off, and samples nothing.
     items = driver.items(rollouts, [None] * len(rollouts), sample=lambda contexts: [])
     by_row = driver.pairs(64, rollouts, lambda asked: referred(model, asked) if asked else [])
     asked = [pair for of_row in by_row for pair in of_row]

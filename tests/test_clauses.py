@@ -1,4 +1,4 @@
-"""What code, tests and documents cite exists: clauses of rfcs/PROTOCOL.md, decisions of docs/design.md.
+"""What code, tests and documents cite exists: clauses of rfcs/PROTOCOL.md, decisions in docs/decisions/.
 
 A clause is cited as ``PROTOCOL D4``, several as ``PROTOCOL D4, D7``, ``PROTOCOL D2-D13``, ``PROTOCOL A, C and G``; a
 decision as ``decision 51``. A letter and a number alone is refused: it could be either.
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROTOCOL, DESIGN = ROOT / "rfcs" / "PROTOCOL.md", ROOT / "docs" / "design.md"
+PROTOCOL, DECISIONS = ROOT / "rfcs" / "PROTOCOL.md", ROOT / "docs" / "decisions"
 
 CLAUSE = r"(?:[A-G][1-9]\d*(?:-[A-G][1-9]\d*)?|[A-G]|Terms)\b"
 CITED = re.compile(rf"\bPROTOCOL\s+({CLAUSE}(?:(?:,\s+|\s+and\s+){CLAUSE})*)")
@@ -27,7 +27,7 @@ BARE = re.compile(r"(?<![\w%#./&+=$<\\-])[A-G]\d{1,3}[a-c]?\b(?![%=(-])")
 ELSEWHERE = re.compile(r"\b(?:STYLE|DESIGN)\b(?: \d|\.md| section)|promise \d of the design")
 """Documents that are not in the repository."""
 
-HEADING = re.compile(r"^\*\*D(\d+[a-z]?)\.", re.M)
+HEADING = re.compile(r"^# (\d+[a-z]?)\. (.+)$", re.M)
 NO_PROSE = re.compile(r"noqa: .*|type: ignore\S*|ruff: .*")
 HERE = {"tests/test_clauses.py"}
 
@@ -70,6 +70,19 @@ def clauses() -> set[str]:
     return {"Terms", *re.findall(r"^## ([A-G])\. ", text, re.M), *re.findall(r"^### ([A-G]\d+)\. ", text, re.M)}
 
 
+def decisions() -> dict[str, tuple[str, str]]:
+    """Return the title and the file name of each decision by its number."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(DECISIONS.glob("[0-9]*.md")):
+        heading = HEADING.match(path.read_text())
+        assert heading and path.name.partition("-")[0].lstrip("0") == heading[1], (
+            f"{path.name}: its first line is no title"
+        )
+        assert heading[1] not in found, f"two files for decision {heading[1]}"
+        found[heading[1]] = heading[2], path.name
+    return found
+
+
 def cited(text: str) -> Iterator[str]:
     """Yield the clauses that a text cites, those within a range included."""
     for listing in CITED.findall(text):
@@ -84,14 +97,14 @@ def cited(text: str) -> Iterator[str]:
 
 def wrong(text: str) -> list[str]:
     """Return what a text cites wrongly."""
-    known, decisions = clauses(), set(HEADING.findall(DESIGN.read_text()))
+    known, decided = clauses(), decisions()
     found = [f"PROTOCOL {name} does not exist" for name in cited(text) if name not in known]
     for listing in DECIDED.findall(text):
         numbers = re.findall(r"\d+[a-z]?", listing)
-        found += [f"decision {number} does not exist" for number in numbers if number not in decisions]
+        found += [f"decision {number} does not exist" for number in numbers if number not in decided]
     found += [f"{m[0]!r} names no clause: PROTOCOL D4" for m in UNCITED.finditer(text)]
     found += [f"{m[0]!r} is in no document of this repository" for m in ELSEWHERE.finditer(text)]
-    rest = HEADING.sub("", CITED.sub("", text))
+    rest = CITED.sub("", text)
     return found + [f"{m[0]} alone: write PROTOCOL {m[0]} or decision {m[0][1:]}" for m in BARE.finditer(rest)]
 
 
@@ -102,6 +115,11 @@ def test_what_is_cited_exists(room: str) -> None:
         if path.relative_to(ROOT).parts[0] == room and path != PROTOCOL and (mistakes := wrong(prose(path))):
             found[path.relative_to(ROOT).as_posix()] = mistakes
     assert not found
+
+
+def test_the_index_lists_every_decision_in_order() -> None:
+    rows = re.findall(r"^\| \[(\d+[a-z]?)\]\((.+?)\) \| (.+) \|$", (DECISIONS / "README.md").read_text(), re.M)
+    assert rows == [(number, name, title) for number, (title, name) in decisions().items()]
 
 
 def test_every_statement_of_an_rfc_that_is_cited_exists() -> None:

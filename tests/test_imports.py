@@ -156,6 +156,12 @@ def test_the_modules_that_a_step_enters_are_those_of_the_design_page() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_picture_of_the_packages_is_that_of_the_contract() -> None:
+    command = [sys.executable, "scripts/rooms_picture.py", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout
+
+
 def test_the_names_that_others_import_stay() -> None:
     code = (
         "import inspect, errata_server, errata_server.cli, errata_server.app, errata_server.settings\n"

@@ -215,7 +215,8 @@ INTERNALS = (
     # what trains
     Internals(
         TRL,
-        "_generate_and_score_completions _calculate_rewards _generate_single_turn _metrics _tokenizer",
+        "_generate_and_score_completions _calculate_rewards _generate_single_turn _metrics _logs _tokenizer "
+        "num_completions_to_print vllm_generation",
         "errata_trainer.recipes.trl.trainer",
         "adds the channels to GRPO's batch and loss",
     ),
@@ -232,17 +233,12 @@ INTERNALS = (
         "gives the teacher the checkpoint that the student goes on from",
     ),
     Internals(
-        "trl.experimental.sdpo.teacher_sync:PEFTAdapterEMACallback",
-        "_initialized _initialize_teacher_adapter _get_student_state_dict shadow_weights",
-        "errata_trainer.recipes.trl.ema",
-        "starts the teacher where the student is",
+        "trl.generation.vllm_generation:VLLMGeneration",
+        "llm",
+        "errata_trainer.recipes.trl.trainer",
+        "knows how long a context a colocated vLLM takes",
     ),
-    Internals(
-        "trl.trainer.callbacks:SyncRefModelCallback",
-        "sync_target_model ref_model",
-        "errata_trainer.recipes.trl.ema",
-        "moves the teacher",
-    ),
+    Internals("trl.trainer.utils", "use_adapter", "errata_trainer.recipes.trl.ema", "has the other adapter teach"),
     Internals("trl.chat_template_utils", "parse_response", "errata_trainer.recipes.trl.trainer", "reads sampled calls"),
     Internals(
         "transformers.configuration_utils:PreTrainedConfig",

@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 
 from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
@@ -93,14 +93,16 @@ class BoxTeachers:
 
         self._speak = speak
 
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Ask about first turns that failed."""
         del transcripts
-        for rollout, seat in zip(rollouts, seats, strict=True):
+        for rollout, runner in zip(rollouts, runners, strict=True):
             first = rollout.turns[0] if rollout.turns and rollout.lost is None else None
-            if seat is None or first is None or first.failed is None:
+            if runner is None or first is None or first.failed is None:
                 continue
-            box = str(seat.task["task_id"]).removeprefix("box-")
+            box = str(runner.task["task_id"]).removeprefix("box-")
             command = first.failed.arguments.get("command")
             found = vote([Boxes.command(key) for key in self._asked(box)], command)
             assert self._speak is not None

@@ -17,7 +17,7 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 from errata_trainer.counterfactual import calls_of
 from errata_trainer.hints import FailedTurn, HintRenderer, TemplateHinter
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.rollout import Call, Rollout, Turn
 
 from .boxes import KEYS, Boxes
@@ -62,25 +62,25 @@ def precondition(subject: BoxesSubject, *, samples: int = 8, seed: int = 0) -> P
     made = subject.trained(seed)
     factory, tokenizer, model = made["environment_factory"], subject.tokenizer, made["model"].eval()
     hinter, renderer = TemplateHinter(), HintRenderer(tokenizer, tool_name="run")
-    seats = [factory()._seat for _ in range(THREADS)]
+    runners = [factory()._runner for _ in range(THREADS)]
     chance = random.Random(seed)
     contexts: list[tuple[str, list[int]]] = []
     for row in subject.family.rows():
         task = {"task_id": row["task_id"]}
-        message = {"role": "user", "content": seats[0].reset(task)}
+        message = {"role": "user", "content": runners[0].reset(task)}
         prompt = tokenizer.apply_chat_template(
             [message], tools=[_described("run")], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         header = list(renderer.header_ids)
         for _ in range(samples):
-            hint = met(seats[0], task, wrong_key(subject.family, row["box"], chance), hinter)
+            hint = met(runners[0], task, wrong_key(subject.family, row["box"], chance), hinter)
             contexts.append((row["task_id"], prompt))
             told = prompt[: len(prompt) - len(header)] + list(renderer.hint_ids(hint, after="user")) + header
             contexts.append((row["task_id"], told))
     said = _sampled(model, tokenizer, [context for _, context in contexts], seed)
-    rewards = _played(seats, [name for name, _ in contexts], tokenizer, [context for _, context in contexts], said)
-    for seat in seats:
-        seat.close()
+    rewards = _played(runners, [name for name, _ in contexts], tokenizer, [context for _, context in contexts], said)
+    for runner in runners:
+        runner.close()
     plain, hinted = [], []
     for name in dict.fromkeys(name for name, _ in contexts):
         own = [reward for (one, _), reward in zip(contexts, rewards, strict=True) if one == name]
@@ -101,13 +101,13 @@ def wrong_key(family: Boxes, box: str, chance: random.Random) -> str:
     return chance.choice([key for key in KEYS[: family.keys] if key != family.answers[box]])
 
 
-def met(seat: Seat, task: dict[str, Any], key: str, hinter: TemplateHinter) -> str:
+def met(runner: EpisodeRunner, task: dict[str, Any], key: str, hinter: TemplateHinter) -> str:
     """Return the hint of a wrong key, as the environment marks it."""
-    seat.reset(task)
-    seat.call("run", {"command": Boxes.command(key)})
-    if seat.lost is not None:
-        raise ServiceError(f"an episode was lost: {seat.lost}")
-    made = seat.played[-1]
+    runner.reset(task)
+    runner.call("run", {"command": Boxes.command(key)})
+    if runner.lost is not None:
+        raise ServiceError(f"an episode was lost: {runner.lost}")
+    made = runner.played[-1]
     call = Call(made.tool, made.arguments, made.t, made.marker)
     turn = Turn(0, 0, 0, (call,))
     hint = hinter.hint(
@@ -139,7 +139,7 @@ def _sampled(model: Any, tokenizer: Any, contexts: Sequence[Sequence[int]], seed
 
 
 def _played(
-    seats: list[Seat],
+    runners: list[EpisodeRunner],
     tasks: Sequence[str],
     tokenizer: Any,
     contexts: Sequence[Sequence[int]],
@@ -147,28 +147,28 @@ def _played(
 ) -> list[float]:
     """Return the reward of each turn as the first and only one of an episode."""
 
-    def play(seat: Seat, places: Sequence[int]) -> list[tuple[int, float]]:
+    def play(runner: EpisodeRunner, places: Sequence[int]) -> list[tuple[int, float]]:
         found = []
         for place in places:
-            seat.reset({"task_id": tasks[place]})
-            reward = play_turn(seat, tokenizer, contexts[place], said[place])
+            runner.reset({"task_id": tasks[place]})
+            reward = play_turn(runner, tokenizer, contexts[place], said[place])
             if reward is None:
-                raise ServiceError(f"an episode was lost: {seat.lost}")
+                raise ServiceError(f"an episode was lost: {runner.lost}")
             found.append((place, reward))
         return found
 
-    with ThreadPoolExecutor(len(seats), "errata-precondition") as threads:
-        shares = [range(n, len(tasks), len(seats)) for n in range(len(seats))]
-        rewards = dict(pair for share in threads.map(play, seats, shares) for pair in share)
+    with ThreadPoolExecutor(len(runners), "errata-precondition") as threads:
+        shares = [range(n, len(tasks), len(runners)) for n in range(len(runners))]
+        rewards = dict(pair for share in threads.map(play, runners, shares) for pair in share)
     return [rewards[place] for place in range(len(tasks))]
 
 
-def play_turn(seat: Seat, tokenizer: Any, prefix: Sequence[int], ids: Sequence[int]) -> float | None:
+def play_turn(runner: EpisodeRunner, tokenizer: Any, prefix: Sequence[int], ids: Sequence[int]) -> float | None:
     """Make the calls of a sampled turn in a running episode, end it, and return its reward; None if it was lost."""
     for name, arguments in calls_of(parse_response(tokenizer, list(ids), prefix=list(prefix))):
-        if name in seat.environment.tools:
+        if name in runner.environment.tools:
             try:
-                seat.call(name, arguments)
+                runner.call(name, arguments)
             except TypeError:
-                continue  # its marker is kept with the seat
-    return seat.finish()
+                continue  # its marker is kept with the runner
+    return runner.finish()

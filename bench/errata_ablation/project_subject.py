@@ -19,7 +19,7 @@ from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
 from errata_trainer.counterfactual import calls_of
 from errata_trainer.hints import TemplateHinter
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
@@ -117,8 +117,8 @@ class ProjectSubject:
 
     def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
         """Have a policy play each task of a split once, sampling as in training."""
-        seats = [self.environment()._seat for _ in self.project.tasks[split]]
-        return evaluate(model, self.tokenizer, seats, self.project, split, seed)
+        runners = [self.environment()._runner for _ in self.project.tasks[split]]
+        return evaluate(model, self.tokenizer, runners, self.project, split, seed)
 
     def close(self) -> None:
         """End what the terminal is asked with."""
@@ -126,14 +126,14 @@ class ProjectSubject:
 
 
 def evaluate(
-    model: Any, tokenizer: Any, seats: Sequence[Seat], project: Project, split: Split, seed: int
+    model: Any, tokenizer: Any, runners: Sequence[EpisodeRunner], project: Project, split: Split, seed: int
 ) -> Evaluation:
     """Have a policy play each task of a split once, at temperature 1.
 
     Args:
         model: The policy; its mode is kept.
         tokenizer: Its own.
-        seats: Where it plays, one for each task.
+        runners: Where it plays, one for each task.
         project: The tasks.
         split: Which of them.
         seed: Of sampling.
@@ -143,8 +143,8 @@ def evaluate(
     """
     tasks = project.tasks[split]
     contexts: list[list[int]] = []
-    for task, seat in zip(tasks, seats, strict=True):
-        message = {"role": "user", "content": seat.reset({"task_id": task.task_id})}
+    for task, runner in zip(tasks, runners, strict=True):
+        message = {"role": "user", "content": runner.reset({"task_id": task.task_id})}
         contexts.append(tokenizer.encode(opening([message]) + HEADER, add_special_tokens=False))
     was_training = model.training
     model.eval()
@@ -157,9 +157,9 @@ def evaluate(
             calls = calls_of(parse_response(tokenizer, ids, prefix=contexts[row]))[:1]
             text = None
             for name, arguments in calls:
-                if name in seats[row].environment.tools:
+                if name in runners[row].environment.tools:
                     try:
-                        text = seats[row].call(name, arguments)
+                        text = runners[row].call(name, arguments)
                     except TypeError as error:
                         text = str(error)
             if text is None:
@@ -173,14 +173,14 @@ def evaluate(
             break
     model.train(was_training)
     rewards, marks, acted = [], Counter({"no call": silent}), 0
-    for seat in seats:
-        made = len(seat.played)
-        reward = seat.finish()
+    for runner in runners:
+        made = len(runner.played)
+        reward = runner.finish()
         if reward is None:
-            raise ServiceError(f"an episode was lost: {seat.lost}")
+            raise ServiceError(f"an episode was lost: {runner.lost}")
         rewards.append(reward)
         acted += made
-        for call in seat.played[:made]:
+        for call in runner.played[:made]:
             if call.marker is not None and call.marker.severity != "warning":
                 marks[call.marker.hint_template_key or ""] += 1
     failed = sum(number for key, number in marks.items() if key != "no call")
@@ -270,13 +270,15 @@ class StepTeachers:
 
         self._speak = speak
 
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Ask about turns that failed."""
         del transcripts
-        for rollout, seat in zip(rollouts, seats, strict=True):
-            if seat is None or rollout.lost is not None:
+        for rollout, runner in zip(rollouts, runners, strict=True):
+            if runner is None or rollout.lost is not None:
                 continue
-            steps = self._project.task(str(seat.task["task_id"])).steps
+            steps = self._project.task(str(runner.task["task_id"])).steps
             for turn in rollout.turns[: len(steps)]:
                 if turn.failed is None:
                     continue

@@ -101,10 +101,10 @@ class RecordedTrainer(ThreeChannelGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        seats = self._seats()
+        runners = self._runners()
         driver, transcripts = self._driver, self.transcripts
-        if seats is not None and self.model.training and driver is not None and transcripts is not None:
-            self.batches.append(batch_of(driver.read(transcripts, seats)[0]))
+        if runners is not None and self.model.training and driver is not None and transcripts is not None:
+            self.batches.append(batch_of(driver.read(transcripts, runners)[0]))
         return batch
 
 
@@ -241,15 +241,15 @@ class RetryingTrainer(RecordedTrainer):
         return batch
 
     def _remember(self, inputs: list[dict[str, Any]]) -> None:
-        seats, driver, transcripts = self._seats(), self._driver, self.transcripts
-        if seats is None or driver is None or transcripts is None:
+        runners, driver, transcripts = self._runners(), self._driver, self.transcripts
+        if runners is None or driver is None or transcripts is None:
             return
         failed: dict[str, tuple[dict[str, Any], str]] = {}
-        for row, rollout, seat in zip(inputs, driver.read(transcripts, seats)[0], seats, strict=True):
+        for row, rollout, runner in zip(inputs, driver.read(transcripts, runners)[0], runners, strict=True):
             turn = next((turn for turn in rollout.turns if turn.failed is not None), None)
             if turn is None or turn.failed is None or "Hint for" in row["prompt"][0]["content"]:
                 continue
-            found = FailedTurn(rollout, turn, turn.failed, observation_of(seat, turn.failed.t))
+            found = FailedTurn(rollout, turn, turn.failed, observation_of(runner, turn.failed.t))
             hint = self._template_hinter.hint(found)
             if hint is not None:
                 failed.setdefault(row["task_id"], (row, hint.text))
@@ -315,7 +315,7 @@ def train(
             trainer.train()
         finally:
             for environment in trainer.environments or ():
-                environment._seat.close()
+                environment._runner.close()
             if pairs is not None and hasattr(pairs, "close"):
                 pairs.close()
     return Run(

@@ -29,7 +29,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from errata_trainer.hints import TemplateHinter
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 
 from .controlled import COPIES, BoxesSubject
 from .plan import Arm, Plan
@@ -45,7 +45,7 @@ class Player:
     """A reward function that plays each sample in the terminal.
 
     Args:
-        seats: Where.
+        runners: Where.
         tokenizer: Of the student.
         header_ids: What stands before a sample.
 
@@ -55,27 +55,27 @@ class Player:
 
     __name__ = "terminal"
 
-    def __init__(self, seats: list[Seat], tokenizer: Any, header_ids: Sequence[int]) -> None:
-        self._seats, self._tokenizer, self._header = seats, tokenizer, list(header_ids)
+    def __init__(self, runners: list[EpisodeRunner], tokenizer: Any, header_ids: Sequence[int]) -> None:
+        self._runners, self._tokenizer, self._header = runners, tokenizer, list(header_ids)
         self.batches: list[Batch] = []
 
     def __call__(self, *, completion_ids: list[list[int]], task_id: list[str], **_: Any) -> list[float | None]:
         """Return the reward of each sample."""
-        count = len(self._seats)
+        count = len(self._runners)
 
-        def play(seat: Seat, places: range) -> list[tuple[int, float | None, bool, bool]]:
+        def play(runner: EpisodeRunner, places: range) -> list[tuple[int, float | None, bool, bool]]:
             found = []
             for place in places:
-                seat.reset({"task_id": task_id[place]})
-                reward = play_turn(seat, self._tokenizer, self._header, completion_ids[place])
-                made = [call for call in seat.played if call.tool != seat.environment.closing_tool]
+                runner.reset({"task_id": task_id[place]})
+                reward = play_turn(runner, self._tokenizer, self._header, completion_ids[place])
+                made = [call for call in runner.played if call.tool != runner.environment.closing_tool]
                 failed = any(call.marker is not None and call.marker.severity != "warning" for call in made)
                 found.append((place, reward, bool(made), failed))
             return found
 
         with ThreadPoolExecutor(count, "errata-player") as threads:
             shares = [range(n, len(task_id), count) for n in range(count)]
-            played = sorted(one for share in threads.map(play, self._seats, shares) for one in share)
+            played = sorted(one for share in threads.map(play, self._runners, shares) for one in share)
         rewards = [reward for _, reward, _, _ in played]
         counted = [one for one in played if one[1] is not None]
         acted, failed = sum(one[2] for one in counted), sum(one[3] for one in counted)
@@ -90,17 +90,17 @@ def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: 
     began = time.monotonic()
     made = subject.trained(seed)
     tokenizer = subject.tokenizer
-    seats = [made["environment_factory"]()._seat for _ in range(THREADS)]
+    runners = [made["environment_factory"]()._runner for _ in range(THREADS)]
     hinter, chance = TemplateHinter(), random.Random(seed)
     rows = []
     for row in subject.family.rows():
         task = {"task_id": row["task_id"]}
-        text = seats[0].reset(task)
-        feedback = met(seats[0], task, wrong_key(subject.family, row["box"], chance), hinter)
+        text = runners[0].reset(task)
+        feedback = met(runners[0], task, wrong_key(subject.family, row["box"], chance), hinter)
         prompt = [{"role": "system", "content": "run "}, {"role": "user", "content": text}]
         rows.append({"prompt": prompt, "privileged_context": feedback, "task_id": row["task_id"]})
     header = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
-    player = Player(seats, tokenizer, header)
+    player = Player(runners, tokenizer, header)
     shared = {field.name for field in fields(SDPOConfig)} & {field.name for field in fields(GRPOConfig)}
     given = {name: value for name, value in {**DEFAULTS, **plan.grpo}.items() if name in shared}
     with tempfile.TemporaryDirectory(prefix="errata-ablate-") as scratch, warnings.catch_warnings():
@@ -133,8 +133,8 @@ def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: 
         try:
             trainer.train()
         finally:
-            for seat in seats:
-                seat.close()
+            for runner in runners:
+                runner.close()
     history = trainer.state.log_history
     return Run(
         arm=arm.name,

@@ -19,6 +19,9 @@ class Settings(BaseSettings):
         data_dir: Journal and sandbox layers. None keeps everything in memory and a temporary directory: nothing
             survives the process. One server per directory (PROTOCOL E5).
         fsync: Sync the journal before a reply leaves. False survives a killed process but not a power loss.
+        journal_salvage: Repair a damaged journal at the start, instead of refusing to start: sessions with rows in what
+            is damaged are lost, the others go on. The start then reads the journal whole. See
+            `errata_server.journal.salvage`.
         step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
             observation instead.
         journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
@@ -52,6 +55,7 @@ class Settings(BaseSettings):
 
     data_dir: Path | None = None
     fsync: bool = True
+    journal_salvage: bool = False
     step_timeout_s: float = Field(default=900.0, gt=0)
     journal_wait_s: float = Field(default=30.0, ge=0)
     detach_ttl_s: float = Field(default=600.0, ge=0)

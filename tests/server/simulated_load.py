@@ -115,7 +115,7 @@ class Client:
                 session = await self._act(machine, sessions, episodes, session, socket)
             except (CapacityReached, StepTimeout, SandboxFailed, EnvironmentFailed) as error:
                 machine.note(f"{self.name} {error.code}")
-        await sessions.detach(session, socket)
+        await sessions.lifetime.detach(session, socket)
         await asyncio.sleep(self._chance.choice([0.0, 1.0, 700.0]))
         await self.check(machine, episodes)
 
@@ -145,7 +145,7 @@ class Client:
                 break
             except CapacityReached:
                 await asyncio.sleep(1.0)
-        sessions.attach(session, socket)
+        sessions.lifetime.attach(session, socket)
         if session.eid is not None and session.t is not None:
             if session.eid == self._eid:
                 assert self._t <= session.t <= self._t + 1, f"{self.name} was at t={self._t}, found {session.t}"
@@ -169,7 +169,7 @@ class Client:
         elif what < 0.1:
             return await self._fork(machine, sessions, episodes, session, socket)
         elif what < 0.15:
-            await sessions.detach(session, socket)
+            await sessions.lifetime.detach(session, socket)
             await asyncio.sleep(self._chance.choice([0.1, 700.0]))
             return await self._come_back(machine, sessions, socket)
         elif what < 0.2:
@@ -195,7 +195,7 @@ class Client:
         self._sid, self._eid, self._t = child.session_id, child.eid, 0
         self._parents[child.eid] = json.loads(payload)["observation"]["text"]
         self.acknowledged[child.eid, 0] = payload
-        await sessions.close(session)
+        await sessions.lifetime.close(session)
         return await self._come_back(machine, sessions, socket)
 
     def _took(self, machine: SimulatedMachine, reply: Reply) -> None:

@@ -79,4 +79,4 @@ def count() -> CountEnvironment:
     ],
 )
 def test_a_function_has_the_class_of_what_it_says_it_returns(factory: object, recovery: Recovery) -> None:
-    assert recovery_of(factory) is recovery
+    assert recovery_of(factory).name is recovery

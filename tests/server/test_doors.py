@@ -189,7 +189,7 @@ def test_idle_timers_end_with_the_server(tools: TestClient) -> None:
     server: HTTPEnvServer = app.state.errata
     with TestClient(app) as client:
         sid = client.post("/mcp", json=rpc("openenv/session/create")).json()["result"]["session_id"]
-        session = server.sessions.live(sid)
+        session = server.sessions.table.get(sid)
         assert session is not None
         timers = list(session.timers)
         assert timers and not any(timer.cancelled() for timer in timers)

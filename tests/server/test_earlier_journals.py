@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands
+from errata_server.journal import salvage
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -37,8 +38,23 @@ def serve(data_dir: Path) -> TestClient:
     return TestClient(app)
 
 
-def test_there_is_one() -> None:
-    assert "a977b2d" in COMMITS
+def test_there_are_some() -> None:
+    assert {"a977b2d", "c33eefc"} <= set(COMMITS)
+
+
+def test_a_repaired_copy_is_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
+    """Damage in the header costs no row, and segments that a repair wrote are served as their server answered."""
+    data_dir, episodes = kept
+    path = data_dir / "journal" / "00000001.log"
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+    report = salvage(data_dir / "journal")
+    assert report.is_damaged and report.sessions == ()
+    with serve(data_dir) as client:
+        for eid, told in episodes.items():
+            for t, payload in told["states"].items():
+                assert client.get(f"/episodes/{eid}/states/{t}").text == payload
 
 
 def test_every_answer_is_the_same_byte_for_byte(kept: tuple[Path, dict[str, Any]]) -> None:

@@ -156,14 +156,14 @@ async def test_what_a_lost_socket_left_queued_does_not_act_on_its_successors_ses
     sessions = Sessions(runtime, CountEnvironment, "count", ConcurrencyConfig(max_concurrent_envs=4))
     session = await sessions.open(given_out=True)
     lost, successor = object(), object()
-    sessions.attach(session, lost)
+    sessions.lifetime.attach(session, lost)
     await sessions.admit(session, Request("reset", b"{}"), lost)
     stale = [
         asyncio.create_task(sessions.admit(session, Request("step", b"{}", action=CountAction(n=100)), lost))
         for _ in range(3)
     ]
-    await sessions.detach(session, lost)
-    sessions.attach(session, successor)
+    await sessions.lifetime.detach(session, lost)
+    sessions.lifetime.attach(session, successor)
     outcomes = await asyncio.gather(*stale, return_exceptions=True)
     assert all(isinstance(o, SessionUnknown) for o in outcomes)
     reply = await sessions.admit(session, Request("step", b"{}", action=CountAction(n=1)), successor)

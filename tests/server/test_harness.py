@@ -109,7 +109,7 @@ def test_a_message_is_answered_by_events_that_end_with_turn_complete(served: tup
     with client.websocket_connect(path) as ws:
         started = ws.receive_json()
         assert (started["type"], started["data"]["harness"]) == ("session_started", "parrot")
-        assert server.sessions.live(started["data"]["session_id"]) is not None
+        assert server.sessions.table.get(started["data"]["session_id"]) is not None
         for turn, content in ((1, "hello"), (2, "again")):
             events = say(ws, content)
             assert [event["type"] for event in events] == ["text_output", "turn_complete"]

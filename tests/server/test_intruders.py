@@ -251,7 +251,7 @@ async def test_a_foreign_session_costs_as_many_reads_as_an_unknown_one_and_is_no
         await sessions.close_all()  # as a restart leaves it: a row
         close = {**CREATE, "method": "openenv/session/close", "params": {"session_id": sid}}
         assert "error" in (await client.post("/mcp", json=close, headers=SECOND)).json()
-        assert sessions.live(sid) is None
+        assert sessions.table.get(sid) is None
     await runtime.close()
 
 

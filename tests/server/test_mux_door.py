@@ -388,10 +388,10 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
         await trainer.cut()
         sessions = app.state.errata.sessions
         for _ in range(1000):
-            if not sessions._live:
+            if not sessions.table.live:
                 break
             await asyncio.sleep(0.01)
-        assert sessions.active == 0 and not sessions._live
+        assert sessions.room.used == 0 and not sessions.table.live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
 
@@ -400,7 +400,7 @@ def test_a_time_that_has_passed_is_waited_for_on_the_loop_of_the_server_too() ->
     """Uvloop answers such a call with a handle that does not know its time."""
 
     async def leave_at_once() -> None:
-        shell = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.sessions.multiplexed._shell
+        shell = application(simulated(Settings(detach_ttl_s=0.0))).state.errata.sessions.lifetime.multiplexed._shell
         shell.move_to(asyncio.get_running_loop())
         shell.protocol.next_timer = lambda: shell.now() - 1.0
         shell.do([])
@@ -533,7 +533,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
         await other.ask(neighbour, "reset")
         for _ in range(3):
             await other.ask(neighbour, "step")
-        multiplex = app.state.errata.sessions.multiplexed
+        multiplex = app.state.errata.sessions.lifetime.multiplexed
         held = max(c.outbox.buffered for c in multiplex._connections)
         assert 4_000_000 < held < 6_000_000, "48 replies of 1 MB were made"
         deaf.set()
@@ -542,7 +542,7 @@ async def test_a_client_that_reads_nothing_fills_no_memory_and_misses_nothing() 
 
 def _socket_of(app: FastAPI, index: int) -> Any:
     """Return the server's side of a connection, in the order of connecting."""
-    connections = app.state.errata.sessions.multiplexed._connections
+    connections = app.state.errata.sessions.lifetime.multiplexed._connections
     return sorted(connections, key=lambda c: min((s.sid for s in c.sessions.values()), default="~"))[
         index
     ].handle._websocket

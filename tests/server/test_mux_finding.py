@@ -46,7 +46,7 @@ async def test_a_reward_that_comes_while_its_session_is_looked_up_is_pushed() ->
         reset = await trainer.ask(opened, "reset")
         await trainer.cut()
         async with asyncio.timeout(10):
-            while app.state.errata.sessions._live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
+            while app.state.errata.sessions.table.live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
                 await asyncio.sleep(0.01)
         journal.hold = True
         await trainer.join()
@@ -75,7 +75,7 @@ async def test_an_open_that_comes_again_finds_its_session_though_no_environment_
         assert n_of(await before.ask(await before.open(), "reset")) == 0
         await before.cut()
         async with asyncio.timeout(10):
-            while app.state.errata.sessions._live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
+            while app.state.errata.sessions.table.live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
                 await asyncio.sleep(0.01)
     async with joined(app) as again:  # with the same secrets: as one that never heard of its open
         session = await again.open()

@@ -72,7 +72,7 @@ class House:
                 await self.trainer.cut()
                 sessions = self.app.state.errata.sessions
                 async with asyncio.timeout(10.0):
-                    while sessions._live:  # noqa: ASYNC110 - nobody announces that a session fell asleep
+                    while sessions.table.live:  # noqa: ASYNC110 - nobody announces that a session fell asleep
                         await asyncio.sleep(0.005)
         self.trainer._app = self.app
         await self.trainer.join()

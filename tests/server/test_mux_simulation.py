@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -109,9 +110,9 @@ class Hasty(Server):
         super().__init__(runtime, *args, **more)
         submit = runtime.journal.submit
 
-        def answer_first(records: Any, settled: Any) -> None:
-            submit(records, lambda error: None)
-            settled(None)
+        def answer_first(records: Any, settled: Any, loop: Any = None) -> None:
+            submit(records, lambda error: None, loop)
+            (loop or asyncio.get_running_loop()).call_soon(settled, None)
 
         runtime.journal.submit = answer_first
 

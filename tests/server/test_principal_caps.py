@@ -77,8 +77,8 @@ def test_a_principals_detached_session_makes_room_for_its_next_and_for_no_others
                 ws.receive_json()
         sessions = app.state.errata.sessions
         assert refusal(client, "/ws", ONE)["type"] == "observation"
-        assert sessions.live(sid["one"]) is None, "it sleeps"
-        assert sessions.live(sid["other"]).host is not None
+        assert sessions.table.get(sid["one"]) is None, "it sleeps"
+        assert sessions.table.get(sid["other"]).host is not None
 
 
 def test_sessions_of_all_environments_count_together_and_make_room_for_each_other() -> None:
@@ -99,7 +99,7 @@ def test_sessions_of_all_environments_count_together_and_make_room_for_each_othe
             ws.send_json({"type": "reset", "data": {}})
             ws.receive_json()
         assert refusal(client, "/pinned/ws", ONE)["type"] == "observation"
-        assert apps["count"].state.errata.sessions.live(sid) is None
+        assert apps["count"].state.errata.sessions.table.get(sid) is None
 
 
 async def test_a_multiplexed_session_counts_and_one_that_was_left_makes_room() -> None:

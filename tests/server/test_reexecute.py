@@ -57,7 +57,7 @@ def asleep(app: FastAPI) -> None:
     sessions = app.state.errata.sessions
     gone = threading.Event()
     for _ in range(1000):
-        if sessions.active == 0:
+        if sessions.room.used == 0:
             return
         gone.wait(0.01)
     raise AssertionError("a session did not hibernate")
@@ -272,7 +272,7 @@ def test_a_session_that_could_not_wake_is_not_hibernated() -> None:
             socket.ask("step", {"n": 4})
         made = UndeclaredEnvironment.made
         sessions = app.state.errata.sessions
-        client.portal.call(sessions.hibernate, sessions._live[sid])  # type: ignore[union-attr]
+        client.portal.call(sessions.lifetime.hibernate, sessions.table.live[sid])  # type: ignore[union-attr]
         with connect(client, f"/ws?session_id={sid}") as socket:
             assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 5
         assert UndeclaredEnvironment.made == made
@@ -298,7 +298,7 @@ def test_a_stamp_that_nobody_named_ends_in_session_lost_and_a_fork_goes_on_once_
             sid = given_out(socket)
             eid = socket.ask("reset", {})["eid"]
             socket.ask("step", {"n": 3})
-            client.portal.call(app.state.errata.sessions.hibernate, app.state.errata.sessions._live[sid])  # type: ignore[union-attr]
+            client.portal.call(app.state.errata.sessions.lifetime.hibernate, app.state.errata.sessions.table.live[sid])  # type: ignore[union-attr]
         asleep(app)
         with connect(client, f"/ws?session_id={sid}") as socket:
             lost = socket.ask("step", {"n": 1})["data"]
@@ -373,4 +373,4 @@ def test_a_fork_of_a_liar_from_before_its_lie_goes_on() -> None:
 
 
 def test_an_mcp_environment_says_its_class() -> None:
-    assert served(ToolEnvironment).state.errata.sessions.recovery is Recovery.REEXECUTE
+    assert served(ToolEnvironment).state.errata.sessions.recovery.name is Recovery.REEXECUTE

@@ -152,6 +152,20 @@ async def test_a_data_directory_that_vanishes_is_logged_once_each_way(
     await runtime.close()
 
 
+@pytest.mark.parametrize("part", ["", "journal"], ids=["the data directory", "the journal in it"])
+async def test_a_directory_that_vanishes_is_logged_at_once_without_a_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    place = tmp_path / "data"
+    runtime = Runtime(Settings(data_dir=place))
+    (place / part).rename(tmp_path / "away")
+    (place / part).mkdir()  # another one in its place is not the one that was there
+    await until(lambda: "is gone" in caplog.text)
+    [reason] = runtime.unready()
+    assert "is gone: it was removed or unmounted while the server ran" in reason
+    await runtime.close()
+
+
 def test_a_server_whose_data_directory_is_removed_logs_it_before_it_ends(tmp_path: Path) -> None:
     env = {"ERRATA_JOURNAL_WAIT_S": "1"}
     with (

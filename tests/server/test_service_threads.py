@@ -160,7 +160,7 @@ async def test_an_environments_thread_that_fails_outside_of_a_call_is_given_up(m
     threads = OsThreads(cap=2)
     place = threads.pinned()
     assert await place.run(lambda: 1, 30) == 1
-    monkeypatch.setattr(type(threads.ledger), "returned", lambda *_: None)
+    monkeypatch.setattr(type(threads.abandoned_calls), "returned", lambda *_: None)
     worker = place._worker  # type: ignore[attr-defined]
     worker._inbox.put(object())  # no call: its thread fails on it
     worker._thread.join(30)

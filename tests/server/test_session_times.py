@@ -54,11 +54,11 @@ async def step(sessions: Sessions, session: Session, n: int, do: str = "") -> by
 def test_a_detached_session_sleeps_after_its_ttl_and_goes_on_where_it_was() -> None:
     async def script(sessions: Sessions) -> None:
         session = await began(sessions)
-        sessions.keep_idle(session)
+        sessions.lifetime.keep_idle(session)
         await asyncio.sleep(599)
-        assert sessions.active == 1
+        assert sessions.room.used == 1
         await asyncio.sleep(2)
-        assert sessions.active == 0
+        assert sessions.room.used == 0
         assert b'"n":6,' in await step(sessions, session, 1)
 
     on_a_machine(script)
@@ -67,7 +67,7 @@ def test_a_detached_session_sleeps_after_its_ttl_and_goes_on_where_it_was() -> N
 def test_a_session_past_upstreams_timeout_is_over() -> None:
     async def script(sessions: Sessions) -> None:
         session = await began(sessions)
-        sessions.keep_idle(session)
+        sessions.lifetime.keep_idle(session)
         await asyncio.sleep(1801)
         with pytest.raises(SessionUnknown):
             await sessions.find(session.sid)

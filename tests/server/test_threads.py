@@ -168,7 +168,7 @@ async def test_all_calls_of_a_pinned_environment_are_made_on_one_thread_also_bey
             await asyncio.gather(*(sessions.state(s) for s in made))
         assert runtime.threads.counts.pinned == min(cap, 10)
         for session in made:
-            await sessions.close(session)
+            await sessions.lifetime.close(session)
         assert runtime.threads.counts.pinned == 0
     threads_of: dict[int, set[int]] = {}
     for instance, _, thread in ThreadedEnvironment.calls:
@@ -419,7 +419,7 @@ async def test_a_state_that_is_asked_behind_a_hanging_step_is_answered_at_its_de
     async with sessions_of(ThreadedEnvironment, step_timeout_s=0.2) as (sessions, _):
         (session,) = await opened(sessions, 1)
         hanging = asyncio.create_task(step(sessions, session, "hang"))
-        await until(lambda: session.turn.busy)
+        await until(lambda: session.lock.busy)
         async with asyncio.timeout(10):
             with pytest.raises(SessionLost):
                 await sessions.state(session)

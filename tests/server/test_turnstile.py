@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from errata_server.concurrency.fair_lock import Turnstile
+from errata_server.concurrency.fair_lock import FairLock
 
 
 async def test_requests_pass_one_at_a_time_in_order_of_arrival() -> None:
-    turn, order = Turnstile(), []
+    turn, order = FairLock(), []
     inside = 0
 
     async def request(n: int) -> None:
@@ -28,7 +28,7 @@ async def test_requests_pass_one_at_a_time_in_order_of_arrival() -> None:
 
 
 async def test_a_cancelled_wait_does_not_block_those_behind() -> None:
-    turn = Turnstile()
+    turn = FairLock()
     async with turn:
         waits = [asyncio.create_task(turn.__aenter__()) for _ in range(3)]
         await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_a_cancelled_wait_does_not_block_those_behind() -> None:
 
 
 async def test_a_turn_that_comes_while_the_wait_is_cancelled_is_passed_on() -> None:
-    turn = Turnstile()
+    turn = FairLock()
     await turn.__aenter__()
     first = asyncio.create_task(turn.__aenter__())
     second = asyncio.create_task(turn.__aenter__())
@@ -56,7 +56,7 @@ async def test_a_turn_that_comes_while_the_wait_is_cancelled_is_passed_on() -> N
 
 
 def test_loops_of_several_threads_share_it() -> None:
-    turn = Turnstile()
+    turn = FairLock()
     total = 0
 
     async def add() -> None:
@@ -76,7 +76,7 @@ def test_loops_of_several_threads_share_it() -> None:
 
 
 def test_a_waiter_whose_loop_is_gone_is_passed_over() -> None:
-    turn = Turnstile()
+    turn = FairLock()
     loop = asyncio.new_event_loop()
     loop.run_until_complete(turn.__aenter__())
     waiting = loop.create_task(turn.__aenter__())

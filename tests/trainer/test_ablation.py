@@ -39,7 +39,7 @@ from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
 from errata_trainer import Call, DpoPair, Rollout, Turn
 from errata_trainer.hints import TemplateHinter
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec, published
@@ -63,7 +63,7 @@ class OwnPairs:
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
         pass
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         turns = [rollout.completion_ids[rollout.turns[0].start : rollout.turns[0].stop] for rollout in rollouts]
         self.made = [DpoPair(rollouts[0].prompt_ids, turns[0], other) for other in turns[1:] if other != turns[0]]
 
@@ -330,20 +330,20 @@ def test_teachers_of_limited_trust_vote_on_first_turns_that_failed() -> None:
     tokenizer = tokenizer_of(family)
     (end,) = tokenizer.encode(END)
     box, key = next((box, key) for box, key in family.answers.items() if key != "red")
-    seats, rollouts = [], []
+    runners, rollouts = [], []
     for command in (Boxes.command("red"), Boxes.command(key)):
         said = [*tokenizer.encode(call("run", command=command)), end]
         marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
         made = Call("run", {"command": command}, 1, marker if "red" in command else None)
         rollouts.append(Rollout((1, 2), tuple(said), (1,) * len(said), (Turn(0, 0, len(said), (made,)),)))
-        seat = Seat(published("terminal"), lambda: None)  # type: ignore[arg-type, return-value]
-        seat.task = {"task_id": family.task_id(box)}
-        seats.append(seat)
+        runner = EpisodeRunner(published("terminal"), lambda: None)  # type: ignore[arg-type, return-value]
+        runner.task = {"task_id": family.task_id(box)}
+        runners.append(runner)
     found = []
     for seed in range(40):
         teachers = BoxTeachers(family, seed)
         teachers.use(tokenizer, [end], "policy")
-        teachers.observe([*rollouts, rollouts[0]], [*seats, seats[0]], None)  # type: ignore[arg-type]
+        teachers.observe([*rollouts, rollouts[0]], [*runners, runners[0]], None)  # type: ignore[arg-type]
         assert teachers.metrics()["teacher_calls"] == 3.0, "a box asked about once more costs nothing"
         found += teachers.sample(1, list)
     assert found and all(pair.context_ids == (1, 2) for pair in found)
@@ -358,16 +358,16 @@ def test_the_real_terminal_marks_a_wrong_key_and_rewards_the_right_one(tmp_path:
     ((box, key),) = family.answers.items()
     wrong = next(one for one in KEYS if one != key)
     with terminal_of(family, tmp_path) as url:
-        seat = environment_factory(url, tools=["run"])()._seat
+        runner = environment_factory(url, tools=["run"])()._runner
         task = {"task_id": family.task_id(box)}
         rewards = []
         for tried in (wrong, key):
-            assert seat.reset(task) == Boxes.instruction(box)
-            seat.call("run", {"command": Boxes.command(tried)})
-            rewards.append(seat.finish())
+            assert runner.reset(task) == Boxes.instruction(box)
+            runner.call("run", {"command": Boxes.command(tried)})
+            rewards.append(runner.finish())
             if tried == wrong:
-                (made, _) = seat.played
+                (made, _) = runner.played
                 assert made.marker is not None and made.marker.hint_template_key == "args.invalid"
                 assert made.text == f"[stderr]\n{Boxes.complaint(wrong, key)}[exit 2]"
-        seat.close()
+        runner.close()
     assert rewards == [0.0, 1.0]

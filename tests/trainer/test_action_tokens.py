@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.functional import log_softmax
 from trl.chat_template_utils import add_response_schema
 
 from errata_trainer.action_tokens import ActionTokens
-from errata_trainer.channels.dpo import chosen_nll, dpo_losses
+from errata_trainer.preferences import Own, Preferences
 from errata_trainer.teacher_pairs import TeacherPairs, _Asked, of_this_process
 from errata_trainer.teachers import Action, Ask, Ballot, KeyedAction, Pair, ToolCall, Vote, message_of
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -91,14 +92,15 @@ def test_a_template_that_renders_no_call_is_refused_at_construction(tmp_path: Pa
         ActionTokens(tokenizer, [tokenizer.eos_token_id]).other(message_of(BLUE))
 
 
-@pytest.mark.parametrize(("nll", "rate"), [(0.0, 1e-5), (0.3, 1e-5), (0.3, 1e-4)])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("rate", [1e-4, 1e-5])
 def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
-    tmp_path: Path, nll: float, rate: float
+    tmp_path: Path, rate: float, seed: int
 ) -> None:
     tokenizer = speaker("qwen3_training.jinja")
     own = "<think>\n" + "maybe the red one " * 10 + "\n</think>\n\n"
     (pair,), _, header = pair_of(tokenizer, own + RED + END, tmp_path)
-    model = tiny_model(tokenizer).train()
+    model = tiny_model(tokenizer, seed=seed).train()
 
     def logprob(context: Any, action: Any) -> torch.Tensor:
         ids = torch.tensor([[*context, *action]])
@@ -116,30 +118,34 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
         loss.backward()
         teaching.step()
         decay.step()
-    # The calls are the same up to the path: there it is decided which is made. Behind it DPO alone makes both calls
-    # unlikely; with the chosen call's likelihood the whole call gets likelier.
+    # The calls are the same up to the path: there it is decided which is made.
     same = next(n for n, (a, b) in enumerate(zip(pair.chosen_ids, pair.rejected_ids, strict=False)) if a != b)
-    path = pair.context_ids + pair.chosen_ids[:same], pair.chosen_ids[same : same + 1]
-    with torch.no_grad():
-        before = [float(logprob(prompt, reasoning)), float(logprob(*path))]
-        whole = float(logprob(pair.context_ids, pair.chosen_ids))
-        reference = [float(logprob(pair.context_ids, ids)) for ids in (pair.chosen_ids, pair.rejected_ids)]
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    lengths = torch.tensor([len(pair.chosen_ids)]), torch.tensor([len(pair.rejected_ids)])
-    for _ in range(60):
-        chosen, rejected = (logprob(pair.context_ids, ids) for ids in (pair.chosen_ids, pair.rejected_ids))
-        sides = (chosen[None], rejected[None], torch.tensor(reference[:1]), torch.tensor(reference[1:]))
-        loss = (dpo_losses(*sides, beta_dpo=0.1) + nll * chosen_nll(chosen[None], lengths)).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        after = [float(logprob(prompt, reasoning)), float(logprob(*path))]
-    assert abs(after[0] - before[0]) < 0.5
-    assert after[1] > before[1], (before, after)
-    if nll:
+
+    def judged() -> dict[str, float]:
         with torch.no_grad():
-            assert float(logprob(pair.context_ids, pair.chosen_ids)) > whole
+            return {
+                "reasoning": float(logprob(prompt, reasoning)),
+                "call": float(logprob(pair.context_ids, pair.chosen_ids)),
+                "path": float(logprob(pair.context_ids + pair.chosen_ids[:same], pair.chosen_ids[same : same + 1])),
+            }
+
+    nll = TeacherPairs(None, tmp_path / "none.jsonl").nll  # type: ignore[arg-type] # nobody is asked
+    channel = Preferences(0.1, nll=nll)  # as the recipe makes it, with all defaults
+    (pair,) = channel.referred(model, [pair], "itself", adapter=False)
+    before = judged()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)  # as GRPOConfig
+    for step in range(60):
+        summed, _ = channel.loss(model, Own([pair], {}), pad_id=tokenizer.pad_token_id)
+        if step == 0:
+            assert float(summed.detach()) == pytest.approx(math.log(2.0), abs=1e-4), "the policy is its reference"
+        optimizer.zero_grad()
+        summed.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    after = judged()
+    assert abs(after["reasoning"] - before["reasoning"]) < 0.5
+    assert after["call"] > before["call"], (before, after)
+    assert after["path"] > before["path"], (before, after)
 
 
 def test_each_process_has_a_buffer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from errata_client import Episodes, ErrataClient
 from errata_protocol.errors import NotSupported
 from errata_server.process import ServerProcess
 from errata_trainer.counterfactual import CounterfactualCheck, Question
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
@@ -19,14 +19,14 @@ SHELF = of_spec(SPEC)
 
 
 @pytest.fixture
-def seat(server: ServerProcess) -> Iterator[Seat]:
+def runner(server: ServerProcess) -> Iterator[EpisodeRunner]:
     """An episode whose second call failed, and that was then ended wrongly."""
 
     def connect() -> Any:
         client: ErrataClient[Any, Any, Any] = ErrataClient(server.url)
         return client.sync()
 
-    made = Seat(SHELF, connect)
+    made = EpisodeRunner(SHELF, connect)
     made.reset({"place": "red", "word": "owl"})
     made.call("read", {"path": "red"})
     made.call("read", {"path": "green"})
@@ -35,23 +35,23 @@ def seat(server: ServerProcess) -> Iterator[Seat]:
     made.close()
 
 
-def asked(seat: Seat, *calls: tuple[str, dict[str, Any]], key: str = "fs.missing") -> Question:
-    return Question(seat, 2, calls, (("read", {"path": "green"}),), key)
+def asked(runner: EpisodeRunner, *calls: tuple[str, dict[str, Any]], key: str = "fs.missing") -> Question:
+    return Question(runner, 2, calls, (("read", {"path": "green"}),), key)
 
 
 RIGHT, WRONG = ("read", {"path": "red"}), ("read", {"path": "blue"})
 SUBMITS = ("submit", {"word": "owl"})
 
 
-def test_a_turn_whose_calls_succeed_is_better_and_one_that_fails_is_not(seat: Seat) -> None:
+def test_a_turn_whose_calls_succeed_is_better_and_one_that_fails_is_not(runner: EpisodeRunner) -> None:
     check = CounterfactualCheck("always")
     questions = [
-        asked(seat, RIGHT),
-        asked(seat, WRONG),
-        asked(seat, RIGHT, WRONG),
-        asked(seat),
-        asked(seat, ("read", {"file": "red"})),
-        asked(seat, ("open", {"path": "red"}), key="tool.unknown"),
+        asked(runner, RIGHT),
+        asked(runner, WRONG),
+        asked(runner, RIGHT, WRONG),
+        asked(runner),
+        asked(runner, ("read", {"file": "red"})),
+        asked(runner, ("open", {"path": "red"}), key="tool.unknown"),
     ]
     verdicts = check.ask(questions)
     assert [v.reason for v in verdicts if v] == [
@@ -62,60 +62,62 @@ def test_a_turn_whose_calls_succeed_is_better_and_one_that_fails_is_not(seat: Se
     metrics = check.metrics()
     assert metrics["counterfactual/asked"] == 6 and metrics["counterfactual/accepted/fs.missing"] == 0.2
     eids = [v.eid for v in verdicts if v and v.eid]
-    assert len(set(eids)) == len(eids) and seat.eid not in eids, "each was played in a fork of its own"
+    assert len(set(eids)) == len(eids) and runner.eid not in eids, "each was played in a fork of its own"
 
 
-def test_the_episode_itself_is_not_touched(seat: Seat) -> None:
-    before = list(seat.played)
-    CounterfactualCheck("always").ask([asked(seat, RIGHT, SUBMITS)])
-    assert seat.played == before and seat.finish() == 0.0
+def test_the_episode_itself_is_not_touched(runner: EpisodeRunner) -> None:
+    before = list(runner.played)
+    CounterfactualCheck("always").ask([asked(runner, RIGHT, SUBMITS)])
+    assert runner.played == before and runner.finish() == 0.0
 
 
-def test_rewards_are_compared_after_the_closing_tool(seat: Seat) -> None:
+def test_rewards_are_compared_after_the_closing_tool(runner: EpisodeRunner) -> None:
     check = CounterfactualCheck("always", "reward")
-    better, equal = check.ask([asked(seat, SUBMITS), asked(seat, RIGHT)])
+    better, equal = check.ask([asked(runner, SUBMITS), asked(runner, RIGHT)])
     assert better is not None and (better.reason, better.before, better.after) == ("reward_higher", 0.0, 1.0)
     assert equal is not None and not equal.better and equal.reason == "reward_not_higher"
 
 
-def test_what_breaks_in_the_fork_is_lost_and_counts_for_nothing(seat: Seat) -> None:
-    (verdict,) = CounterfactualCheck("always").ask([asked(seat, ("read", {"path": "broken"}))])
+def test_what_breaks_in_the_fork_is_lost_and_counts_for_nothing(runner: EpisodeRunner) -> None:
+    (verdict,) = CounterfactualCheck("always").ask([asked(runner, ("read", {"path": "broken"}))])
     assert verdict is not None and (verdict.better, verdict.reason) == (False, "lost")
 
 
-def test_an_environment_that_cannot_be_forked_is_told_so(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(t: int) -> Seat:
+def test_an_environment_that_cannot_be_forked_is_told_so(
+    runner: EpisodeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(t: int) -> EpisodeRunner:
         raise NotSupported("this environment has no snapshot")
 
-    monkeypatch.setattr(seat, "fork", refuse)
-    (verdict,) = CounterfactualCheck("always").ask([asked(seat, RIGHT)])
+    monkeypatch.setattr(runner, "fork", refuse)
+    (verdict,) = CounterfactualCheck("always").ask([asked(runner, RIGHT)])
     assert verdict is not None and verdict.reason == "not_forkable"
 
 
-def test_a_budget_bounds_forks_and_says_what_was_not_asked(seat: Seat) -> None:
+def test_a_budget_bounds_forks_and_says_what_was_not_asked(runner: EpisodeRunner) -> None:
     check = CounterfactualCheck("always", budget=2)
-    verdicts = check.ask([asked(seat, RIGHT)] * 3)
+    verdicts = check.ask([asked(runner, RIGHT)] * 3)
     assert [v is not None for v in verdicts] == [True, True, False]
     assert [check.keeps(v) for v in verdicts] == [True, True, False], "always keeps nothing unasked"
 
 
-def test_a_sample_is_drawn_by_its_seed_and_keeps_what_was_not_asked(seat: Seat) -> None:
+def test_a_sample_is_drawn_by_its_seed_and_keeps_what_was_not_asked(runner: EpisodeRunner) -> None:
     drawn = []
     for _ in range(2):
         check = CounterfactualCheck("sample", rate=0.5, seed=3)
-        verdicts = check.ask([asked(seat, WRONG)] * 12)
+        verdicts = check.ask([asked(runner, WRONG)] * 12)
         drawn.append([v is not None for v in verdicts])
         assert [check.keeps(v) for v in verdicts] == [not was for was in drawn[-1]]
     assert drawn[0] == drawn[1] and 0 < sum(drawn[0]) < 12
-    assert CounterfactualCheck().ask([asked(seat, WRONG)]) == [None] and CounterfactualCheck().keeps(None)
+    assert CounterfactualCheck().ask([asked(runner, WRONG)]) == [None] and CounterfactualCheck().keeps(None)
 
 
-def test_verdicts_are_late_rewards_of_the_state_they_are_about(seat: Seat, server: ServerProcess) -> None:
+def test_verdicts_are_late_rewards_of_the_state_they_are_about(runner: EpisodeRunner, server: ServerProcess) -> None:
     check = CounterfactualCheck("always", episodes=Episodes(server.url))
-    check.ask([asked(seat, RIGHT), asked(seat, WRONG)])
+    check.ask([asked(runner, RIGHT), asked(runner, WRONG)])
     client: ErrataClient[Any, Any, Any] = ErrataClient(server.url)
     with client.sync() as reader:
-        posted = [r for r in reader.rewards(seat.eid) if r.source == "counterfactual"]
+        posted = [r for r in reader.rewards(runner.eid) if r.source == "counterfactual"]
     assert [(r.t, r.value) for r in posted] == [(1, 1.0), (1, 0.0)] and check.not_posted == 0
     assert [r.reward_id.split(":")[2:4] for r in posted] == [
         ["fs.missing", "error_gone"],
@@ -123,7 +125,7 @@ def test_verdicts_are_late_rewards_of_the_state_they_are_about(seat: Seat, serve
     ]
 
 
-def test_a_server_that_takes_no_verdict_changes_none(seat: Seat) -> None:
+def test_a_server_that_takes_no_verdict_changes_none(runner: EpisodeRunner) -> None:
     check = CounterfactualCheck("always", episodes=Episodes("http://127.0.0.1:9"))
-    (verdict,) = check.ask([asked(seat, RIGHT)])
+    (verdict,) = check.ask([asked(runner, RIGHT)])
     assert verdict is not None and verdict.better and check.not_posted == 1

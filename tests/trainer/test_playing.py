@@ -1,4 +1,4 @@
-"""A seat at an environment: what becomes of calls, and of what the machine does wrong."""
+"""A runner at an environment: what becomes of calls, and of what the machine does wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SessionLost, StepTimeout
-from errata_trainer.playing import LOST, OVER, Seat
+from errata_trainer.playing import LOST, OVER, EpisodeRunner
 from errata_trainer.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
 from tests.environments.shelf import SPEC, ShelfAction
 
@@ -47,7 +47,7 @@ class Session:
         self.closed = True
 
 
-def seated(*answers: Any, environment: PlayedEnvironment = SHELF) -> tuple[Seat, list[Session]]:
+def episode_runner(*answers: Any, environment: PlayedEnvironment = SHELF) -> tuple[EpisodeRunner, list[Session]]:
     sessions: list[Session] = []
     given = list(answers)
 
@@ -55,24 +55,24 @@ def seated(*answers: Any, environment: PlayedEnvironment = SHELF) -> tuple[Seat,
         sessions.append(Session(given))
         return sessions[-1]
 
-    return Seat(environment, connect), sessions
+    return EpisodeRunner(environment, connect), sessions
 
 
 def test_the_reward_is_the_sum_of_the_steps_and_the_closing_tool_is_called_once() -> None:
-    seat, (sessions) = seated(("go", None, False), ("a", 0.25, False), ("graded", 0.5, True))
-    assert seat.reset({"place": "red"}) == "go" and seat.eid == "e-1"
-    assert seat.call("read", {"path": "red"}) == "a"
-    assert seat.finish() == 0.75 and seat.finish() == 0.75
+    runner, (sessions) = episode_runner(("go", None, False), ("a", 0.25, False), ("graded", 0.5, True))
+    assert runner.reset({"place": "red"}) == "go" and runner.eid == "e-1"
+    assert runner.call("read", {"path": "red"}) == "a"
+    assert runner.finish() == 0.75 and runner.finish() == 0.75
     assert sessions[0].asked == [{"place": "red"}, {"tool": "read", "path": "red"}, {"tool": "submit"}]
-    assert [p.t for p in seat.played] == [1, 2]
+    assert [p.t for p in runner.played] == [1, 2]
 
 
 def test_an_episode_that_is_over_is_asked_nothing_more() -> None:
-    seat, sessions = seated(("go", None, False), ("right", 1.0, True))
-    seat.reset({})
-    seat.call("submit", {"word": "owl"})
-    assert seat.call("read", {"path": "red"}) == OVER
-    assert seat.finish() == 1.0 and len(sessions[0].asked) == 2
+    runner, sessions = episode_runner(("go", None, False), ("right", 1.0, True))
+    runner.reset({})
+    runner.call("submit", {"word": "owl"})
+    assert runner.call("read", {"path": "red"}) == OVER
+    assert runner.finish() == 1.0 and len(sessions[0].asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -87,45 +87,47 @@ def test_an_episode_that_is_over_is_asked_nothing_more() -> None:
     ],
 )
 def test_a_machine_that_fails_is_no_text_and_no_reward(failure: Exception) -> None:
-    seat, sessions = seated(("go", 0.5, False), ("a", 0.5, False), failure, ("go again", 1.0, False), ("b", 1.0, True))
-    seat.reset({})
-    seat.call("read", {"path": "red"})
-    assert seat.call("read", {"path": "red"}) == LOST and type(failure).__name__ in str(seat.lost)
-    assert seat.call("read", {"path": "red"}) == LOST and seat.finish() is None
+    runner, sessions = episode_runner(
+        ("go", 0.5, False), ("a", 0.5, False), failure, ("go again", 1.0, False), ("b", 1.0, True)
+    )
+    runner.reset({})
+    runner.call("read", {"path": "red"})
+    assert runner.call("read", {"path": "red"}) == LOST and type(failure).__name__ in str(runner.lost)
+    assert runner.call("read", {"path": "red"}) == LOST and runner.finish() is None
     assert sessions[0].closed
-    seat.reset({})
-    seat.call("submit", {"word": "owl"})
-    assert seat.lost is None and seat.finish() == 1.0 and len(sessions) == 2, (
+    runner.reset({})
+    runner.call("submit", {"word": "owl"})
+    assert runner.lost is None and runner.finish() == 1.0 and len(sessions) == 2, (
         "the next episode has a session of its own"
     )
 
 
 def test_an_episode_that_never_began_is_lost_and_its_closing_tool_is_not_called() -> None:
-    seat, sessions = seated(ConnectionError("nobody there"))
-    assert seat.reset({}) == LOST and seat.finish() is None and len(sessions[0].asked) == 1
+    runner, sessions = episode_runner(ConnectionError("nobody there"))
+    assert runner.reset({}) == LOST and runner.finish() is None and len(sessions[0].asked) == 1
 
 
 def test_a_closing_tool_that_fails_loses_the_episode() -> None:
-    seat, _ = seated(("go", None, False), ("a", 0.5, False), SandboxFailed("gone"))
-    seat.reset({})
-    seat.call("read", {"path": "red"})
-    assert seat.finish() is None and seat.lost is not None
+    runner, _ = episode_runner(("go", None, False), ("a", 0.5, False), SandboxFailed("gone"))
+    runner.reset({})
+    runner.call("read", {"path": "red"})
+    assert runner.finish() is None and runner.lost is not None
 
 
 def test_a_task_that_the_environment_does_not_know_is_the_callers_mistake() -> None:
-    seat, _ = seated(InvalidRequest("no task x"))
+    runner, _ = episode_runner(InvalidRequest("no task x"))
     with pytest.raises(InvalidRequest):
-        seat.reset({"task_id": "x"})
+        runner.reset({"task_id": "x"})
 
 
 def test_what_the_environment_itself_refuses_is_the_students_mistake() -> None:
-    seat, _ = seated(("go", None, False), InvalidRequest("path is too long"), ("a", 1.0, True))
-    seat.reset({})
+    runner, _ = episode_runner(("go", None, False), InvalidRequest("path is too long"), ("a", 1.0, True))
+    runner.reset({})
     with pytest.raises(TypeError, match="path is too long"):
-        seat.call("read", {"path": "x" * 9000})
-    (refused,) = seat.played
+        runner.call("read", {"path": "x" * 9000})
+    (refused,) = runner.played
     assert refused.t is None and refused.marker is not None and refused.marker.error_kind == "invalid_arguments"
-    assert seat.lost is None and seat.finish() == 1.0
+    assert runner.lost is None and runner.finish() == 1.0
 
 
 RUN = Tool(

@@ -113,25 +113,25 @@ def wrong(project: Project, operation: str) -> str:
 def test_in_the_real_terminal_each_kind_is_marked_and_each_task_can_be_solved(tmp_path: Path) -> None:
     project = Project(0, train=12, held_out=0, known=1)
     with terminal_of(project, tmp_path) as url:
-        seat = environment_factory(url, tools=["run"])()._seat
+        runner = environment_factory(url, tools=["run"])()._runner
         marked = set()
         for task in project.tasks["train"]:
             for solved in (False, True):
-                assert seat.reset({"task_id": task.task_id}) == task.instruction
+                assert runner.reset({"task_id": task.task_id}) == task.instruction
                 for step in task.steps:
                     value = project.conventions[step.operation] if solved else wrong(project, step.operation)
-                    seat.call("run", {"command": step.command(value)})
-                markers = [call.marker for call in seat.played]
+                    runner.call("run", {"command": step.command(value)})
+                markers = [call.marker for call in runner.played]
                 if solved:
-                    assert markers == [None, None] and seat.finish() == 1.0
+                    assert markers == [None, None] and runner.finish() == 1.0
                 else:
                     for step, marker in zip(task.steps, markers, strict=True):
                         assert marker is not None and marker.severity == "error"
                         assert marker.hint_template_key == OPERATIONS[step.operation]
                         marked.add(marker.hint_template_key)
-                    assert seat.finish() == 0.0
+                    assert runner.finish() == 0.0
         assert marked == set(COMPLAINTS)
-        seat.close()
+        runner.close()
 
 
 @pytest.mark.sandbox
@@ -142,7 +142,7 @@ def test_the_memory_answers_as_the_real_terminal_does(tmp_path: Path) -> None:
         played = environment_factory(url, tools=["run"])
         memo = Memo(played._connect, lambda task: project.task(task["task_id"]).files)
         remembered = type("Remembered", (played,), {"_connect": staticmethod(memo.session)})
-        mine, real = remembered()._seat, played()._seat
+        mine, real = remembered()._runner, played()._runner
         tasks = [task for split in ("train", "held_out", "known") for task in project.tasks[split]]
         for _ in range(40):
             task = chance.choice(tasks)
@@ -150,14 +150,14 @@ def test_the_memory_answers_as_the_real_terminal_does(tmp_path: Path) -> None:
             if chance.random() < 0.2:
                 commands[0] = chance.choice(["./nothing red", "ls", "./sync", "cat absent"])
             found = []
-            for seat in (mine, real):
-                texts = [seat.reset({"task_id": task.task_id})]
-                texts += [seat.call("run", {"command": command}) for command in commands]
-                found.append((texts, [call.marker for call in seat.played], seat.finish()))
+            for runner in (mine, real):
+                texts = [runner.reset({"task_id": task.task_id})]
+                texts += [runner.call("run", {"command": command}) for command in commands]
+                found.append((texts, [call.marker for call in runner.played], runner.finish()))
             assert found[0] == found[1]
         assert memo.asked > memo.played, "some of it was remembered"
-        for seat in (mine, real):
-            seat.close()
+        for runner in (mine, real):
+            runner.close()
         memo.close()
 
 

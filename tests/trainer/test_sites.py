@@ -121,7 +121,7 @@ def test_a_hinter_of_batches_reads_every_rollout_first() -> None:
     assert groups[0] == groups[1] != groups[2], "equal prompts are a group"
 
 
-class Seat:
+class EpisodeRunner:
     """Of an episode that is played elsewhere."""
 
 
@@ -136,7 +136,7 @@ def test_only_what_is_asked_about_is_sampled() -> None:
         sampled.append(len(contexts))
         return [None] * len(contexts)
 
-    kept = made.kept(found, [Seat()] * 4, sample)  # type: ignore[list-item, arg-type]
+    kept = made.kept(found, [EpisodeRunner()] * 4, sample)  # type: ignore[list-item, arg-type]
     assert sampled == [2], "the budget, of about eight by the rate"
     assert len(kept) == 16 and made.counts["not_sampled"] == 2
 

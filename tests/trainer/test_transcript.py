@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from errata_protocol.rollouts import ErrorMarker, RolloutTurn
 from errata_trainer import Delivery, Rollout, build_rollout, deliveries_of
-from errata_trainer.transcript import MALFORMED, trainer_error
+from errata_trainer.transcript import MALFORMED, trainer_error, unmarked_errors
 
 END = 9
 TOOLS = [
@@ -126,7 +126,7 @@ def test_arguments_that_the_environment_refused_are_the_students_error() -> None
     assert kinds(rollout) == [["invalid_arguments"], []]
 
 
-def test_a_call_that_a_seat_refused_keeps_the_seats_marker() -> None:
+def test_a_call_that_a_runner_refused_keeps_its_marker() -> None:
     marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
     messages = [
         said("", call("run", command="a", n=1), call("zz"), call("run", command="b")),
@@ -420,3 +420,24 @@ def test_a_long_episode_with_calls_that_reached_nothing_is_matched_call_by_call(
     rollout = built([*messages, said("")], [Delivery(1, "prepare"), *journal])  # the detour: one more at the beginning
     found = [one.t for turn in rollout.turns for one in turn.calls if one.t is not None]
     assert found == list(range(2, len(journal) + 2))
+
+
+@pytest.mark.parametrize(
+    ("answer", "unmarked"),
+    [
+        ("{'error': 'Tool open not found.'}", 0),
+        ("{'error': 'the words of another release'}", 1),
+        ("{'error': 'printed by a command'}", 0),
+        ("no error at all", 0),
+    ],
+)
+def test_an_error_of_the_trainers_loop_in_words_that_nobody_knows_is_counted(answer: str, unmarked: int) -> None:
+    name = "open" if "not found" in answer else "read"
+    messages = [
+        {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {"path": "x"}}}]},
+        {"role": "tool", "name": name, "content": answer},
+    ]
+    printed = [Delivery(1, "read", {"path": "x"}, answer)] if "printed" in answer else []
+    tools = [{"function": {"name": "read", "parameters": {"properties": {"path": {}}, "required": ["path"]}}}]
+    rollout = build_rollout([1], [2, 3, 4], [1, 0, 0], messages, printed, tools=tools)
+    assert unmarked_errors(rollout, messages, printed) == unmarked

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from errata_trainer import DpoPair
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.recipes.trl.resume import ChannelState
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
+from errata_trainer.watch import Watch
 from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)
@@ -62,7 +66,7 @@ class Pairs:
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         pass
 
-    def observe(self, rollouts: Any, seats: Any, transcripts: Any) -> None:
+    def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = list(rollouts)
 
     def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
@@ -90,7 +94,7 @@ CUT = [call("read", path="green"), call("read", path="blue"), "word " * 400]
 
 
 def made(
-    tokenizer: Any, url: str, path: Path, script: Any, cls: Any = Trainer, *, peft: bool = False, **changes: Any
+    tokenizer: Any, url: str, path: Path, script: Any, cls: Any = Trainer, *, peft: Any = False, **changes: Any
 ) -> Any:
     ours = ("alpha_sdpo", "beta_replay", "pairs", "settings", "hinter", "check")
     own = {name: changes.pop(name) for name in ours if name in changes}
@@ -99,7 +103,9 @@ def made(
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.mul_(5.0 if "embed" in name else 10.0)
-    if peft:
+    if peft is not False and peft is not True:
+        own["peft_config"] = peft
+    elif peft:
         from peft import LoraConfig
 
         own["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
@@ -191,26 +197,56 @@ def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
     assert "dpo_pairs" not in trainer.seen[0]["inputs"]
 
 
+@pytest.mark.parametrize("nll", [0.0, 0.5])
 def test_the_likelihood_of_chosen_actions_is_added_to_channel_3(
-    server: ServerProcess, tokenizer: Any, tmp_path: Path
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, nll: float
 ) -> None:
-    logs = []
-    for nll in (0.0, 0.5):
-        trainer = made(
-            tokenizer, server.url, tmp_path / str(nll), scripts(TWO_SITES, NO_SITE), alpha_sdpo=0.0, beta_replay=1.0,
-            pairs=Pairs(), settings=ChannelSettings(dpo_nll=nll), learning_rate=0.0,
-        )  # fmt: skip
-        trainer.train()
-        logs.append(trainer.state.log_history[0])
-    plain, added = logs
-    assert "dpo/chosen_nll" not in plain and added["dpo/chosen_nll"] > 0.0 and plain["dpo/loss"] == added["dpo/loss"]
-    (pairs,) = [sum(map(len, seen["inputs"]["dpo_pairs"])) for seen in trainer.seen]
-    weights = [pair.weight for row in trainer.seen[0]["inputs"]["dpo_pairs"] for pair in row]
-    likelihoods = added["loss/trace_replay_dpo"] - plain["loss/trace_replay_dpo"]
-    assert min(weights) * 0.5 * added["dpo/chosen_nll"] <= likelihoods * 1.001, (pairs, weights)
-    assert likelihoods <= max(weights) * 0.5 * added["dpo/chosen_nll"] * 1.001
+    settings = ChannelSettings(dpo_nll=nll, dpo_reference="initial")
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE), alpha_sdpo=0.0, beta_replay=1.0, pairs=Pairs(),
+        settings=settings, learning_rate=1e-2, max_steps=2,
+    )  # fmt: skip
+    expected = []
+    compute = trainer.compute_loss
+
+    def slow(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = []
+        for pair in [pair for row in inputs["dpo_pairs"] for pair in row]:
+            ids = torch.tensor([[*pair.context_ids, *pair.chosen_ids]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, len(pair.context_ids) - 1 : -1].double()
+            targets = torch.tensor(pair.chosen_ids)[:, None]
+            now = float(torch.log_softmax(logits, -1).gather(1, targets).sum())
+            ratios = [now - pair.ref_chosen]
+            ids = torch.tensor([[*pair.context_ids, *pair.rejected_ids]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, len(pair.context_ids) - 1 : -1].double()
+            targets = torch.tensor(pair.rejected_ids)[:, None]
+            ratios.append(float(torch.log_softmax(logits, -1).gather(1, targets).sum()) - pair.ref_rejected)
+            dpo = math.log1p(math.exp(-0.1 * (ratios[0] - ratios[1])))
+            found.append(pair.weight * (dpo - nll * ratios[0] / len(pair.chosen_ids)))
+        expected.append(sum(found) / len(found))
+        return compute(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = slow
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["loss/trace_replay_dpo"] for log in logs] == pytest.approx(expected, rel=1e-4)
+    assert all(log["dpo/chosen_nll"] > 0.0 for log in logs)
     with pytest.raises(ValueError, match="nll"):
         made(tokenizer, server.url, tmp_path, scripts(NO_SITE), settings=ChannelSettings(dpo_nll=-1.0))
+
+
+def test_a_source_of_pairs_may_ask_for_their_likelihood_and_the_settings_have_the_last_word(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path
+) -> None:
+    class Likely(Pairs):
+        nll = 0.7
+
+    for source, asked, nll in ((Pairs(), None, 0.0), (Likely(), None, 0.7), (Likely(), 0.0, 0.0)):
+        settings = ChannelSettings(dpo_nll=asked)
+        trainer = made(tokenizer, server.url, tmp_path, scripts(NO_SITE), pairs=source, settings=settings)
+        assert trainer._preferences.nll == nll
 
 
 def test_a_lower_dose_lowers_the_weight_of_channel_2(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
@@ -301,20 +337,100 @@ class NoHint:
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("teacher", ["ema", "live"])
+@pytest.mark.parametrize(
+    ("teacher", "lora"),
+    [
+        ("ema", False),
+        ("live", False),
+        ("initial", False),
+        ("ema", True),
+        ("live", True),
+        ("base", True),
+        ("initial", True),
+    ],
+)
 def test_an_empty_hint_is_no_loss(
-    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any, bf16: bool
-) -> None:
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any, lora: bool,
+    bf16: bool, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    from peft import LoraConfig
+
     settings = ChannelSettings(teacher=teacher)
+    # A new adapter is zero, so that its base is the student; its dropout would make a difference.
+    peft = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], lora_dropout=0.3) if lora else False
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES), hinter=NoHint(), alpha_sdpo=1.0, settings=settings,
-        bf16=bf16,
+        bf16=bf16, peft=peft,
     )  # fmt: skip
+    assert ("dropout is switched off in the student" in caplog.text) is lora
     monkeypatch.setattr(trainer._driver.sites.renderer, "hint_ids", lambda text, after: ())
     trainer.train()
     (seen,) = trainer.seen
+    assert sum(map(len, seen["inputs"]["sdpo_items"])) == 8
     assert abs(float(seen["loss"] - seen["plain"])) < 1e-6
     assert trainer.state.log_history[0]["sdpo/divergence"] < 1e-6
+
+
+def test_a_model_whose_states_cannot_be_taken_is_refused_at_construction(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(tiny_model(tokenizer)), "hf_device_map", {"model": 0, "lm_head": 1}, raising=False)
+    with pytest.raises(ValueError, match=r"spread over the devices 0, 1.*accelerate launch"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=1.0)
+    made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=0.0, beta_replay=0.0)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="torch_compile=False"):
+        made(tokenizer, server.url, tmp_path, scripts(NO_SITE), alpha_sdpo=0.0, pairs=Pairs(), torch_compile=True)
+
+
+def test_the_channels_wait_for_no_device_in_a_micro_batch(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a number of the model's in Python is what waits: our part of a micro-batch reads none.
+
+    Positions and lengths are integers that come from Python, and stay on the host.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from errata_trainer.distillation import Distillation
+    from errata_trainer.preferences import Preferences
+
+    reads: list[str] = []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_local_scalar_dense" in str(function) and args[0].is_floating_point():
+                reads.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    tolist, calls = torch.Tensor.tolist, []
+
+    def read(tensor: torch.Tensor) -> Any:
+        if tensor.is_floating_point():
+            reads.append("tolist")
+        return tolist(tensor)
+
+    def watched(inner: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(inner.__qualname__)
+            with Reads(), monkeypatch.context() as patched:
+                patched.setattr(torch.Tensor, "tolist", read)
+                return inner(self, *args, **kwargs)
+
+        return call
+
+    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ThreeChannelGRPOTrainer, "_count_sites")):
+        monkeypatch.setattr(cls, name, watched(getattr(cls, name)))
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, ONE_SITE, NO_SITE), alpha_sdpo=1.0, beta_replay=0.5,
+        pairs=Pairs(), settings=ChannelSettings(dpo_nll=0.5), gradient_accumulation_steps=2,
+    )  # fmt: skip
+    trainer.train()
+    assert len(set(calls)) == 3 and len(calls) >= 4
+    assert reads == []
+    with Reads():
+        float(torch.tensor(1.0))
+    assert reads, "a read would have been seen"
 
 
 def test_with_both_weights_zero_it_is_plain_grpo_bit_for_bit(
@@ -341,8 +457,8 @@ def test_channel_2_makes_no_second_pass_of_the_student(server: ServerProcess, to
     trainer.train()
     (seen,) = trainer.seen
     sites = sum(map(len, seen["inputs"]["sdpo_items"]))
-    # One is GRPO's; the teacher's are one a site, each over what it does not share with the one before.
-    assert seen["passes"] == 1 + sites
+    # One is GRPO's; the teacher's take several sites each, and are over what one does not share with the one before.
+    assert sites == 8 and 2 <= seen["passes"] <= 1 + sites / 2
 
 
 def test_a_tool_call_that_cannot_be_read_is_an_error_site_too(
@@ -382,7 +498,7 @@ def test_hints_are_tried_in_forks_and_dropped_where_they_do_not_help(
         ("fs.missing", "error_gone"): 2, ("fs.missing", "still_fails"): 1, ("fs.missing", "no_call"): 1,
     }  # fmt: skip
     assert trainer.state.log_history[0]["counterfactual/accepted/fs.missing"] == 0.5
-    assert [[p.tool for p in e._seat.played] for e in trainer.environments] == [["read", "submit"]] * 4
+    assert [[p.tool for p in e._runner.played] for e in trainer.environments] == [["read", "submit"]] * 4
 
 
 def test_more_sites_than_allowed_are_counted_and_left_out(
@@ -581,13 +697,86 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
         torch.testing.assert_close(weight, weights(whole)[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_student_with_dropout_is_refused_where_it_would_be_distilled() -> None:
-    from errata_trainer.channels.forward import refuse_dropout
+class Drawing(Pairs):
+    """Pairs whose draws depend on how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = 0
+
+    def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
+        self.draws += 1
+        self.rollouts = self.rollouts[self.draws % 3 :]
+        return super().sample(count, referred)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self.draws}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.draws = state["draws"]
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_a_resumed_run_is_an_uninterrupted_one(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, peft: bool
+) -> None:
+    """Student and teacher to 1e-6, and with them what the guard, the watch, the check and the pairs remember."""
+
+    def run(folder: str, resume: Path | None = None, **changes: Any) -> Any:
+        check = CounterfactualCheck("sample", rate=0.5, seed=3)
+        settings = ChannelSettings(lower_dose=True, ema_rate=0.3, max_site_share=0.5)
+        trainer = made(
+            tokenizer, server.url, tmp_path / folder, scripts(TWO_SITES, NO_SITE, ONE_SITE, BAD_CALL), peft=peft,
+            alpha_sdpo=1.0, beta_replay=0.3, pairs=Drawing(), learning_rate=1e-2, lr_scheduler_type="constant",
+            save_strategy="steps", save_steps=2, settings=settings, check=check, **changes,
+        )  # fmt: skip
+        trainer._watch.__init__(1, lower_dose=True)
+        trainer._sample = lambda contexts: [[("read", {"path": "red"})] for _ in contexts]
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        return trainer
+
+    whole = run("whole", max_steps=4)
+    first = run("first", max_steps=2)
+    again = run("again", tmp_path / "first" / "checkpoint-2", max_steps=4)
+    assert (tmp_path / "first" / "checkpoint-2" / "errata_state.json").is_file()
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+    moved = [not torch.equal(a, b) for a, b in zip(whole.model.parameters(), first.model.parameters(), strict=True)]
+    assert any(moved)
+    followers = [trainer._distillation.follower for trainer in (whole, again)]
+    teachers = [f.shadow_weights if peft else f.model.state_dict() for f in followers]
+    for name, weight in teachers[0].items():
+        torch.testing.assert_close(teachers[1][name], weight, rtol=0.0, atol=1e-6)
+    for name, part in whole._channel_state.parts.items():
+        state, other = part.state_dict(), again._channel_state.parts[name].state_dict()
+        rounded = [json.loads(json.dumps(s), parse_float=lambda text: round(float(text), 4)) for s in (state, other)]
+        assert rounded[0] == rounded[1], name
+        assert state != first._channel_state.parts[name].state_dict(), f"{name} goes on"
+    assert set(whole._channel_state.parts) == {"guard", "watch", "check", "pairs"}
+    logs = [
+        [log for log in trainer.state.log_history if log.get("step") == 3 and "loss" in log]
+        for trainer in (whole, again)
+    ]
+    for name in ("loss/grpo", "loss/sdpo_kl", "sdpo/tokens", "dpo/pairs", "sdpo/dose"):
+        assert logs[0][0][name] == pytest.approx(logs[1][0][name], abs=1e-5), name
+
+
+def test_a_checkpoint_of_before_has_nothing_to_remember(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = ChannelState({"watch": Watch(), "nothing": None}, before_save=lambda: None, begun=lambda step: None)
+    state.checkpoint = str(tmp_path)
+    state.on_train_begin(None, SimpleNamespace(global_step=3), None)
+    assert "has no errata_state.json" in caplog.text and list(state.parts) == ["watch"]
+
+
+def test_dropout_that_would_be_distilled_is_refused_or_switched_off() -> None:
+    from errata_trainer.channels.forward import refuse_dropout, switch_off_dropout
 
     model = tiny_model(tiny_tokenizer(["a"]))
     refuse_dropout(model)
     model.add_module("noise", torch.nn.Dropout(0.05))
     model.eval()
-    with pytest.raises(ValueError, match="alpha_sdpo=0"):
+    with pytest.raises(ValueError, match="switch_off_dropout"):
         refuse_dropout(model)
     assert not model.training and not model.noise.training
+    assert switch_off_dropout(model) == ["noise"] and model.noise.p == 0.0
+    refuse_dropout(model)

@@ -15,6 +15,9 @@ from errata_server.process import ServerProcess
 MAIN = Path(__file__).parent / "ddp_main.py"
 
 
+TOGETHER = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d")
+
+
 def run(*command: str) -> None:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # also where the machine's own name leads nowhere
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=100)
@@ -24,9 +27,8 @@ def run(*command: str) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("--checkpointing",)], ids=["plain", "checkpointing"])
 def test_two_ranks_train_as_one_process_does(server: ServerProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
-    together = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d")
     run(
-        *together,
+        *TOGETHER,
         "--rdzv_endpoint=127.0.0.1:0",
         "--local_addr=127.0.0.1",
         str(MAIN),
@@ -46,3 +48,24 @@ def test_two_ranks_train_as_one_process_does(server: ServerProcess, tmp_path: Pa
     for name, weight in alone["weights"].items():
         assert torch.equal(first["weights"][name], second["weights"][name]), "ranks drift apart"
         torch.testing.assert_close(first["weights"][name], weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_twenty_steps_with_sites_and_pairs_anywhere_are_those_of_one_process(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    common = (str(MAIN), server.url, str(tmp_path), "--random")
+    run(*TOGETHER, "--rdzv_endpoint=127.0.0.1:0", "--local_addr=127.0.0.1", *common)
+    run(*common)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert len(alone["log"]) == 20
+    for kind in (0, 1):
+        only = [(one[kind], other[kind]) for one, other in zip(first["had"], second["had"], strict=True)]
+        assert {(True, False), (False, True), (False, False)} <= set(only), "each rank is idle at times, and both"
+    for one, both in zip(alone["log"], first["log"], strict=True):
+        assert both["loss"] == pytest.approx(one["loss"], abs=1e-4)
+        for name in ("loss/sdpo_kl", "loss/trace_replay_dpo"):
+            assert both.get(name, 0.0) == pytest.approx(one.get(name, 0.0), abs=1e-4)
+    for name, weight in alone["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name]), "ranks drift apart"
+        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-3, atol=1e-5)

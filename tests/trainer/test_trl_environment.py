@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from errata_protocol.errors import InvalidRequest
 from errata_server.process import ServerProcess
-from errata_trainer.playing import Seat
+from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import ParallelTools, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import PlayedEnvironment, of_spec
@@ -101,7 +101,7 @@ def test_rewards_and_transcripts_are_the_environments(server: ServerProcess, tok
         str({"error": "Tool open not found."}),
         str({"error": "read(): path has to be of type string, got 3"}),
     ]
-    played = [environment._seat.played for environment in trainer.environments]
+    played = [environment._runner.played for environment in trainer.environments]
     assert [[p.t for p in calls] for calls in played] == [[1, 2, 3], [1, 2, None], [None, None, 1], [1, 2]]
     assert [p.marker.error_kind if p.marker else None for p in played[0]] == ["path_not_found", None, None]
     assert [p.marker.error_kind if p.marker else None for p in played[2]] == [
@@ -144,7 +144,7 @@ def test_what_was_too_long_is_not_played_twice(server: ServerProcess, tokenizer:
     for cls in (ScriptedTrainer, ParallelTrainer):
         trainer = made(cls, tokenizer, server.url, long, tmp_path, max_completion_length=160)
         trainer.train()
-        played.append([[p.arguments for p in e._seat.played if p.tool == "read"] for e in trainer.environments])
+        played.append([[p.arguments for p in e._runner.played if p.tool == "read"] for e in trainer.environments])
         kept = [sum(m["role"] == "tool" for m in messages) for messages in trainer._logs["completion"]]
         assert kept[1] < len(played[-1][1]), "its result was rolled back after the call was made"
     assert played[0] == played[1]
@@ -157,6 +157,6 @@ def test_a_row_that_is_no_task_is_told_with_what_to_do() -> None:
 
     made: Any = environment_factory("http://127.0.0.1:9", SHELF)
     environment = made.__new__(made)
-    environment._seat, environment._begun = Seat(SHELF, Refusing), None
+    environment._runner, environment._begun = EpisodeRunner(SHELF, Refusing), None
     with pytest.raises(InvalidRequest, match=r"not answer; name the columns .*task_columns="):
         environment.reset(prompt=PROMPT, answer="owl")

@@ -88,7 +88,7 @@ def test_a_lost_episode_moves_nothing(
 ) -> None:
     trainer = made(tokenizer, server.url, told(BROKEN), tmp_path, beta=0.1, weight_decay=0.0)
     if left_in:
-        monkeypatch.setattr(trainer, "_leave_out_lost", lambda batch, seats: None)
+        monkeypatch.setattr(trainer, "_leave_out_lost", lambda batch, runners: None)
     with torch.no_grad():
         for parameter in trainer.model.parameters():  # away from the reference, or its KL term has no gradient
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
@@ -123,7 +123,7 @@ def test_training_goes_on_over_a_server_that_was_killed_and_started_again(tokeni
         assert killed, "it was killed between the first and the second step of the first batch"
         assert [log["reward"] for log in trainer.state.log_history if "reward" in log] == [1.0, 1.0]
         assert [log["episodes/lost"] for log in trainer.state.log_history if "reward" in log] == [0.0, 0.0]
-        assert [[p.t for p in e._seat.played] for e in trainer.environments] == [[1, 2, 3]] * 4
+        assert [[p.t for p in e._runner.played] for e in trainer.environments] == [[1, 2, 3]] * 4
     finally:
         for server in (served, *killed):
             server.stop()

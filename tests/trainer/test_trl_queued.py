@@ -24,5 +24,5 @@ def test_200_queued_submits_all_get_their_verdict(tmp_path: Path) -> None:
         with ThreadPoolExecutor(200) as pool:
             rewards = list(pool.map(lambda student: student.get_reward(), students))
         for student in students:
-            student._seat.close()
+            student._runner.close()
     assert rewards == [1.0] * 200

@@ -56,7 +56,7 @@ def test_a_rollout_begins_on_the_instance_of_its_row_and_is_graded(url: str) -> 
     assert student.get_reward() == 1.0, "an episode that the student leaves open is graded"
     student.reset(instance_id=NAME)
     assert "[submitted]" in student.submit() and student.get_reward() == 0.0
-    student._seat.close()
+    student._runner.close()
 
 
 def test_rows_of_an_evaluation_split_name_it_and_warn(

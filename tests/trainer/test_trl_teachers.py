@@ -140,7 +140,7 @@ def test_teachers_read_what_the_student_read_and_their_votes_are_late_rewards(
     with pool(server.url, *teachers) as asked:
         pairs = TeacherPairs(asked, tmp_path / "pairs.jsonl", wait_s=60.0)
         trainer = trained(tokenizer, server.url, tmp_path, pairs, script)
-    eid = trainer.environments[0]._seat.eid
+    eid = trainer.environments[0]._runner.eid
     prompts = [prompt for prompt in teachers[0].asked if "the word is owl" in json.dumps(prompt.messages)]
     assert len(prompts) == 1 and prompts[0].source == "agent_text"
     assert json.dumps(prompts[0].messages).count("One of red, green, blue") == 1, "the task is told once"

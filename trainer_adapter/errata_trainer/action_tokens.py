@@ -16,7 +16,7 @@ _BEFORE = [{"role": "user", "content": "dummy"}]
 def action_ids(
     tokenizer: ChatTokenizer, message: Mapping[str, Any], *, end_id: int | None, **template: Any
 ) -> tuple[int, ...]:
-    """Return the tokens with which the student would say a message, its end of turn included.
+    """Return the tokens with which the student would write a message, its end of turn included.
 
     Args:
         tokenizer: Of the student.
@@ -43,8 +43,8 @@ def action_ids(
     ids = tokenizer.encode(whole, add_special_tokens=False)
     if ids[: len(context)] != context:
         raise ValueError("this chat template has no token boundary behind its generation prompt")
-    said = ids[len(context) :]
-    return tuple(said[: said.index(end_id) + 1] if end_id is not None and end_id in said else said)
+    own = ids[len(context) :]
+    return tuple(own[: own.index(end_id) + 1] if end_id is not None and end_id in own else own)
 
 
 @dataclass(frozen=True, slots=True)

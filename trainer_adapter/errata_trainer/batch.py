@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .playing import Seat
+from .playing import EpisodeRunner
 from .rollout import Rollout
 from .transcript import build_rollout
 
@@ -37,7 +37,7 @@ class Transcripts:
 
 def rollouts_of(
     transcripts: Transcripts,
-    seats: Sequence[Seat | None],
+    runners: Sequence[EpisodeRunner | None],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     opening: str | None = None,
@@ -45,43 +45,43 @@ def rollouts_of(
 ) -> tuple[list[Rollout], int]:
     """Return the neutral record of each row, and how many could not be read.
 
-    Episodes that are not over are ended. A row whose turns cannot be told apart has a record without turns, so channels
+    Episodes that are not over are ended. A row whose turns cannot be separated has a record without turns, so channels
     2 and 3 leave it out; it is logged.
 
     Args:
         transcripts: Of the batch.
-        seats: Where each row was played; None for a row that was not played here.
+        runners: Where each row was played; None for a row that was not played here.
         tools: Descriptions of the student's tools.
         opening: See `build_rollout`.
         end_ids: Tokens that end a turn.
     """
     rollouts, unread = [], 0
-    for row, seat in enumerate(seats):
+    for row, runner in enumerate(runners):
         prompt, completion, mask = (
             transcripts.prompt_ids[row],
             transcripts.completion_ids[row],
             transcripts.masks[row],
         )
-        reward = seat.finish() if seat is not None else None
+        reward = runner.finish() if runner is not None else None
         try:
             rollout = build_rollout(
                 prompt,
                 completion,
                 mask,
                 transcripts.messages[row],
-                seat.deliveries() if seat is not None else (),
+                runner.deliveries() if runner is not None else (),
                 tools=tools,
                 opening=opening,
-                eid=seat.eid if seat is not None else None,
-                environment=seat.environment.name if seat is not None else None,
+                eid=runner.eid if runner is not None else None,
+                environment=runner.environment.name if runner is not None else None,
                 reward=reward,
                 logprobs=transcripts.logprobs[row] if transcripts.logprobs is not None else None,
                 end_ids=end_ids,
-                lost=seat.lost if seat is not None else None,
-                task=seat.task if seat is not None else None,
+                lost=runner.lost if runner is not None else None,
+                task=runner.task if runner is not None else None,
             )
         except ValueError as error:  # channel 1 has trained on it all the same
-            log.warning("row %d has no turns that can be told apart, and channels 2 and 3 leave it out: %s", row, error)
+            log.warning("row %d: its turns cannot be separated, so channels 2 and 3 leave it out: %s", row, error)
             unread += 1
             sampled = tuple(int(bool(one)) for one in mask) if mask is not None else (1,) * len(completion)
             rollout = Rollout(tuple(prompt), tuple(completion), sampled, turns=(), reward=reward)

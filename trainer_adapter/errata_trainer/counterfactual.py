@@ -21,7 +21,7 @@ from errata_client.sync import run_blocking
 from errata_protocol.errors import ErrataError, NotSupported
 from errata_protocol.replay import RewardPost
 
-from .playing import Seat
+from .playing import EpisodeRunner
 
 SOURCE = "counterfactual"
 """The source of rewards that verdicts are posted as."""
@@ -43,7 +43,7 @@ Reason = Literal["error_gone", "reward_higher", "still_fails", "no_call", "rewar
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the environment said of a turn that was played in a fork.
+    """The result of a turn that was played in a fork.
 
     Attributes:
         better: It went better than what the student did.
@@ -65,14 +65,14 @@ class Question:
     """A turn to try in place of a failing one.
 
     Attributes:
-        seat: Where the episode was played; it need not be over.
+        runner: Where the episode was played; it need not be over.
         t: Delivery of the failing call: the fork stands at the one before it.
         calls: What to play there instead.
         own_calls: What the student did, for a comparison of rewards.
         key: Under which name it is counted, e.g. the ``hint_template_key``.
     """
 
-    seat: Seat
+    runner: EpisodeRunner
     t: int
     calls: Calls
     own_calls: Calls = ()
@@ -162,12 +162,12 @@ class CounterfactualCheck:
         """Post verdicts, an episode at a time. What fails is counted and logged, and changes no verdict."""
         posts: dict[str, list[RewardPost]] = {}
         for question, verdict in judged:
-            if question.seat.eid is None or verdict.eid is None:
+            if question.runner.eid is None or verdict.eid is None:
                 continue
             t = question.t - 1
             name = f"{SOURCE}:{t}:{question.key}:{verdict.reason}:{verdict.eid}"
             post = RewardPost(t=t, value=float(verdict.better), source=SOURCE, reward_id=name)
-            posts.setdefault(question.seat.eid, []).append(post)
+            posts.setdefault(question.runner.eid, []).append(post)
         for eid, rewards in posts.items():
             try:
                 async with asyncio.timeout(POSTING_S):
@@ -179,6 +179,19 @@ class CounterfactualCheck:
     def keeps(self, verdict: Verdict | None) -> bool:
         """Say whether what was asked about is kept."""
         return verdict.better if verdict is not None else self.mode != "always"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart: verdicts, and the sample's next draws."""
+        version, words, extra = self._chance.getstate()
+        counts = [[key, reason, count] for (key, reason), count in self.counts.items()]
+        return {"counts": counts, "not_posted": self.not_posted, "chance": [version, list(words), extra]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the check whose state it is."""
+        version, words, extra = state["chance"]
+        self._chance.setstate((version, tuple(words), extra))
+        self.counts = Counter({(key, reason): count for key, reason, count in state["counts"]})
+        self.not_posted = int(state["not_posted"])
 
     def metrics(self) -> dict[str, float]:
         """Return the share of questions that went better, also by key, and how many were asked."""
@@ -231,32 +244,32 @@ def calls_of(message: Mapping[str, Any]) -> Calls:
     ]
 
 
-def _tried(question: Question, calls: Calls, judge: Callable[[Seat, bool], Verdict]) -> Verdict:
-    seat = question.seat.fork(question.t - 1)
+def _tried(question: Question, calls: Calls, judge: Callable[[EpisodeRunner, bool], Verdict]) -> Verdict:
+    runner = question.runner.fork(question.t - 1)
     try:
         refused = False
         for name, arguments in calls:
-            if name not in seat.environment.tools:
+            if name not in runner.environment.tools:
                 refused = True  # a trainer answers such a call itself, and the student goes on
                 continue
             try:
-                seat.call(name, arguments)
+                runner.call(name, arguments)
             except TypeError:
                 refused = True
-        return judge(seat, refused)
+        return judge(runner, refused)
     finally:
-        seat.close()
+        runner.close()
 
 
-def _by_error(seat: Seat, refused: bool) -> Verdict:
-    if seat.lost is not None:
-        return Verdict(False, "lost", seat.eid)
-    failed = refused or any(call.marker is not None and call.marker.severity != "warning" for call in seat.played)
-    return Verdict(not failed, "still_fails" if failed else "error_gone", seat.eid)
+def _by_error(runner: EpisodeRunner, refused: bool) -> Verdict:
+    if runner.lost is not None:
+        return Verdict(False, "lost", runner.eid)
+    failed = refused or any(call.marker is not None and call.marker.severity != "warning" for call in runner.played)
+    return Verdict(not failed, "still_fails" if failed else "error_gone", runner.eid)
 
 
-def _by_reward(seat: Seat, refused: bool) -> Verdict:
-    reward = seat.finish()
-    if seat.lost is not None:
-        return Verdict(False, "lost", seat.eid)
-    return Verdict(False, "reward_not_higher", seat.eid, after=reward)
+def _by_reward(runner: EpisodeRunner, refused: bool) -> Verdict:
+    reward = runner.finish()
+    if runner.lost is not None:
+        return Verdict(False, "lost", runner.eid)
+    return Verdict(False, "reward_not_higher", runner.eid, after=reward)

@@ -4,9 +4,9 @@ A recipe for a trainer samples the episodes, says how the student takes another 
 and pairs that it gets into its own. ::
 
     driver = ChannelDriver(sites=sites, pairs=pairs, tools=schemas, end_ids=[eos])
-    rollouts = driver.rollouts(transcripts, seats)
-    items = driver.items(rollouts, seats, sample=sample)          # of each row, for channel 2
-    driver.ask(rollouts, seats, transcripts)                      # teachers, about states of this batch
+    rollouts = driver.rollouts(transcripts, runners)
+    items = driver.items(rollouts, runners, sample=sample)          # of each row, for channel 2
+    driver.ask(rollouts, runners, transcripts)                      # teachers, about states of this batch
     rows = driver.pairs(4, rollouts, referred)                    # of each row, for channel 3
 """
 
@@ -20,9 +20,10 @@ from .batch import Transcripts, rollouts_of
 from .channels.pairs import placed
 from .channels.prm import turn_scores
 from .metrics import Metrics
-from .playing import Seat
+from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout, SdpoItem
 from .sites import Sample, Sites
+from .transcript import unmarked_errors
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 """Returns new pairs with the log-probabilities of the reference."""
@@ -35,12 +36,17 @@ class PairSource(Protocol):
         """Called before training, with the student's tokenizer, ends of turns and chat template, and the reference."""
         ...
 
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Called with each batch; must not wait for an answer."""
         ...
 
     def sample(self, count: int, referred: Referred) -> list[DpoPair]:
-        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``."""
+        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``.
+
+        It calls ``referred`` exactly once, without pairs too: over shards of a model, that is a pass of all ranks.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -74,16 +80,21 @@ class ChannelDriver:
         self.tools, self.opening, self.end_ids = tools, opening, end_ids
         self.metrics = metrics or Metrics()
 
-    def read(self, transcripts: Transcripts, seats: Sequence[Seat | None]) -> tuple[list[Rollout], int]:
+    def read(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> tuple[list[Rollout], int]:
         """Return the neutral record of each row, and how many could not be read; see `rollouts_of`."""
-        return rollouts_of(transcripts, seats, tools=self.tools, opening=self.opening, end_ids=self.end_ids)
+        return rollouts_of(transcripts, runners, tools=self.tools, opening=self.opening, end_ids=self.end_ids)
 
-    def rollouts(self, transcripts: Transcripts, seats: Sequence[Seat | None]) -> list[Rollout]:
+    def rollouts(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> list[Rollout]:
         """Return the neutral record of each row, and count them; episodes that are not over are ended."""
-        rollouts, unread = self.read(transcripts, seats)
+        rollouts, unread = self.read(transcripts, runners)
         calls = sum(len(turn.calls) for rollout in rollouts for turn in rollout.turns)
         errors = sum(turn.failed is not None for rollout in rollouts for turn in rollout.turns)
+        unmarked = sum(
+            unmarked_errors(rollout, messages, runner.deliveries() if runner is not None else ())
+            for rollout, messages, runner in zip(rollouts, transcripts.messages, runners, strict=True)
+        )
         self.metrics.batch("rollouts/unread", unread)
+        self.metrics.batch("rollouts/unmarked_errors", unmarked)
         self.metrics.mean("rollouts/calls", calls, len(rollouts))
         self.metrics.mean("rollouts/errors", errors, len(rollouts))
         return rollouts
@@ -91,7 +102,7 @@ class ChannelDriver:
     def items(
         self,
         rollouts: Sequence[Rollout],
-        seats: Sequence[Seat | None],
+        runners: Sequence[EpisodeRunner | None],
         *,
         sample: Sample,
         trained: Sequence[bool] | None = None,
@@ -101,7 +112,7 @@ class ChannelDriver:
 
         Args:
             rollouts: Of the batch.
-            seats: Where each was played.
+            runners: Where each was played.
             sample: Has the student take a turn; see `Sites.kept`.
             trained: Whether a row's tokens are trained on at all; default: all are.
             groups: Which rows have the same task; default: those with equal prompts.
@@ -110,8 +121,8 @@ class ChannelDriver:
         if self.sites is None:
             return rows
         before = Counter(self.sites.counts)
-        found = self.sites.found(rollouts, seats, self.tools, groups)
-        found = self.sites.kept([one for one in found if trained is None or trained[one.row]], seats, sample)
+        found = self.sites.found(rollouts, runners, self.tools, groups)
+        found = self.sites.kept([one for one in found if trained is None or trained[one.row]], runners, sample)
         for site in found:
             rows[site.row] = (*rows[site.row], site.item)
         self.metrics.mean("sdpo/sites", len(found), len(rollouts))
@@ -119,10 +130,12 @@ class ChannelDriver:
             self.metrics.batch(f"sdpo/{reason}", count)
         return rows
 
-    def ask(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def ask(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Give a batch to the source of pairs, which asks its teachers."""
         if self.pair_source is not None:
-            self.pair_source.observe(rollouts, seats, transcripts)
+            self.pair_source.observe(rollouts, runners, transcripts)
 
     def turn_scores(self, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
         """Return teachers' consensus on each turn, where the votes of these very rollouts have come; else None.

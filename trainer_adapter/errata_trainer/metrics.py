@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 Kind = Literal["mean", "step", "batch", "running", "share"]
@@ -54,7 +54,8 @@ class Metrics:
             steps: Optimizer steps since then, at least 1.
             gather: Brings the ranks' values together.
         """
-        own = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in self._values.items()}
+        numbers = _numbers(self._values)
+        own = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in numbers.items()}
         self._values = {name: values for name, values in self._values.items() if self._kinds[name] == "running"}
         kinds: dict[str, Kind] = {}
         sums: dict[str, list[float]] = {}
@@ -67,11 +68,28 @@ class Metrics:
         return dict(_read(kinds, sums, steps))
 
 
-def _sums(kind: Kind, values: Iterable[tuple[Any, Any]]) -> tuple[float, float]:
+def _sums(kind: Kind, values: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Return the sums of values and of weights; of batches the mean of a rank, which ranks then add up."""
-    pairs = [(float(value), float(weight)) for value, weight in values]
+    pairs = list(values)
     total, weight = sum(value for value, _ in pairs), sum(weight for _, weight in pairs)
     return (total / max(1, len(pairs)), 1.0) if kind == "batch" else (total, weight)
+
+
+def _numbers(values: Mapping[str, Sequence[tuple[Any, Any]]]) -> dict[str, list[tuple[float, float]]]:
+    """Return values and weights as numbers; all tensors of a device are read in one message."""
+    flat = [one for of_name in values.values() for pair in of_name for one in pair]
+    devices: dict[Any, list[int]] = {}
+    for n, one in enumerate(flat):
+        if hasattr(one, "device"):
+            devices.setdefault(one.device, []).append(n)
+    for places in devices.values():
+        import torch  # tensors were recorded, so it is installed
+
+        read = torch.stack([flat[n].detach().to(torch.float64).reshape(()) for n in places]).tolist()
+        for n, number in zip(places, read, strict=True):
+            flat[n] = number
+    numbers = iter(float(one) for one in flat)
+    return {name: [(next(numbers), next(numbers)) for _ in of_name] for name, of_name in values.items()}
 
 
 def _read(kinds: Mapping[str, Kind], sums: Mapping[str, list[float]], steps: int) -> Iterable[tuple[str, float]]:

@@ -1,7 +1,7 @@
-"""A seat at an environment: a session in which a student plays one episode after the other, and what came of each.
+"""Runs a student's episodes in an environment: one session, one episode after the other, and the record of each.
 
 What the student did wrong is text for the student. What the machine did wrong is neither text nor a reward: the
-episode is lost, its reward is None, and whoever trains drops the rollout.
+episode is lost, its reward is None, and the trainer drops the rollout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("errata.trainer")
 
 
 class Session(Protocol):
-    """What a seat needs of a client; `errata_client.SyncErrataClient` has it."""
+    """What a runner needs of a client; `errata_client.SyncErrataClient` has it."""
 
     @property
     def eid(self) -> str | None:
@@ -55,7 +55,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A call that reached the seat, in the order in which the student made them.
+    """A call that reached the runner, in the order in which the student made them.
 
     Attributes:
         tool: Which tool.
@@ -65,7 +65,7 @@ class Played:
             was over or lost.
         reward: Of the step.
         done: The episode was over after it.
-        marker: What went wrong, as the delivery says, or for arguments that did not fit as this seat says.
+        marker: What went wrong, as the delivery says, or for arguments that did not fit as this runner says.
         observation: As delivered, decoded.
     """
 
@@ -79,8 +79,8 @@ class Played:
     observation: dict[str, Any] = field(default_factory=dict)
 
 
-class Seat:
-    """A session and the episode that is played in it.
+class EpisodeRunner:
+    """A session and the episode that runs in it.
 
     Args:
         environment: What is played.
@@ -92,7 +92,7 @@ class Seat:
         played: Calls of the running episode.
         task: What ``reset`` was given.
         lost: Why the episode cannot be counted; None while it can.
-        done: The environment said that the episode is over.
+        done: The environment reported the end of the episode.
     """
 
     def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:
@@ -102,8 +102,8 @@ class Seat:
         self._finished = False
         self._begin({})
 
-    def fork(self, t: int) -> Seat:
-        """Return a seat at a fork of the running episode, as it stood after delivery ``t``; close it after use.
+    def fork(self, t: int) -> EpisodeRunner:
+        """Return a runner at a fork of the running episode, as it stood after delivery ``t``; close it after use.
 
         Raises:
             InvalidRequest: No episode is running.
@@ -113,9 +113,9 @@ class Seat:
         if self._session is None or self.eid is None:
             raise InvalidRequest("no episode is running that could be forked: reset first")
         session: Session = self._session.fork(t, eid=self.eid)
-        seat = Seat(self.environment, lambda: session)
-        seat._session, seat.eid, seat.task = session, session.eid, self.task
-        return seat
+        runner = EpisodeRunner(self.environment, lambda: session)
+        runner._session, runner.eid, runner.task = session, session.eid, self.task
+        return runner
 
     def _begin(self, task: dict[str, Any]) -> None:
         self.eid: str | None = None
@@ -130,7 +130,7 @@ class Seat:
         """Begin an episode and return what the student reads. An infrastructure failure loses it and returns `LOST`.
 
         Raises:
-            InvalidRequest: The environment does not take such a task: the caller's mistake, whoever the student is.
+            InvalidRequest: The environment does not take such a task: an error of the caller, not of the student.
         """
         self._begin(dict(task))
         try:
@@ -164,12 +164,11 @@ class Seat:
         except TypeError as error:
             self._refuse(tool, given, str(error))
             raise
-        return self._step(tool, given, action)
+        return self._step(self._session, tool, given, action)
 
-    def _step(self, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
-        assert self._session is not None
+    def _step(self, session: Session, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
         try:
-            result = self._session.step(action)
+            result = session.step(action)
         except InvalidRequest as error:  # the environment's own validation of what the student wrote
             self._refuse(tool, given, error.message)
             raise TypeError(error.message) from error
@@ -181,7 +180,7 @@ class Seat:
         text = self.environment.agent_text(observation)
         self.done = bool(result.done)
         marker = marker_of({"observation": observation, "metadata": getattr(result, "metadata", None)})
-        self.played.append(Played(tool, given, text, self._session.t, result.reward, self.done, marker, observation))
+        self.played.append(Played(tool, given, text, session.t, result.reward, self.done, marker, observation))
         return text
 
     def _refuse(self, tool: str, given: dict[str, Any], why: str) -> None:
@@ -209,7 +208,7 @@ class Seat:
         if not self._finished:
             closing = self.environment.closing_tool
             if closing is not None and self.lost is None and not self.done and self._session is not None:
-                self._step(closing, {}, self.environment.tools[closing].action({}))
+                self._step(self._session, closing, {}, self.environment.tools[closing].action({}))
             self._finished = True
         rewards = [call.reward for call in self.played if call.reward is not None]
         return sum(rewards) if rewards and self.lost is None else None

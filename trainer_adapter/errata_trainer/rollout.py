@@ -3,7 +3,7 @@
 Positions. ``ids = prompt_ids + completion_ids`` are a rollout's tokens, unpadded, and a position counts them from
 0. The logits that predict ``ids[i]`` stand at position ``i - 1``. Turns count in ``completion_ids``, because that
 is what is sampled and masked; `SdpoItem` counts in whole sequences, because that is what is forwarded. Padding is
-the business of whoever makes tensors of it.
+left to the code that makes tensors of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Rollout:
         logprobs: Log-probability of each of ``completion_ids`` when it was sampled, 0.0 where ``mask`` is 0; None
             if unknown.
         truncated: Whether the completion was cut off at the longest length.
-        lost: Why no reward can be told, where an infrastructure failure ended the episode; such a rollout trains
+        lost: Why there is no reward, where an infrastructure failure ended the episode; such a rollout trains
             nothing.
         task: What the task is, as given to ``reset``.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from .channels.splicing import DoesNotFit, splice
 from .counterfactual import Calls, CounterfactualCheck, Question, Verdict
 from .hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
-from .playing import Seat
+from .playing import EpisodeRunner
 from .rollout import Rollout, SdpoItem, state_of_turns
 
 log = logging.getLogger("errata.trainer")
@@ -88,7 +88,7 @@ class Sites:
     def found(
         self,
         rollouts: Sequence[Rollout],
-        seats: Sequence[Seat | None],
+        runners: Sequence[EpisodeRunner | None],
         tools: Sequence[Mapping[str, Any]] = (),
         groups: Sequence[Hashable] | None = None,
     ) -> list[Site]:
@@ -96,7 +96,7 @@ class Sites:
 
         Args:
             rollouts: Row by row. Lost ones have no site.
-            seats: Where they were played; None for a rollout that was not.
+            runners: Where they were played; None for a rollout that was not.
             tools: Descriptions of the student's tools, for hints about tools.
             groups: Which rows have the same task; by default those with equal prompts.
         """
@@ -111,12 +111,12 @@ class Sites:
                 ]
             )
         waiting = []
-        for row, (rollout, seat) in enumerate(zip(rollouts, seats, strict=True)):
+        for row, (rollout, runner) in enumerate(zip(rollouts, runners, strict=True)):
             turns: deque[FailedTurn] = deque()
             for turn in rollout.turns if rollout.lost is None else ():
                 if turn.failed is None:
                     continue
-                failed = FailedTurn(rollout, turn, turn.failed, observation_of(seat, turn.failed.t), tools)
+                failed = FailedTurn(rollout, turn, turn.failed, observation_of(runner, turn.failed.t), tools)
                 if self._wanted(failed):
                     turns.append(failed)
                 else:
@@ -179,7 +179,7 @@ class Sites:
             self.counts["not_spliced"] += 1
             return None
 
-    def kept(self, sites: Sequence[Site], seats: Sequence[Seat | None], sample: Sample) -> list[Site]:
+    def kept(self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample) -> list[Site]:
         """Return the sites to distil, with their weights.
 
         Those whose hints did not do better where the environment was asked are left out. Those it was not asked about
@@ -187,13 +187,13 @@ class Sites:
 
         Args:
             sites: Of a batch.
-            seats: Of its rows.
+            runners: Of its rows.
             sample: The student, who takes the failing turn again with the hint before it. It is called once, without
                 contexts too, where the check is not off: other ranks may have some.
         """
         verdicts: dict[int, Verdict] = {}
         if self.check.mode != "off":
-            verdicts = self._verdicts([site for site in sites if seats[site.row] is not None], seats, sample)
+            verdicts = self._verdicts([site for site in sites if runners[site.row] is not None], runners, sample)
         kept = []
         for site in sites:
             verdict = verdicts.get(id(site))
@@ -204,18 +204,20 @@ class Sites:
         self.counts["not_better"] += len(sites) - len(kept)
         return capped(kept, self.max_site_share, self.max_key_share)
 
-    def _verdicts(self, sites: Sequence[Site], seats: Sequence[Seat | None], sample: Sample) -> dict[int, Verdict]:
+    def _verdicts(
+        self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample
+    ) -> dict[int, Verdict]:
         """Return what the environment says, by the id of the site; only of those that the check chose."""
         chosen = [sites[n] for n in self.check.chosen(len(sites))]
         contexts = [site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)] for site in chosen]
         questions = {}
         for site, calls in zip(chosen, sample(contexts), strict=True):
-            seat, state = seats[site.row], state_of_turns(site.failed.rollout)[site.failed.turn.index]
-            if calls is None or seat is None or state is None:
+            runner, state = runners[site.row], state_of_turns(site.failed.rollout)[site.failed.turn.index]
+            if calls is None or runner is None or state is None:
                 self.counts["not_sampled"] += 1
                 continue
             own = tuple((call.name, call.arguments) for call in site.failed.turn.calls)
-            questions[id(site)] = Question(seat, state + 1, calls, own, site.hint.key)
+            questions[id(site)] = Question(runner, state + 1, calls, own, site.hint.key)
         return dict(zip(questions, self.check.answers(list(questions.values())), strict=True))
 
 
@@ -245,10 +247,10 @@ def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -
     return [weighed(site, min(1.0, of_key / max(keys[site.hint.key], 1e-9))) for site in within]
 
 
-def observation_of(seat: Seat | None, t: int | None) -> Mapping[str, Any]:
+def observation_of(runner: EpisodeRunner | None, t: int | None) -> Mapping[str, Any]:
     """Return what was delivered as ``t``, decoded; empty where nothing was."""
-    if seat is None or t is None:
+    if runner is None or t is None:
         return {}
     if t == 0:
-        return seat.opening
-    return next((call.observation for call in seat.played if call.t == t), {})
+        return runner.opening
+    return next((call.observation for call in runner.played if call.t == t), {})

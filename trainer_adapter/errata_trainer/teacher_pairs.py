@@ -11,9 +11,10 @@ from typing import Any
 from . import launch
 from .action_tokens import ActionTokens
 from .batch import Transcripts
+from .channels.arguments import not_negative
 from .channels.pairs import PairBuffer, trainable_pairs
 from .channels.prm import scores_of_ballots
-from .playing import Seat
+from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout
 from .teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from .teachers.states import Policy
@@ -31,19 +32,21 @@ class TeacherPairs:
     """Asks a pool of teachers about each batch, and trains on what they agreed on, a batch or more later.
 
     Args:
-        pool: The teachers; whoever made it closes it.
+        pool: The teachers. The caller closes it.
         buffer: File of the replay buffer; pairs outlive a killed trainer. Where several processes train together, each
             has a file of its own: ``pairs.jsonl`` is ``pairs.rank3.jsonl`` on rank 3.
         policy: Which states are asked about.
         most_states: Of one batch.
         capacity: Pairs kept.
         max_length: Tokens of context and action at most; None for no bound.
-        wait_s: How long a batch's own votes are waited for before it is trained on; 0 waits for nobody.
+        wait_s: How long to wait for a batch's own votes before it is trained on; 0 does not wait.
         seed: Of the draws from the buffer.
         scores: For the policy ``value_gap``: returns, for each rollout of a batch, a score of each turn or None.
+        nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss, where the recipe's
+            settings do not say otherwise: what teachers agreed on is also to become likely (RPO's value).
 
     Raises:
-        ValueError: The policy needs scores.
+        ValueError: The policy needs scores, or ``nll`` is negative.
 
     Attributes:
         margins: Of the ballots that came with the last `sample`, by episode and delivery (`channels.prm`).
@@ -64,10 +67,12 @@ class TeacherPairs:
         wait_s: float = 0.0,
         seed: int = 0,
         scores: Callable[[Sequence[Rollout]], Sequence[Sequence[float | None]]] | None = None,
+        nll: float = 1.0,
     ) -> None:
+        not_negative("nll", nll)
         if policy == "value_gap" and scores is None:
             raise ValueError("value_gap needs scores: give scores=, a function from rollouts to a score of each turn")
-        self.scores = scores
+        self.scores, self.nll = scores, nll
         self.pool = pool
         self.policy, self.most_states = policy, most_states
         self.max_length, self.wait_s = max_length, wait_s
@@ -82,7 +87,7 @@ class TeacherPairs:
         self._end_ids: frozenset[int] = frozenset()
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Be told how the student speaks, by the trainer, and open the buffer.
+        """Take the student's tokenizer and chat template from the trainer, and open the buffer.
 
         Args:
             tokenizer: The student's.
@@ -104,7 +109,9 @@ class TeacherPairs:
         self._end_ids = frozenset(end_ids)
         self._tokens = tokens
 
-    def observe(self, rollouts: Sequence[Rollout], seats: Sequence[Seat | None], transcripts: Transcripts) -> None:
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
         """Have the states of a batch asked about."""
         asks, known = [], []
         scores = self.scores(rollouts) if self.scores is not None else None
@@ -113,15 +120,17 @@ class TeacherPairs:
         for site in choose(rollouts, self.policy, scores=scores, most=self.most_states):
             rollout, row = rollouts[site.rollout], site.rollout
             messages = transcripts.messages[row]
-            said = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
-            if site.turn.index >= len(said):
+            assistant_messages = [
+                number for number, message in enumerate(messages) if message.get("role") == "assistant"
+            ]
+            if site.turn.index >= len(assistant_messages):
                 self.counts["no_tokens"] += 1
                 continue
-            before = messages[: said[site.turn.index]]
+            before = messages[: assistant_messages[site.turn.index]]
             prompt = transcripts.prompts[row]
-            text = messages[said[site.turn.index]].get("content") or ""
-            told = before_the_episode(prompt, seats[row])
-            asks.append(ask_of(site, rollout, text=str(text), prompt=told, transcript=[*prompt, *before]))
+            text = messages[assistant_messages[site.turn.index]].get("content") or ""
+            own_prompt = before_the_episode(prompt, runners[row])
+            asks.append(ask_of(site, rollout, text=str(text), prompt=own_prompt, transcript=[*prompt, *before]))
             known.append(
                 _Asked(
                     rollout.prompt_ids + rollout.completion_ids[: site.turn.start],
@@ -151,14 +160,14 @@ class TeacherPairs:
         kept, skipped = trainable_pairs(found, max_length=self.max_length)
         self.counts.update({str(reason): number for reason, number in skipped.items()})
         if self._buffer is None:
-            raise RuntimeError("use() comes before sample(): it says how the student speaks, and opens the buffer")
+            raise RuntimeError("call use() before sample(): it takes the student's tokenizer and opens the buffer")
         self._buffer.add(referred(kept))
         self._draws += 1
         return self._buffer.sample(min(count, len(self._buffer)), seed=self._seed + self._draws)
 
     def _pairs(self, ballot: Ballot, asked: _Asked) -> list[DpoPair]:
         if self._tokens is None:
-            raise RuntimeError("use() comes before sample(): it says how the student speaks")
+            raise RuntimeError("call use() before sample(): it takes the student's tokenizer")
         made = []
         for preference in preferences(ballot):
             own = self._tokens.own(asked.turn_ids, call=bool(preference.chosen.calls))
@@ -188,12 +197,20 @@ class TeacherPairs:
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the beginning, what the pool says, and how many pairs the buffer holds."""
-        told = {f"votes/{reason}": float(number) for reason, number in sorted(self.counts.items())}
-        told |= {f"pool/{name}": value for name, value in self.pool.metrics().items()}
-        return {**told, "buffer": float(len(self._buffer)) if self._buffer is not None else 0.0}
+        found = {f"votes/{reason}": float(number) for reason, number in sorted(self.counts.items())}
+        found |= {f"pool/{name}": value for name, value in self.pool.metrics().items()}
+        return {**found, "buffer": float(len(self._buffer)) if self._buffer is not None else 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart. Pairs are in the buffer's file."""
+        return {"draws": self._draws, "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the source whose state it is."""
+        self._draws, self.counts = int(state["draws"]), Counter(state["counts"])
 
     def close(self) -> None:
-        """Close the buffer; the pool is its maker's. Idempotent."""
+        """Close the buffer, not the pool. Idempotent."""
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
@@ -204,10 +221,10 @@ def of_this_process(path: Path) -> Path:
     return path if launch.processes() == 1 else path.with_name(f"{path.stem}.rank{launch.process()}{path.suffix}")
 
 
-def before_the_episode(prompt: Sequence[Mapping[str, Any]], seat: Seat | None) -> list[Mapping[str, Any]]:
+def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: EpisodeRunner | None) -> list[Mapping[str, Any]]:
     """Return a prompt without the reset's text, which TRL appends to its last message and the journal has as t=0."""
     messages = list(prompt)
-    opening = seat.environment.agent_text(seat.opening) if seat is not None and seat.opening else ""
+    opening = runner.environment.agent_text(runner.opening) if runner is not None and runner.opening else ""
     content = messages[-1].get("content") if messages else None
     if opening and isinstance(content, str) and content.endswith(opening):
         rest = content.removesuffix(opening)

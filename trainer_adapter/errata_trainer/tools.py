@@ -23,7 +23,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as a student is told of it, and the action that a call of it is.
+    """A tool as it is described to a student, and the action that a call of it is.
 
     Attributes:
         name: What the student calls.

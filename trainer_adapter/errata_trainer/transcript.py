@@ -128,6 +128,27 @@ def build_rollout(
     )
 
 
+def unmarked_errors(
+    rollout: Rollout, messages: Sequence[Mapping[str, Any]], deliveries: Sequence[Delivery] = ()
+) -> int:
+    """Return how many tool results of a rollout are a trainer's errors that no marker stands for.
+
+    Errors that a trainer made are recognised by its words (`build_rollout`). Another release may have other words: then
+    failing turns are no longer found, and this number says so.
+
+    Args:
+        rollout: Made of the messages.
+        messages: Of the completion.
+        deliveries: What the environment's side knows.
+    """
+    printed = {(one.name, one.text) for one in deliveries if one.t is not None}
+    count = 0
+    for turn, (_, results) in zip(rollout.turns, _assistant_messages(messages), strict=False):
+        errors = sum(_is_error(result, printed) for result in results)
+        count += max(0, errors - sum(call.t is None and call.marker is not None for call in turn.calls))
+    return count
+
+
 def tool_call_opening(tokenizer: Any) -> str | None:
     """Return the text that opens a tool call, where the tokenizer has it in its ``response_template``; else None."""
     template = getattr(tokenizer, "response_template", None)

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 log = logging.getLogger("errata.trainer")
 
@@ -97,3 +98,15 @@ class Watch:
             log.warning("%s went from %.3g to %.3g: %s%s", sign.metric, before, now, sign.meaning, dose)
         if sign.metric not in self.shown:
             self.shown.append(sign.metric)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart."""
+        last = {name: list(values) for name, values in self._last.items()}
+        return {"dose": self.dose, "shown": list(self.shown), "first": dict(self._first), "last": last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the watch whose state it is."""
+        self.dose, self.shown = float(state["dose"]), list(state["shown"])
+        for name in self._first:
+            self._first[name] = list(state["first"].get(name, ()))
+            self._last[name] = deque(state["last"].get(name, ()), maxlen=self.window)

@@ -25,7 +25,7 @@ from openenv.core.env_server.types import (
 
 from errata_protocol import markers
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.environment import EnvironmentSpec, Recovery
+from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
 
 from ..doors import http_routes
@@ -102,7 +102,7 @@ class HTTPEnvServer(_UpstreamServer):
             decoder=decoder,
             retention=Retention(self.runtime).when_due,
         )
-        if declared.volatile and self.sessions.recovery is Recovery.NONE:
+        if declared.volatile and not self.sessions.recovery.survives_restart:
             raise InvalidRequest(
                 "volatile names fields that may differ when requests run again, and sessions of "
                 f"{self.env_name} are not run again: say deterministic too"
@@ -142,12 +142,12 @@ class HTTPEnvServer(_UpstreamServer):
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
             extensions["delayed_rewards"] = 1
-            if recovery is not Recovery.NONE:
+            if recovery.can_fork:
                 extensions["fork"] = 1
         return Capabilities(
             environment=self.env_name,
             extensions=extensions,
-            recovery=recovery,
+            recovery=recovery.name,
             agent_text_version=self._spec.agent_text_version if self._spec is not None else None,
             limits=self.runtime.settings.limits,
             call_timeouts_s=dict(self._spec.call_timeouts_s) if self._spec is not None else {},
@@ -211,15 +211,15 @@ class HTTPEnvServer(_UpstreamServer):
     @property
     def active_sessions(self) -> int:
         """Sessions that hold an environment instance."""
-        return self.sessions.active
+        return self.sessions.room.used
 
     def get_capacity_status(self) -> ServerCapacityStatus:
         """Return how many sessions hold an instance, and how many may."""
-        return ServerCapacityStatus.from_counts(active=self.sessions.active, max_sessions=self.max_concurrent_envs)
+        return ServerCapacityStatus.from_counts(active=self.sessions.room.used, max_sessions=self.max_concurrent_envs)
 
     def get_session_info(self, session_id: str) -> SessionInfo | None:
         """Return what is known of a session of this process; None if it has none by that id."""
-        session = self.sessions.live(session_id)
+        session = self.sessions.table.get(session_id)
         if session is None or session.host is None:
             return None
         return SessionInfo(
@@ -238,22 +238,22 @@ class HTTPEnvServer(_UpstreamServer):
         try:
             session = await self.sessions.open()
         except CapacityReached as error:
-            raise SessionCapacityError(self.sessions.active, self.max_concurrent_envs) from error
+            raise SessionCapacityError(self.sessions.room.used, self.max_concurrent_envs) from error
         except EnvironmentFailed as error:
             if "factory_name" in error.details:
                 raise EnvironmentFactoryError(error.details["factory_name"]) from error
             raise error.__cause__ or error from None
-        self.sessions.attach(session, self)
+        self.sessions.lifetime.attach(session, self)
         assert session.host is not None
         return session.sid, session.host.env
 
     async def _destroy_session(self, session_id: str) -> None:
-        session = self.sessions.live(session_id)
+        session = self.sessions.table.get(session_id)
         if session is not None:
-            await self.sessions.close(session)
+            await self.sessions.lifetime.close(session)
 
     def _update_session_activity(self, session_id: str, increment_step: bool = False) -> None:
-        session = self.sessions.live(session_id)
+        session = self.sessions.table.get(session_id)
         if session is not None:
             session.last_used = self.runtime.clock.time()
 

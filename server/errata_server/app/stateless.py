@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.mux import injected_fork
 
+from ..concurrency.procedures import run
 from ..sessions.decoding import step_request
 from ..sessions.sessions import Sessions
 from .upstream_routes import answer_from
@@ -56,7 +57,7 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
             )
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True)
-            observation = await host.reset(given, timeout_s=timeout_s)
+            observation = await run(host.reset(given, timeout_s=timeout_s))
             return ResetResponse(**serialize_observation(observation))
 
     async def step(request: StepRequest) -> StepResponse:
@@ -67,7 +68,7 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
         assert action is not None
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True, exclude={"action"})
-            observation = await host.step(action, given, timeout_s=timeout_s)
+            observation = await run(host.step(action, given, timeout_s=timeout_s))
             return StepResponse(**serialize_observation(observation))
 
     async def state() -> State:

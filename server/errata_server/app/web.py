@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errata_protocol.errors import SessionLost
 
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock
 from ..doors.auth import principal_of
 from ..environments.host import EnvHost
 from ..runtime.capacity import Room
@@ -64,7 +64,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
         self._server = server
         self._shown = shown
         self._session: Session | None = None
-        self._opening = Turnstile()
+        self._opening = FairLock()
         self._state: dict[str, Any] | None = None
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
                 tokens = self._server.runtime.settings.tokens
                 owner = principal_of(tokens[0]) if tokens else None
                 self._session = await self._server.sessions.open(principal=owner, room=Room(None))
-                self._server.sessions.attach(self._session, self)
+                self._server.sessions.lifetime.attach(self._session, self)
                 self._shown.session = self._session
             return self._session
 

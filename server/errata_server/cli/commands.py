@@ -150,6 +150,14 @@ def serve(
     fsync: Annotated[
         bool | None, typer.Option(help="Sync the journal before each reply. [default: ERRATA_FSYNC, else yes]")
     ] = None,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Repair a damaged journal first: sessions with damaged rows are lost, others go on. "
+            "[default: ERRATA_JOURNAL_SALVAGE]",
+        ),
+    ] = False,
     log_format: Annotated[
         str,
         typer.Option(parser=_LOG_FORMAT, metavar="FORMAT", help="text, json, or auto: text at a terminal, else json."),
@@ -172,9 +180,8 @@ def serve(
     if deterministic:
         hash_seed.fix(journal_dir)  # before the environment and all it needs are imported
 
-    from errata_protocol.environment import Recovery
-
     from .. import log
+    from ..recovery import recovery_class
     from ..serve import server
     from ..settings import Settings
     from ..targets.load import Stated
@@ -187,6 +194,8 @@ def serve(
         given["max_sessions_per_principal"] = max_sessions_per_principal
     if fsync is not None:
         given["fsync"] = fsync
+    if salvage:
+        given["journal_salvage"] = True
     if token is not None:
         given["token"] = SecretStr(token)
     if base:
@@ -207,7 +216,7 @@ def serve(
         volatile=volatile or (),
         detect=detect,
     )
-    if any(told.recovery is Recovery.REEXECUTE for told in served.capabilities.values()):
+    if any(recovery_class(told.recovery).repeats_requests for told in served.capabilities.values()):
         # A class or spec says that it is deterministic, which only loading it shows.
         hash_seed.fix(served.runtime.data_dir or journal_dir)
     server.run(served, bind)

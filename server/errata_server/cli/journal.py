@@ -1,12 +1,13 @@
-"""``errata journal``: disk use, verification, deletion of old episodes, export of turns as JSON lines or Parquet."""
+"""``errata journal``: disk use, verification, repair, deletion of old episodes, export as JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,11 @@ from rich.table import Table
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
 
-from .bundles import Output, Progress, complete_file, report
+from ..journal import SalvageReport, journal_in
+from ..runtime.data_lock import lock
+from . import data_dirs
+from .bundles import Output, Progress, complete_file
+from .bundles import report as show_verification
 from .source import DataDir, Json, Source
 
 cli = typer.Typer(
@@ -58,7 +63,66 @@ def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
     with Source(data_dir, None) as source:
         found = asyncio.run(_verified(source))
         where = str(source.directory)
-    report(found, where, as_json)
+    show_verification(found, where, as_json)
+
+
+@cli.command("salvage")
+def salvage(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Repair a copy, a new data directory, instead."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only report.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Repair a damaged journal; list the lost sessions.
+
+    What is whole stays. Open sessions with rows in damaged frames end as lost; what else was delivered stays readable.
+    The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
+    journal/damaged. A copy holds the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
+    """
+    from ..journal.salvage import salvage as repair
+
+    directory = data_dir or data_dirs.for_reading([], lambda *_: False)
+    journal = journal_in(directory)
+    if output is not None and output.exists():
+        raise InvalidRequest(f"{output} exists already: give the name of a new directory")
+    if output is not None or dry_run:
+        found = repair(journal, output=output / "journal" if output is not None else None, dry_run=dry_run)
+    else:
+        held = lock(directory) if journal.is_dir() else None
+        try:
+            found = repair(journal)
+        finally:
+            if held is not None:
+                os.close(held)
+    if as_json:
+        typer.echo(json.dumps({**found.as_json(), "dry_run": dry_run}))
+    else:
+        for line in _salvaged(found, dry_run):
+            typer.echo(line)
+    if found.lost:
+        raise typer.Exit(1)
+
+
+def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
+    for damage in found.damaged:
+        where = f"segment {damage.segment}, bytes {damage.begin:,} to {damage.end:,}"
+        yield f"{where}: {damage.what}" + (f"; it held {damage.holds}" if damage.holds else "")
+    for session in found.sessions:
+        became = "lost" if session.status == "open" else session.status
+        yield f"session {session.sid}: {became}; episodes {', '.join(session.episodes) or 'none'}"
+    if found.unattributed_bytes:
+        yield f"{found.unattributed_bytes:,} damaged bytes do not say whose rows they held"
+    yield f"{len(found.sessions):,} sessions have rows in damaged frames, {len(found.lost):,} of them open: these " + (
+        "would be lost" if dry_run else "are lost"
+    )
+    yield f"{found.rows:,} rows are whole"
+    if not found.is_damaged:
+        yield "nothing that was acknowledged is damaged"
+    if found.output is not None:
+        yield f"repaired: {found.output}" + (f"; as it was: {found.originals}" if found.originals else "")
 
 
 @cli.command("retention")
@@ -69,7 +133,7 @@ def retention(
     max_bytes: Annotated[
         str | None, typer.Option(metavar="N[k|M|G|T]", help="Delete the oldest until the rest holds no more.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be deleted.")] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +146,7 @@ def retention(
     from ..episodes import retention as keeping
 
     if keep_days is None and max_bytes is None:
-        raise InvalidRequest("say what to keep: --keep-days N, --max-bytes B, or both")
+        raise InvalidRequest("give what to keep: --keep-days N, --max-bytes B, or both")
     bound = _bytes(max_bytes) if max_bytes is not None else None
     with Source(data_dir, None) as source:
         chosen = asyncio.run(
@@ -94,7 +158,7 @@ def retention(
                 progress=Progress("episodes"),
             )
         )
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "episodes": [held.row.eid for held in chosen.delete],
         "bytes": chosen.bytes,
         "kept": chosen.kept,
@@ -103,19 +167,19 @@ def retention(
         "dry_run": dry_run,
     }
     if not dry_run and chosen.delete:
-        told["deleted"], told["foreign"] = _delete(data_dir, chosen.delete)
+        report["deleted"], report["foreign"] = _delete(data_dir, chosen.delete)
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(report))
         return
-    verb = "would go" if dry_run else "chosen"
+    verb = "would be deleted" if dry_run else "chosen"
     typer.echo(f"{len(chosen.delete):,} episodes {verb}, {chosen.bytes:,} bytes")
-    typer.echo(f"{chosen.kept:,} stay, {chosen.kept_bytes:,} bytes")
+    typer.echo(f"{chosen.kept:,} are kept, {chosen.kept_bytes:,} bytes")
     if chosen.held_back:
-        typer.echo(f"{chosen.held_back:,} of these stay for an open session or a fork")
-    if "deleted" in told:
-        typer.echo(f"{told['deleted']:,} deleted")
-    if told.get("foreign"):
-        typer.echo(f"{told['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
+        typer.echo(f"{chosen.held_back:,} of these are kept for an open session or a fork")
+    if "deleted" in report:
+        typer.echo(f"{report['deleted']:,} deleted")
+    if report.get("foreign"):
+        typer.echo(f"{report['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
 
 
 def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
@@ -175,8 +239,8 @@ def export(
 
         count = asyncio.run(write())
         rows.close()
-    told = {"file": str(output), "format": format, "rows": count, "by": by, "bytes": output.stat().st_size}
-    typer.echo(json.dumps(told) if as_json else f"{output}: {count:,} {by}s, {told['bytes']:,} bytes")
+    written = {"file": str(output), "format": format, "rows": count, "by": by, "bytes": output.stat().st_size}
+    typer.echo(json.dumps(written) if as_json else f"{output}: {count:,} {by}s, {written['bytes']:,} bytes")
 
 
 _SIZES = ("episodes", "deliveries", "payload_bytes", "request_bytes", "state_bytes")

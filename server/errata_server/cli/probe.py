@@ -12,8 +12,7 @@ from typing import Annotated
 
 import typer
 
-from errata_protocol.environment import Recovery
-
+from ..recovery import recovery_class
 from .source import DataDir, Json, Source, Url
 
 IMPOSSIBLE, UNCLEAR = 3, 4
@@ -92,7 +91,7 @@ def lines(verdict: object) -> list[str]:
         case Outcome.VERIFIED:
             told.append(f"recovery it can have: {verdict.recovery}, verified after kill -9 and in a fork")
             told.append(f"  {command}")
-            if verdict.recovery is Recovery.REEXECUTE:
+            if recovery_class(verdict.recovery).repeats_requests:
                 told.append(
                     "  or in its class: DETERMINISTIC = True"
                     + (

@@ -78,9 +78,9 @@ class Source:
     A directory is read in place also while a server runs on it; deleting goes through the server then.
 
     Args:
-        data_dir: Data directory; None chooses as `data_dirs.for_reading` says.
+        data_dir: Data directory; None chooses as `data_dirs.for_reading` does.
         url: Server to ask instead.
-        eids: Episodes that the command is about: they tell which journal is meant.
+        eids: Episodes that the command is about: they determine which journal is read.
         writes: Take the directory, or ask the server that holds it.
     """
 
@@ -146,8 +146,7 @@ class Source:
         if self._url is not None:
             answer = self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump())
             return RewardRecord.model_validate_json(answer.content)
-        assert self._runtime is not None
-        return reward_record(asyncio.run(self._runtime.rewards.post_all(eid, [post], self._principal))[0])
+        return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], self._principal))[0])
 
     def bundle(self, eids: Sequence[str], write: Callable[[bytes], object], *, ancestors: bool) -> None:
         """Hand the bytes of a bundle to ``write`` as they come."""
@@ -163,8 +162,7 @@ class Source:
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
         from ..episodes.bundles import bundle
 
-        assert self._runtime is not None
-        async for line in bundle(self._runtime.store, self._runtime.clock, eids, self._principal, ancestors=ancestors):
+        async for line in bundle(self.runtime.store, self.runtime.clock, eids, self._principal, ancestors=ancestors):
             write(line)
 
     @property
@@ -205,8 +203,7 @@ class Source:
     def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
         from ..episodes.episodes import Episodes
 
-        assert self._runtime is not None
-        episodes = Episodes.of(self._runtime)
+        episodes = Episodes.of(self.runtime)
 
         async def call() -> T:
             return await work(episodes)
@@ -218,16 +215,18 @@ class Source:
 
     @contextlib.contextmanager
     def _stream(self, path: str, params: Any) -> Iterator[httpx.Response]:
-        assert self._url is not None
         try:
-            with httpx.stream(
-                "GET", self._url.rstrip("/") + path, params=params, headers=self._headers, timeout=60
-            ) as answer:
+            with httpx.stream("GET", self._address(path), params=params, headers=self._headers, timeout=60) as answer:
                 if answer.is_error:
                     answer.read()
                 yield self._checked_answer(answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._no_answer(error) from error
+
+    def _address(self, path: str) -> str:
+        if self._url is None:
+            raise RuntimeError("a data directory is read in place, not over HTTP")
+        return self._url.rstrip("/") + path
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -251,21 +250,20 @@ class Source:
         return answer
 
     def _ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        assert self._url is not None
         try:
-            return httpx.request(method, self._url.rstrip("/") + path, headers=self._headers, timeout=60, **kwargs)
+            return httpx.request(method, self._address(path), headers=self._headers, timeout=60, **kwargs)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._no_answer(error) from error
 
     def _is_ours(self) -> bool:
         """Return whether the server is an Errata server: one without episodes is in production mode."""
         try:
-            told = self._ask("GET", "/capabilities").json()
+            capabilities = self._ask("GET", "/capabilities").json()
         except ValueError:
             return False
-        if not isinstance(told, dict):
+        if not isinstance(capabilities, dict):
             return False
-        each = told.get("environments", {"": told})  # of several environments at the root
+        each = capabilities.get("environments", {"": capabilities})  # of several environments at the root
         return isinstance(each, dict) and any(
             isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
         )

@@ -7,11 +7,10 @@ result down and rings only if nobody has rung since the loop last looked.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-
-from .step_clock import StepClock, stopped_s
 
 
 class CallAbandoned(Exception):
@@ -25,8 +24,8 @@ class CallAbandoned(Exception):
         super().__init__("abandoned while it ran" if ran else "withdrawn before it began")
         self.ran = ran
 
-    def told(self, timeout_s: float) -> str:
-        """Say in words that follow the name of what was called how it was abandoned."""
+    def described(self, timeout_s: float) -> str:
+        """Return how it was abandoned, in words that follow the name of the function."""
         if self.ran:
             return f"ran longer than the server's {timeout_s:g} s and was abandoned"
         return f"got no thread within the server's {timeout_s:g} s and did not run"
@@ -68,53 +67,21 @@ class Worker(Protocol):
         """End after what was submitted. Never waits."""
 
 
-class Call:
-    """One function to run elsewhere and the future that waits for it. Made on the loop that waits."""
+class Call(ABC):
+    """One function to run on another thread. Made on the event loop that gets its result."""
 
-    __slots__ = ("_function", "_outbox", "_unclaimed", "error", "future", "loop", "result", "worker")
+    __slots__ = ("_function", "_outbox", "_unclaimed", "error", "loop", "result", "worker")
 
-    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.prepare(function, loop)
-        self.future: asyncio.Future[Any] = loop.create_future()
+    _function: Callable[[], Any]
 
-    def prepare(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Set up all but the future, for those that do otherwise with the result."""
-        self._function = function
+    def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set up the call to be run once, its result to be delivered on ``loop``."""
         self.loop = loop
         self._outbox = _Outbox.of(loop)
-        self._unclaimed = [True]  # list.pop is atomic: who runs the call and who withdraws it cannot both win
+        self._unclaimed = [True]  # list.pop is atomic: only one of the thread and a withdrawal can have it
         self.result: Any = None
         self.error: Exception | None = None
         self.worker: Worker | None = None
-
-    async def wait(self, timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None) -> Any:
-        """Return the result.
-
-        Args:
-            timeout_s: Counted from now, waiting for a thread included, the time in which the clock is stopped not.
-            clock: As in `deadlines.ends_within`.
-
-        Raises:
-            CallAbandoned: The time passed.
-            ThreadGone: The thread was written off before the call began.
-        """
-        started, stopped_before_s = self.loop.time(), stopped_s(clock())
-
-        def expire() -> None:
-            nonlocal timer
-            found, elapsed_s = clock(), self.loop.time() - started
-            if found is not None and (left_s := found.left_s(timeout_s, elapsed_s, stopped_before_s)) > 0.0:
-                timer = self.loop.call_later(left_s, expire)
-            else:
-                self._expire()
-
-        timer = self.loop.call_later(timeout_s, expire)
-        try:
-            return await self.future
-        finally:
-            timer.cancel()
-            if self.future.cancelled():
-                self.withdraw()  # who waited was cancelled: nothing needs to run any more
 
     def withdraw(self) -> bool:
         """See to it that the call never begins; False if it has."""
@@ -161,21 +128,9 @@ class Call:
             self.error = error
             self.hand_over()
 
+    @abstractmethod
     def resolve(self) -> None:
-        """Answer who waits. On the loop."""
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
-
-    def _expire(self) -> None:
-        if self.future.done():
-            return
-        abandoned = self.give_up()
-        if abandoned is not None:  # else it has just ended, and its result is on the way
-            self.future.set_exception(abandoned)
+        """Report the outcome to the caller. On the loop."""
 
 
 class _Outbox:

@@ -22,16 +22,28 @@ class Expiring(Protocol):
 
 
 class Deadlines:
-    """Tells what was not removed in time that its time is over.
+    """The deadlines of one event loop: calls `Expiring.expire` of whatever was not removed in time.
 
     Args:
-        loop: The event loop of all that is added.
+        loop: The event loop.
     """
+
+    _known: dict[asyncio.AbstractEventLoop, Deadlines] = {}  # noqa: RUF012 - one for each loop
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout: in each, who came first is due first
+        self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout: in each, the first added is due first
         self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Deadlines:
+        """Return the deadlines of an event loop."""
+        found = cls._known.get(loop)
+        if found is None:
+            for other in [known for known in list(cls._known) if known.is_closed()]:
+                cls._known.pop(other, None)
+            found = cls._known.setdefault(loop, cls(loop))
+        return found
 
     def add(self, timeout_s: float, who: Expiring, now: float) -> object:
         """Let ``who`` expire ``timeout_s`` after ``now``, the loop's time, or up to `TICK_S` later.
@@ -94,6 +106,8 @@ async def ends_within(
     def answer(in_time: bool) -> None:
         if not ended.done():
             ended.set_result(in_time)
+
+    timer: asyncio.TimerHandle
 
     def expire() -> None:
         nonlocal timer

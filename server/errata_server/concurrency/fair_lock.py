@@ -1,4 +1,4 @@
-"""`Turnstile`: a fair lock for several event loops; one request of a session at a time, in order of arrival."""
+"""`FairLock`: a first come, first served lock for several event loops; holding it is a value, a `Turn`."""
 
 from __future__ import annotations
 
@@ -8,76 +8,96 @@ from collections import deque
 from types import TracebackType
 
 
-class Turnstile:
+class Turn:
+    """Proof that a `FairLock` is held. Only the lock makes one.
+
+    A function that takes a ``Turn`` may only be called by the holder of the lock.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: FairLock) -> None:
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let the next waiter in. Called once."""
+        self._lock._release()
+
+
+class FairLock:
     """A fair lock that is not bound to an event loop.
 
     asyncio.Lock belongs to the loop of its first contended wait; a session outlives loops (each request of a
     TestClient brings its own) and is reached through several doors.
     """
 
-    __slots__ = ("_turn", "_waiting")
+    __slots__ = ("_held", "_waiting")
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # held by whoever has the turn
+        self._held = threading.Lock()
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] | None = None  # most have none
 
     @property
     def busy(self) -> bool:
-        """Somebody holds it."""
-        return self._turn.locked()
+        """Whether the lock is held."""
+        return self._held.locked()
 
-    def take(self) -> bool:
-        """Hold it and return True if nobody does; whoever took it calls `leave`."""
-        return self._turn.acquire(False)
+    def try_acquire(self) -> Turn | None:
+        """Acquire the lock if it is free; the caller releases the turn."""
+        return Turn(self) if self._held.acquire(False) else None
 
-    def leave(self) -> None:
-        """Let the next one in."""
-        if self._waiting:
-            self._pass_on()
-            return
-        self._turn.release()
-        if self._waiting and self._turn.acquire(False):  # somebody came since the first look and found it held
-            self._pass_on()
-
-    async def __aenter__(self) -> None:
+    async def acquire(self) -> Turn:
+        """Wait for the lock behind all earlier waiters; the caller releases the turn."""
         with _GUARD:
-            if self._turn.acquire(False):
-                return
+            if self._held.acquire(False):
+                return Turn(self)
             loop = asyncio.get_running_loop()
-            turn: asyncio.Future[None] = loop.create_future()
+            passed: asyncio.Future[None] = loop.create_future()
             if self._waiting is None:
                 self._waiting = deque()
-            self._waiting.append((loop, turn))
+            self._waiting.append((loop, passed))
         try:
-            await turn
+            await passed
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.leave()  # the turn had come already
+            if passed.done() and not passed.cancelled():
+                self._release()  # the lock had been passed on already
             raise
+        return Turn(self)
+
+    async def __aenter__(self) -> Turn:
+        return await self.acquire()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        self._release()
+
+    def _release(self) -> None:
+        if self._waiting:
+            self._pass_on()
+            return
+        self._held.release()
+        if self._waiting and self._held.acquire(False):  # a waiter came since the first look and found it held
+            self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the turn, which is held, to the first who waits; leave it where nobody does any more."""
+        """Pass the lock, which is held, to the first waiter; release it when there is none any more."""
         with _GUARD:
             while self._waiting:
-                loop, turn = self._waiting.popleft()
+                loop, passed = self._waiting.popleft()
                 try:
-                    loop.call_soon_threadsafe(self._give, turn)
-                except RuntimeError:  # that loop is closed and nobody waits on it any more
+                    loop.call_soon_threadsafe(self._wake, passed)
+                except RuntimeError:  # that loop is closed, and its waiters are gone
                     continue
                 return
-            self._turn.release()
+            self._held.release()
 
-    def _give(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():  # cancelled while the hand-over was on its way
-            self.leave()
+    def _wake(self, passed: asyncio.Future[None]) -> None:
+        if passed.done():  # cancelled while the lock was passed on
+            self._release()
         else:
-            turn.set_result(None)
+            passed.set_result(None)
 
 
 _GUARD = threading.Lock()
-"""Held while somebody is added to those who wait, or the first of them is taken out; for a moment, by anybody."""
+"""Held for a moment while a waiter is added to any lock, or the first one is taken out."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ..clock import Clock
 from ..service_threads import ServiceThread
 from .calls import Call, ThreadGone
-from .threads import Ledger, Threads
+from .threads import AbandonedCalls, Threads
 
 log = logging.getLogger("errata.threads")
 
@@ -57,10 +57,10 @@ class OsThreads(Threads):
 
     def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
         super().__init__(cap, max_written_off, clock)
-        self._pool = _FreePool(cap, self.ledger)
+        self._pool = _FreePool(cap, self.abandoned_calls)
 
     def _start(self, name: str) -> _PinnedThread:
-        return _PinnedThread(name, self.ledger)
+        return _PinnedThread(name, self.abandoned_calls)
 
     def submit_free(self, *calls: Call) -> None:
         """Run ``calls`` on threads of the pool."""
@@ -84,11 +84,11 @@ class OsThreads(Threads):
 class _Thread(ABC):
     """A daemon thread, and which call it runs."""
 
-    def __init__(self, name: str, ledger: Ledger) -> None:
+    def __init__(self, name: str, abandoned_calls: AbandonedCalls) -> None:
         self.load = 0
         self.gone = False
         self.busy_since: float | None = None
-        self._ledger = ledger
+        self._abandoned_calls = abandoned_calls
         self._current: Call | None = None
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class _Thread(ABC):
             if self._current is not call or self.gone:
                 return False
             self.gone = True
-            self._ledger.write_off(self)
+            self._abandoned_calls.add(self)
         self._left_behind()
         return True
 
@@ -132,13 +132,13 @@ class _Thread(ABC):
         if not call.begin(self):
             return True
         with self._lock:
-            self._current, self.busy_since = call, self._ledger.clock.monotonic()
+            self._current, self.busy_since = call, self._abandoned_calls.clock.monotonic()
         call.perform()
         with self._lock:
             self._current = self.busy_since = None
             gone = self.gone
         if gone:
-            self._ledger.returned(self)
+            self._abandoned_calls.returned(self)
             return False
         call.hand_over()
         return True
@@ -176,7 +176,7 @@ class _FreeThread(_Thread):
         self._pool = pool
         self._first: Call | None = first
         self._seen: tuple[Call | None, float, float] | None = None
-        super().__init__(name, pool.ledger)
+        super().__init__(name, pool.abandoned_calls)
 
     def submit(self, call: Call) -> None:
         self._inbox.put(call)
@@ -229,8 +229,8 @@ class _FreePool:
     a computing thread waits for the interpreter or the machine, and then 40 threads would contend for nothing.
     """
 
-    def __init__(self, cap: int, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, cap: int, abandoned_calls: AbandonedCalls) -> None:
+        self.abandoned_calls = abandoned_calls
         self._cap = cap
         self._base = min(FREE_BASE, cap)
         self._limit = self._base
@@ -301,7 +301,7 @@ class _FreePool:
             self._active.add(thread)
             thread.submit(call)
         else:
-            if len(self._active) + self.ledger.hanging >= 2 * self._cap:
+            if len(self._active) + self.abandoned_calls.hanging >= 2 * self._cap:
                 return False
             try:
                 thread = _FreeThread("errata-free", self, call)
@@ -349,7 +349,7 @@ class _FreePool:
                     self._needed.clear()
 
     def _look(self, spare: bool, stalled: bool) -> None:
-        now = self.ledger.clock.monotonic()
+        now = self.abandoned_calls.clock.monotonic()
         patience_s = TICK_S if spare else min(BUSY_S, max(TICK_S, 2 * SWITCH_S * len(self._active)))
         blocked = sum(1 for thread in self._active if thread.blocked(now, patience_s, spare=spare))
         self._spare_looks = self._spare_looks + 1 if spare else 0

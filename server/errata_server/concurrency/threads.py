@@ -27,8 +27,8 @@ from typing import Any, ParamSpec, TypeVar
 from errata_protocol.errors import CapacityReached
 
 from ..clock import Clock
-from .calls import Call, CallAbandoned, ThreadGone, Worker
-from .step_clock import StepClock
+from .calls import Call, ThreadGone, Worker
+from .places import Place
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,11 +59,11 @@ class ThreadCounts:
     written_off_total: int
 
 
-class Ledger:
-    """Calls that were given up, for as long as they hang.
+class AbandonedCalls:
+    """Calls that were given up and have not returned.
 
     Args:
-        clock: Says for how long.
+        clock: Measures how long each has hung.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -74,10 +74,10 @@ class Ledger:
 
     @property
     def hanging(self) -> int:
-        """How many hang now."""
+        """How many there are now."""
         return len(self._hanging)
 
-    def write_off(self, what: object) -> None:
+    def add(self, what: object) -> None:
         """Count ``what`` (a worker or a task) until it returns."""
         with self._lock:
             self._hanging[what] = self.clock.monotonic()
@@ -91,49 +91,6 @@ class Ledger:
             log.info("a call that was given up has returned, %.1f s later", later_s)
 
 
-class Place(ABC):
-    """Where one environment's calls run. Its user makes one call at a time."""
-
-    gone: bool
-    """No call can run here any more: what hangs was given up, and the environment is half-run or out of reach."""
-
-    @abstractmethod
-    async def run(
-        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
-    ) -> T:
-        """Run ``function`` and return what it returns, or raise what it raises.
-
-        Args:
-            function: Called once, or never.
-            timeout_s: Deadline from now, waiting for the thread included.
-            clock: As in `deadlines.ends_within`.
-
-        Raises:
-            CallAbandoned: The deadline passed. If the call had begun, this place is gone.
-            ThreadGone: The call did not begin and never will: this place is gone.
-        """
-
-    @abstractmethod
-    def start(self, call: Call) -> None:
-        """Begin ``call``, which says itself what it came to; `ended` then.
-
-        Raises:
-            ThreadGone: This place is gone.
-        """
-
-    @abstractmethod
-    def ended(self) -> None:
-        """Forget the call that was started last."""
-
-    @abstractmethod
-    def give_up(self) -> None:
-        """Write off what still runs here, e.g. after who waited for it was cancelled."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Let the place go, without waiting for what runs on it. Idempotent."""
-
-
 class Threads(ABC):
     """Lends places on threads, for environments and for other blocking calls.
 
@@ -145,7 +102,7 @@ class Threads(ABC):
 
     def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
         self.cap = cap
-        self.ledger = Ledger(clock or Clock())
+        self.abandoned_calls = AbandonedCalls(clock or Clock())
         self._max_written_off = max_written_off
         self._lock = threading.Lock()
         self._pinned: set[Worker] = set()
@@ -231,11 +188,11 @@ class Threads(ABC):
         """How many threads there are now."""
         with self._lock:
             tied = sum(1 for worker in (*self._pinned, *self._single.values()) if not worker.gone)
-        return ThreadCounts(tied, self.free_threads, self.ledger.hanging, self.ledger.total)
+        return ThreadCounts(tied, self.free_threads, self.abandoned_calls.hanging, self.abandoned_calls.total)
 
     def trouble(self) -> str | None:
         """Say why this server should be given no more sessions; None when all is well."""
-        hanging = self.ledger.hanging
+        hanging = self.abandoned_calls.hanging
         if hanging <= self._max_written_off:
             return None
         return (
@@ -255,9 +212,9 @@ class Threads(ABC):
     # -- pinned threads, with the lock held ---------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        if len(self._pinned) >= self.cap or len(self._pinned) + self.ledger.hanging >= 2 * self.cap:
-            self._pinned = {worker for worker in self._pinned if not worker.gone}  # the ledger has those
-        return len(self._pinned) < self.cap and len(self._pinned) + self.ledger.hanging < 2 * self.cap
+        if len(self._pinned) >= self.cap or len(self._pinned) + self.abandoned_calls.hanging >= 2 * self.cap:
+            self._pinned = {worker for worker in self._pinned if not worker.gone}  # `abandoned_calls` counts those
+        return len(self._pinned) < self.cap and len(self._pinned) + self.abandoned_calls.hanging < 2 * self.cap
 
     def _start_pinned(self) -> Worker | None:
         try:
@@ -271,7 +228,7 @@ class Threads(ABC):
     def _least_loaded(self) -> Worker:
         passed_over: list[tuple[int, int, Worker]] = []
         found: Worker | None = None
-        now = self.ledger.clock.monotonic()
+        now = self.abandoned_calls.clock.monotonic()
         while self._by_load and found is None:
             entry = heapq.heappop(self._by_load)
             load, _, worker = entry
@@ -287,7 +244,7 @@ class Threads(ABC):
         if found is None and passed_over:
             found = passed_over[0][2]
         if found is None:
-            hanging = self.ledger.hanging
+            hanging = self.abandoned_calls.hanging
             raise CapacityReached(
                 f"no thread is left for an environment: {hanging} calls hang; restart the server",
                 hanging=hanging,
@@ -326,21 +283,15 @@ class _PinnedPlace(Place):
     def gone(self) -> bool:  # type: ignore[override]
         return self._worker.gone
 
-    async def run(
-        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
-    ) -> T:
-        call = Call(function, asyncio.get_running_loop())
-        self.start(call)
-        result = await call.wait(timeout_s, clock)
-        self._last = None  # an idle place holds no result alive
-        return result  # type: ignore[no-any-return]
-
     def start(self, call: Call) -> None:
         self._worker.submit(call)
         self._last = call
 
     def ended(self) -> None:
-        self._last = None
+        self._last = None  # an idle place keeps no result alive
+
+    def abandoned(self) -> None:
+        pass  # its worker is gone, and so this place
 
     def give_up(self) -> None:
         if self._last is not None:
@@ -358,19 +309,6 @@ class _FreePlace(Place):
         self.gone = False
         self._last: Call | None = None
 
-    async def run(
-        self, function: Callable[[], T], timeout_s: float, clock: Callable[[], StepClock | None] = lambda: None
-    ) -> T:
-        call = Call(function, asyncio.get_running_loop())
-        self.start(call)
-        try:
-            result = await call.wait(timeout_s, clock)
-        except CallAbandoned as abandoned:
-            self.gone = abandoned.ran
-            raise
-        self._last = None
-        return result  # type: ignore[no-any-return]
-
     def start(self, call: Call) -> None:
         if self.gone:
             raise ThreadGone
@@ -379,6 +317,9 @@ class _FreePlace(Place):
 
     def ended(self) -> None:
         self._last = None
+
+    def abandoned(self) -> None:
+        self.gone = True
 
     def give_up(self) -> None:
         if self._last is not None and self._last.give_up():
@@ -417,6 +358,9 @@ class _FutureCall(Call):
         self.worker = None
 
     def hand_over(self) -> None:
+        self.resolve()  # a concurrent future can be set from any thread
+
+    def resolve(self) -> None:
         future = self._future
         if future is None or not future.set_running_or_notify_cancel():
             return

@@ -50,7 +50,7 @@ async def reset_to(
     if forked_session.environment != session.row.environment:
         raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here
     row = forked_row(parent, replace(admitted, eid=child.eid, t=0))
-    async with session.turn:
+    async with session.lock as turn:
         if socket is not None and session.attached is not socket:
             raise SessionUnknown("another socket speaks for this session now: attach again")
         if session.lost is not None:
@@ -59,7 +59,7 @@ async def reset_to(
         await runtime.store.wait_until_writable()
         await runtime.journal.commit(*first, episode, row)
         session.committed = True
-        host, session.host = session.host, None
+        host = session.take_host(turn)
         session.eid, session.t = child.eid, 0
         if host is not None:
             await host.close()

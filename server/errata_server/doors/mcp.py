@@ -139,7 +139,7 @@ class McpDoor:
             return rpc_failed(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
         if rpc.method == SESSION_CREATE:
             session = await self._sessions.open(given_out=True, principal=principal)
-            self._sessions.keep_idle(session)
+            self._sessions.lifetime.keep_idle(session)
             return JsonRpcResponse.success(result={"session_id": session.sid}, request_id=rpc.id).model_dump()
         if rpc.method == SESSION_CLOSE:
             return await self._close(rpc, principal)
@@ -150,7 +150,7 @@ class McpDoor:
                 answer = await self.on_session(session, rpc, raw)
             finally:
                 if session.attached is None:
-                    self._sessions.keep_idle(session)
+                    self._sessions.lifetime.keep_idle(session)
             return answer.payload if isinstance(answer, Reply) else answer
         invalid = invalid_call(rpc)
         if invalid is not None:
@@ -169,7 +169,7 @@ class McpDoor:
             session.closing = True
             result |= {"closed": False, "closing": True}
         else:
-            await self._sessions.close(session)
+            await self._sessions.lifetime.close(session)
             result["closed"] = True
         return JsonRpcResponse.success(result=result, request_id=rpc.id).model_dump()
 

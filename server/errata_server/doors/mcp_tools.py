@@ -25,6 +25,7 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import ErrataError
 
+from ..concurrency.procedures import run
 from ..environments.host import EnvHost
 
 
@@ -110,7 +111,7 @@ class McpTools:
     async def _stepped(self, host: EnvHost, action: Action) -> Any:
         if not self._by_action:
             raise TypeError("Environment does not support MCP")
-        return await host.step(action, timeout_s=self.timeout_s)
+        return await run(host.step(action, timeout_s=self.timeout_s))
 
 
 class _NoSuchTool(LookupError):

@@ -80,7 +80,7 @@ class PlainSocket(SocketDoor):
         if wanted:
             session = await self._sessions.find(wanted, self._principal)
             self._attached_by_id = True
-            self._sessions.attach(session, self)
+            self._sessions.lifetime.attach(session, self)
             return session
         return await super()._session()
 

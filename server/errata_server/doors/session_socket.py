@@ -62,10 +62,10 @@ class SocketDoor(ABC):
         reader = asyncio.create_task(self._read(session))
         try:
             # One task for all requests, not one each: what runs is not cancelled with this socket's task.
-            await asyncio.shield(self._sessions.own(self._answer_all(session)))
+            await asyncio.shield(self._sessions.tasks.start(self._answer_all(session)))
         finally:
             reader.cancel()
-            await self._sessions.detach(session, self)
+            await self._sessions.lifetime.detach(session, self)
             await self._close()
 
     async def _answer_all(self, session: Session) -> None:
@@ -81,7 +81,7 @@ class SocketDoor(ABC):
     async def _session(self) -> Session:
         """Return the session this socket speaks for, attached to it."""
         session = await self._sessions.open(principal=self._principal)
-        self._sessions.attach(session, self)
+        self._sessions.lifetime.attach(session, self)
         return session
 
     @abstractmethod
@@ -105,7 +105,7 @@ class SocketDoor(ABC):
                     message, size = {"unread": Unread(size, limit)}, 0
                 await self._inbox.put(message, size)
             if session.given_out:
-                await self._sessions.detach(session, self)
+                await self._sessions.lifetime.detach(session, self)
         finally:
             self._inbox.end()
 

@@ -186,7 +186,7 @@ def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap |
                 return fields.detection(content, action)
     error = result.get("error")
     if isinstance(error, dict) and "error_type" in error:  # upstream's ToolError
-        kind = _KIND_OF_TOOL_ERROR.get(getattr(error["error_type"], "value", error["error_type"]))
+        kind = _KIND_OF_TOOL_ERROR.get(str(getattr(error["error_type"], "value", error["error_type"])))
         return _tool_failure(kind, str(error.get("message", "")), asked) if kind is not None else NOTHING_WRONG
     if result.get("isError") is True or result.get("is_error") is True:
         return _failure_text(_texts(result), asked)

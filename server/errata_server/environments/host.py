@@ -18,13 +18,16 @@ from typing import Any, TypeVar
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation
 
-from errata_protocol.environment import Recovery, Snapshot
+from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
 
 from ..concurrency.calls import CallAbandoned, ThreadGone
 from ..concurrency.deadlines import ends_within
+from ..concurrency.places import CancelledByItself, Place, TaskCall, ThreadCall
+from ..concurrency.procedures import Procedure, run
 from ..concurrency.step_clock import StepClock
-from ..concurrency.threads import Place, Threads
+from ..concurrency.threads import Threads
+from ..recovery import NONE, RecoveryClass
 from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
 from .mcp_session import McpKeeper
@@ -57,7 +60,7 @@ class EnvHost:
         context: SessionContext,
         threads: Threads,
         place: Place,
-        recovery: Recovery,
+        recovery: RecoveryClass,
     ) -> None:
         self.env = env
         self.recovery = recovery
@@ -74,15 +77,11 @@ class EnvHost:
         self._mcp: McpKeeper | None = None
         self._scope = contextvars.copy_context()
         self._scope.run(_current.set, context)
-        self.on_loop = self._async_step
-        """Its step is a coroutine of the event loop; else it runs at `place`."""
-        self.express = self.credit.compute is None and (
-            self._async_step or (recovery is not Recovery.SNAPSHOT and self._place is not None)
-        )
-        """A step of it is one call and, on the event loop, a snapshot: nothing has to be waited for in between."""
+        self.rates_steps = self.credit.compute is not None
+        """The environment computes rewards of earlier steps at the end of an episode."""
 
     @classmethod
-    async def create(
+    def create(
         cls,
         factory: EnvironmentFactory,
         context: SessionContext,
@@ -90,8 +89,8 @@ class EnvHost:
         *,
         timeout_s: float = 900.0,
         owner: object = None,
-        classify: Callable[[Environment[Any, Any, Any]], Recovery] = recovery_of,
-    ) -> EnvHost:
+        classify: Callable[[Environment[Any, Any, Any]], RecoveryClass] = recovery_of,
+    ) -> Procedure[EnvHost]:
         """Call the factory and return its instance in a host.
 
         Args:
@@ -110,8 +109,8 @@ class EnvHost:
         for attempt in (1, 2):
             place = place_for(factory, threads, owner)
             try:
-                env = await place.run(scoped(context, factory), timeout_s)
-                host = cls.of(env, factory, context, threads, place, classify)
+                env = yield ThreadCall(scoped(context, factory), place, timeout_s)
+                host = cls._of(env, factory, context, threads, place, classify)
                 break
             except BaseException as error:
                 place.release()
@@ -119,24 +118,24 @@ class EnvHost:
                     continue  # it ran nothing, and the next place is another thread
                 if isinstance(error, ErrataError) or not isinstance(error, Exception):
                     raise
-                raise factory_failed(factory, error, timeout_s) from error
-        if host.wants_mcp:
+                raise _factory_failed(factory, error, timeout_s) from error
+        if callable(getattr(host.env, "mcp_session", None)):
             try:
-                await host.connect_mcp(timeout_s)
-            except BaseException:
-                await host.close()
+                host._mcp = yield McpKeeper.open(host.env, timeout_s)
+            except (Exception, asyncio.CancelledError):
+                yield host.close()
                 raise
         return host
 
     @classmethod
-    def of(
+    def _of(
         cls,
         env: object,
         factory: EnvironmentFactory,
         context: SessionContext,
         threads: Threads,
         place: Place,
-        classify: Callable[[Environment[Any, Any, Any]], Recovery],
+        classify: Callable[[Environment[Any, Any, Any]], RecoveryClass],
     ) -> EnvHost:
         """Return the host of what the factory returned at ``place``; the other arguments as in `create`.
 
@@ -151,65 +150,13 @@ class EnvHost:
         return cls(env, context, threads, place, classify(env))
 
     @property
-    def wants_mcp(self) -> bool:
-        """The environment has an MCP session that is to be held open: `connect_mcp`."""
-        return callable(getattr(self.env, "mcp_session", None))
-
-    async def connect_mcp(self, timeout_s: float) -> None:
-        """Open the environment's MCP session, for as long as the host lives.
-
-        Raises:
-            StepTimeout: It could not be opened in time.
-            EnvironmentFailed: It could not be opened.
-        """
-        self._mcp = await McpKeeper.open(self.env, timeout_s)
-
-    @property
     def gone(self) -> bool:
         """A call was abandoned, here or on the thread the instance shares: it takes no further call."""
         return self._half_run or (self._place is not None and self._place.gone)
 
-    # -- one step, for `fast_step` -------------------------------------------------------------------------------
-
-    @property
-    def place(self) -> Place:
-        """Where its synchronous calls run."""
-        assert self._place is not None
-        return self._place
-
     def clock(self) -> StepClock | None:
         """Return the clock that its calls have stopped, None where none ever did."""
         return self._context.clock
-
-    def scope(self) -> contextvars.Context:
-        """Return a context in which `current_session` is this one's, for one call."""
-        return self._scope.copy()
-
-    def bound_step(self, action: Action) -> Callable[[], Any]:
-        """Return the synchronous step, to be called at `place`."""
-        return functools.partial(self._scope.copy().run, self.env.step, action)
-
-    def break_off(self) -> None:
-        """Say that a call was abandoned while it ran."""
-        self._half_run = True
-
-    async def give_up(self, task: asyncio.Task[Any]) -> None:
-        """Abandon a call on the event loop that ran too long, even if it ignores that it is cancelled."""
-        self._half_run = True
-        if self._place is not None:
-            self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
-        task.cancel()
-        if not await ends_within(CANCEL_S, task):
-            ledger = self._threads.ledger
-            ledger.write_off(task)
-            task.add_done_callback(ledger.returned)
-        task.add_done_callback(_look_at)
-
-    async def finished(self, result: Awaitable[Any], timeout_s: float) -> Any:
-        """Return what a synchronous step that returned an awaitable comes to."""
-        return await self._call(lambda: result, timeout_s, on_loop=True, name="step")
-
-    # -- any call -------------------------------------------------------------------------------------------------
 
     async def scoped(self, call: Callable[[EnvHost], Awaitable[T]], *, timeout_s: float) -> T:
         """Run ``call`` on the loop with this session's `current_session`; what it raises passes unchanged.
@@ -217,7 +164,7 @@ class EnvHost:
         Raises:
             StepTimeout: It ran too long and was abandoned.
         """
-        return await self._on_loop("tools/call", lambda: call(self), timeout_s)
+        return await run(self._on_loop("tools/call", lambda: call(self), timeout_s, self._context_of_caller()))
 
     async def run_in_place(self, function: Callable[[], T], *, timeout_s: float) -> T:
         """Run a synchronous part of a `scoped` call where the instance lives; what it raises passes unchanged.
@@ -225,7 +172,7 @@ class EnvHost:
         Raises:
             StepTimeout: It ran too long and was abandoned.
         """
-        return await self._in_thread("tools/call", function, timeout_s)  # type: ignore[no-any-return]
+        return await run(self._in_thread("tools/call", scoped(self._context, function), timeout_s))
 
     @contextlib.asynccontextmanager
     async def mcp_client(self, client: Any) -> AsyncIterator[None]:
@@ -242,45 +189,59 @@ class EnvHost:
         """What the environment's reset takes."""
         return parameters_of(self.env.reset_async if self._async_reset else self.env.reset)
 
-    async def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Observation:
+    def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Procedure[Observation]:
         """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
         method = self.env.reset_async if self._async_reset else self.env.reset
         kwargs = accepted(method, data)
         try:
-            return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
+            return (yield from self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s))
         finally:
             self._look_for_rubric()
 
-    async def step(self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float) -> Observation:
+    def step(
+        self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float
+    ) -> Procedure[Observation]:
         """Step the environment, with those of ``given``'s keys that its signature takes."""
         method = self.env.step_async if self._async_step else self.env.step
         kwargs = accepted(method, given) if given else {}
         kwargs.pop("action", None)
-        return await self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s, action)
+        try:
+            if self._async_step:
+                step = functools.partial(method, action, **kwargs)
+                return (yield from self._on_loop("step", step, timeout_s, self._scope.copy()))
+            step = functools.partial(self._scope.copy().run, method, action, **kwargs)
+            result = yield from self._in_thread("step", step, timeout_s)
+            if inspect.isawaitable(result):
+                result = yield from self._on_loop("step", lambda: result, timeout_s, self._scope.copy())
+            return result
+        except ErrataError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(str(error)) from error
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a mapping."""
-        state = await self._call(lambda: self.env.state, 60.0, on_loop=True, name="state")
+        state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
         if hasattr(state, "model_dump"):
             return dict(state.model_dump())
         return dict(state) if state else {}
 
-    async def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Procedure[Snapshot | None]:
         """Return what a journal row needs to continue from here; None for an environment that cannot.
 
         Raises:
             EnvironmentOutputInvalid: The call it should follow ran, and cannot be kept.
         """
-        if self.recovery is not Recovery.SNAPSHOT:
+        if not self.recovery.takes_snapshots:
             return None
         try:
-            snapshot = await self._call(getattr(self.env, "snapshot"), 120.0)  # noqa: B009
+            snapshot = yield from self._call(getattr(self.env, "snapshot"), 120.0)  # noqa: B009
         except EnvironmentFailed as error:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
             name = type(self.env).__name__
             if found_others(self.env):
-                self.recovery = Recovery.NONE
+                self.recovery = NONE
                 self._context.log.warning(
                     "snapshot() of %s returns a %s of its own, not errata_protocol.Snapshot: its sessions cannot be "
                     "continued or forked",
@@ -291,7 +252,7 @@ class EnvHost:
             raise EnvironmentOutputInvalid(f"snapshot() of {name} returned a {type(snapshot).__name__}, not a Snapshot")
         return snapshot
 
-    async def step_rewards(self, t: int, *, timeout_s: float) -> dict[int, float]:
+    def step_rewards(self, t: int, *, timeout_s: float) -> Procedure[dict[int, float]]:
         """Return what the environment credits the deliveries of its episode with, by t; nothing where it does not.
 
         Args:
@@ -305,7 +266,7 @@ class EnvHost:
         if compute is None:
             return {}
         try:
-            values = await self._call(compute, timeout_s, name="compute_step_rewards")
+            values = yield from self._call(compute, timeout_s, name="compute_step_rewards")
         except EnvironmentFailed as error:  # the step itself succeeded
             self._context.log.warning("compute_step_rewards() of %s failed: %s", type(self.env).__name__, error)
             return {}
@@ -313,19 +274,19 @@ class EnvHost:
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot`` on this fresh instance."""
-        await self._call(getattr(self.env, "restore"), 120.0, snapshot)  # noqa: B009
+        await run(self._call(getattr(self.env, "restore"), 120.0, snapshot))  # noqa: B009
         self._look_for_rubric()
 
     def _look_for_rubric(self) -> None:
-        """Take note of a rubric with step rewards that the environment made for its task only now."""
-        self.express = self.express and self.credit.compute is None
+        """Notice a rubric with step rewards that the environment made for its task only now."""
+        self.rates_steps = self.rates_steps or self.credit.compute is not None
 
     async def forked(self, episode_id: str) -> None:
         """Tell the environment that it now runs a child episode: step_count starts at 0 (PROTOCOL D11)."""
         self.credit.forked()
         method = getattr(self.env, "forked", None)
         if callable(method):
-            await self._call(method, 60.0, episode_id)
+            await run(self._call(method, 60.0, episode_id))
 
     async def close(self) -> None:
         """Close the environment. Errors are its own business: nothing waits for them.
@@ -339,7 +300,7 @@ class EnvHost:
         if self._place is None or not self.gone:
             aclose = getattr(self.env, "aclose", None)
             try:
-                await self._call(aclose if callable(aclose) else self.env.close, timeout_s)
+                await run(self._call(aclose if callable(aclose) else self.env.close, timeout_s))
             except Exception as error:
                 self._context.log.warning("close of %s failed: %s", type(self.env).__name__, error)
         self.abandon()
@@ -350,7 +311,7 @@ class EnvHost:
             self._place.give_up()
             self._place.release()
 
-    async def _call(
+    def _call(
         self,
         method: Callable[..., Any],
         timeout_s: float,
@@ -358,15 +319,16 @@ class EnvHost:
         *args: Any,
         on_loop: bool = False,
         name: str | None = None,
-    ) -> Any:
-        """Call on the right place; map foreign exceptions at this seam.
+    ) -> Procedure[Any]:
+        """Call a method of the environment where it runs; convert its exceptions to ours.
 
         ``on_loop`` lets a synchronous method of an async environment run on the loop; else it gets a helper thread.
         """
         name = name or str(getattr(method, "__name__", "call"))
         try:
             if inspect.iscoroutinefunction(method):
-                return await self._on_loop(name, lambda: method(*args), timeout_s)
+                call = functools.partial(method, *args)
+                return (yield from self._on_loop(name, call, timeout_s, self._context_of_caller()))
             if self._place is None and on_loop:
                 token = _current.set(self._context)
                 try:
@@ -374,58 +336,67 @@ class EnvHost:
                 finally:
                     _current.reset(token)
             else:
-                result = await self._in_thread(name, functools.partial(method, *args) if args else method, timeout_s)
+                function = scoped(self._context, functools.partial(method, *args) if args else method)
+                result = yield from self._in_thread(name, function, timeout_s)
             if inspect.isawaitable(result):
-                return await self._on_loop(name, lambda: result, timeout_s)
+                return (yield from self._on_loop(name, lambda: result, timeout_s, self._context_of_caller()))
             return result
         except ErrataError:
             raise
         except Exception as error:
             raise EnvironmentFailed(str(error)) from error
 
-    async def _in_thread(self, name: str, function: Callable[[], Any], timeout_s: float) -> Any:
+    def _in_thread(self, name: str, function: Callable[[], T], timeout_s: float) -> Procedure[T]:
         place = self._place or self._threads.free()
         try:
-            return await place.run(scoped(self._context, function), timeout_s, self.clock)
+            returned: T = yield ThreadCall(function, place, timeout_s, self.clock)
+            return returned
         except ThreadGone as error:
             raise ThreadLost(
                 f"{name} did not run: a call of another session hangs on the thread that this one shared"
             ) from error
         except CallAbandoned as error:
             self._half_run = self._half_run or error.ran
-            raise StepTimeout(f"{name} {error.told(timeout_s)}") from error
+            raise StepTimeout(f"{name} {error.described(timeout_s)}") from error
 
-    async def _on_loop(self, name: str, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    def _on_loop(
+        self, name: str, call: Callable[[], Awaitable[T]], timeout_s: float, context: contextvars.Context
+    ) -> Procedure[T]:
         """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
-        task = asyncio.get_running_loop().create_task(self._contained(call))
+        running = TaskCall(call, context, timeout_s, self.clock)
         try:
-            if await ends_within(timeout_s, task, self.clock):
-                return task.result()
-            await self.give_up(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        raise StepTimeout(f"{name} {CallAbandoned(ran=True).told(timeout_s)}")
+            returned: T = yield running
+            return returned
+        except CancelledByItself as error:
+            raise EnvironmentFailed(f"{name} was cancelled by its own code") from error
+        except CallAbandoned as error:
+            yield self._give_up(running.task)
+            raise StepTimeout(f"{name} {error.described(timeout_s)}") from error
 
-    async def _contained(self, call: Callable[[], Awaitable[T]]) -> T:
-        _current.set(self._context)  # of this task alone
-        try:
-            return await call()
-        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end the event loop
-            raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
+    async def _give_up(self, task: asyncio.Task[Any]) -> None:
+        """Abandon a call on the event loop that ran too long, even if it ignores that it is cancelled."""
+        self._half_run = True
+        if self._place is not None:
+            self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
+        task.cancel()
+        if not await ends_within(CANCEL_S, task):
+            abandoned = self._threads.abandoned_calls
+            abandoned.add(task)
+            task.add_done_callback(abandoned.returned)
+
+    def _context_of_caller(self) -> contextvars.Context:
+        """Return a copy of the current context in which `current_session` is this instance's."""
+        context = contextvars.copy_context()
+        context.run(_current.set, self._context)
+        return context
 
 
-def factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: float) -> ServiceError:
+def _factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: float) -> ServiceError:
     """Return what to tell of a factory that raised, or was abandoned after ``timeout_s``."""
     name = getattr(factory, "__name__", str(factory))
     if isinstance(error, CallAbandoned):
-        return StepTimeout(f"environment factory {name} {error.told(timeout_s)}")
+        return StepTimeout(f"environment factory {name} {error.described(timeout_s)}")
     return EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name)
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # nobody waits for it any more
 
 
 def scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:

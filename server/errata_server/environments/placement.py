@@ -9,7 +9,8 @@ from typing import Any
 from openenv.core.env_server._utils import overrides_method
 from openenv.core.env_server.interfaces import Environment
 
-from ..concurrency.threads import Place, Threads
+from ..concurrency.places import Place
+from ..concurrency.threads import Threads
 
 EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 

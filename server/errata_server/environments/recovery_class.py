@@ -14,15 +14,16 @@ from typing import Any, get_args
 
 from openenv.core.env_server.interfaces import Environment
 
-from errata_protocol.environment import Recovery, Snapshot
+from errata_protocol.environment import Snapshot
 
+from ..recovery import NONE, REEXECUTE, SNAPSHOT, RecoveryClass
 from .signatures import hints_of, needed_parameters
 
 _ARE_OURS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 """By environment class, because it is asked for each instance and looking into signatures is dear."""
 
 
-def recovery_of(factory: Any, *, deterministic: bool = False, snapshots: bool = True) -> Recovery:
+def recovery_of(factory: Any, *, deterministic: bool = False, snapshots: bool = True) -> RecoveryClass:
     """Return the recovery class of an environment class or instance.
 
     Args:
@@ -36,9 +37,9 @@ def recovery_of(factory: Any, *, deterministic: bool = False, snapshots: bool = 
         promised = hints_of(factory).get("return")
         factory = promised if inspect.isclass(promised) and issubclass(promised, Environment) else factory
     if snapshots and _has_our_snapshots(factory):
-        return Recovery.SNAPSHOT
+        return SNAPSHOT
     declared = deterministic or getattr(factory, "DETERMINISTIC", False) is True
-    return Recovery.REEXECUTE if declared else Recovery.NONE
+    return REEXECUTE if declared else NONE
 
 
 def found_others(env: object) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from errata_protocol.environment import Recovery
 from errata_protocol.errors import Conflict, NotSupported, UnknownEpisode
 from errata_protocol.replay import ForkReply, ForkRequest, Origin
 
 from ..clock import Clock
 from ..ids import Ids
 from ..journal.base import DeliveryRow, EpisodeRow, SessionRow
+from ..recovery import NONE, SNAPSHOT, recovery_class
 from ..runtime.ownership import owned_delivery
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.store import Store
@@ -91,10 +91,10 @@ class Forks:
         """
         eid = parent.eid
         parent_session = await self._store.session(parent.sid)
-        recovery = Recovery.SNAPSHOT if parent.state is not None else Recovery.NONE
+        recovery = SNAPSHOT if parent.state is not None else NONE
         if parent.state is None and parent_session is not None:
-            recovery = Recovery(parent_session.recovery)
-        if recovery is Recovery.NONE or (recovery is Recovery.SNAPSHOT and parent.state is None):
+            recovery = recovery_class(parent_session.recovery)
+        if not recovery.can_fork or (recovery.takes_snapshots and parent.state is None):
             raise NotSupported(
                 f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
                 "deterministic; its observations can still be read by state(t)"
@@ -106,7 +106,7 @@ class Forks:
         session = SessionRow(
             sid=sid,
             environment=episode.environment,
-            recovery=recovery,
+            recovery=recovery.name,
             seed=parent_session.seed if parent_session is not None else self._ids.seed(),
             created=now,
             given_out=True,

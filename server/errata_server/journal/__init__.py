@@ -22,8 +22,11 @@ from .log import LogJournal
 from .memory import MemoryJournal
 from .read_only import ReadOnlyJournal
 from .report import JournalSize, SegmentSize, journal_problems, journal_size
+from .salvage import AffectedSession, DamagedRange, SalvageReport, salvage
 
 __all__ = [
+    "AffectedSession",
+    "DamagedRange",
     "DeliveryRow",
     "DirectoryDisk",
     "Disk",
@@ -37,6 +40,7 @@ __all__ = [
     "MemoryJournal",
     "ReadOnlyJournal",
     "RewardRow",
+    "SalvageReport",
     "SegmentSize",
     "SessionChange",
     "SessionRow",
@@ -44,4 +48,5 @@ __all__ = [
     "journal_in",
     "journal_problems",
     "journal_size",
+    "salvage",
 ]

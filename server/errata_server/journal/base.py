@@ -33,10 +33,10 @@ class SessionRow(Struct, frozen=True, gc=False):
     Args:
         sid: Session id.
         environment: Environment name.
-        recovery: Recovery class told to the client.
+        recovery: Recovery class, as reported to the client.
         seed: Drawn by the server when the session was opened.
         created: Seconds since the epoch.
-        given_out: Its id was told to a client, so it outlives its socket (PROTOCOL A3).
+        given_out: A client knows its id, so it outlives its socket (PROTOCOL A3).
         principal: Hash of the token that opened it, None with auth off.
         status: ``open`` until closed by its owner, lost, or ended by its age.
         fork_of: eid of the parent for a fork, else None.
@@ -121,8 +121,8 @@ class DeliveryRow(Struct, frozen=True, gc=False, array_like=True):
         done: The delivery ended the episode.
         error_kind: Marker, if any, so that listings never parse payloads.
         hint_template_key: Likewise.
-        volatile: What the semantic digest leaves out of ``payload``: it is made when somebody asks, which of most rows
-            nobody does. None where the row holds it itself.
+        volatile: What the semantic digest leaves out of ``payload``. The digest is computed on demand. None
+            where the row holds the digest itself.
     """
 
     eid: str
@@ -180,7 +180,7 @@ class RewardRow(Struct, frozen=True, gc=False):
         eid: Episode.
         t: Its delivery.
         value: Finite.
-        source: Who says so, e.g. ``environment`` or a verifier's name.
+        source: Where it comes from, e.g. ``environment`` or a verifier's name.
         reward_id: Unique in its episode: posting it again changes nothing.
         sid: Session of the episode.
         seq: Number of the push that carries it, from 1 in its session; None in a session that nothing is pushed to.
@@ -224,7 +224,7 @@ class EpisodeStats(Struct, frozen=True):
 
 
 class HeldEpisode(Struct, frozen=True):
-    """An episode of whichever owner, with what it takes; for whoever runs the server, never for a client.
+    """An episode of any owner, with its size. For the operator of the server, never for a client.
 
     Args:
         n: Its place in the order in which episodes were made.
@@ -253,7 +253,7 @@ class HeldEpisode(Struct, frozen=True):
 
 
 class Journal(ABC):
-    """Durable deliveries. Reads see everything committed; where ``blocking`` says so they belong on a worker thread."""
+    """Durable deliveries. Reads see everything committed. If ``blocking`` is true they belong on a worker thread."""
 
     durable: bool
     """A commit survives the death of the process."""
@@ -263,11 +263,11 @@ class Journal(ABC):
     @property
     @abstractmethod
     def failing(self) -> str | None:
-        """Why commits cannot be made durable right now; None while all is well."""
+        """Why commits cannot be made durable now; None while they can."""
 
     @property
     def trouble(self) -> str | None:
-        """What else is wrong, such as a thread of the store that failed, for ``/ready``; None when all is well."""
+        """Another problem to report at ``/ready``, such as a failed thread of the store; None without one."""
         return None
 
     def watch(self, written: Callable[[int, float], None]) -> None:  # noqa: B027 - not every store has a writer
@@ -439,7 +439,7 @@ class Journal(ABC):
 
         Args:
             eid: Which one.
-            unless_forked: Delete nothing where an episode comes from it. No commit comes between the look and the
+            unless_forked: Delete nothing where an episode comes from it. No commit comes between the check and the
                 deletion.
         """
 

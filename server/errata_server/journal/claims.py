@@ -32,7 +32,7 @@ def of_step(d: DeliveryRow) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def check(records: Iterable[Record], keys: Keys, earlier: Claims) -> Claims:
-    """Return what ``records`` claim, if neither a row nor ``earlier`` stands against them.
+    """Return what ``records`` claim, if they conflict with no row and with none of ``earlier``.
 
     Raises:
         Conflict: As `errata_server.journal.base.Journal.commit`.

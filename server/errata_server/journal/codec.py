@@ -8,13 +8,13 @@ A segment is a header and frames. A frame is what one sync made durable: the rec
 
 All integers are little-endian. The salt is random and never leaves the disk, and the offset goes into the checksum:
 bytes that an agent sent cannot pass for a frame, nor can a stale frame that lies where another was meant to. A record
-has a checksum of its own, so that one can be read without its frame.
+has its own checksum, so it can be read without its frame.
 
 A store writes a frame only after it synced the one before, or marks it LOOSE. So a bad frame with a good one behind
 it that is not loose was durable once, and is damage; any other bad frame is what a crash tore, and is cut off.
 
 A segment that was compacted holds only some of its records. Its last frame is a map of where each was and is
-(`Moved`): whoever noted the place of a record finds it by the old one.
+(`Moved`): a record is still found by its old offset.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ MARK = b"\xe7\x4a\xf0\x02"
 
 LOOSE = b"\xe7\x4a\xf0\x03"
 """First bytes of a frame that was written without waiting for its predecessor's sync."""
+
+REPAIR = (
+    "stop the server and run `errata journal salvage`, which keeps what is whole and lists the sessions that are lost, "
+    "or restore the data directory from a copy"
+)
+"""What to do where something is damaged that was durable."""
 
 SALT_BYTES = 8
 HEADER_BYTES = len(MAGIC) + 8 + 8 + SALT_BYTES + 4
@@ -114,7 +120,7 @@ _READ: dict[int, Callable[[Sequence[Any]], LogRecord]] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment says of itself.
+    """The header of a segment.
 
     Args:
         number: From 1, in order of writing.
@@ -229,15 +235,15 @@ def scan(data: bytes, header: Header, start: int = HEADER_BYTES) -> Scan:
     """
     bodies: list[tuple[int, bytes]] = []
     at = 0
-    while (body := _frame_at(data, header, at, start)) is not None:
+    while (body := frame_at(data, header, at, start)) is not None:
         bodies.append((start + at + FRAME_BYTES, body))
         at += FRAME_BYTES + len(body)
     behind = data.find(MARK, at + 1)
     while behind >= 0:
-        if _frame_at(data, header, behind, start) is not None:
+        if frame_at(data, header, behind, start) is not None:
             raise JournalUnavailable(
                 f"the journal is damaged: segment {header.number} is broken at byte {start + at} and goes on at "
-                f"{start + behind}; restore the data directory from a copy"
+                f"{start + behind}; {REPAIR}"
             )
         behind = data.find(MARK, behind + 1)
     return Scan(bodies, start + at, len(data) - at)
@@ -251,7 +257,8 @@ def _checksum(body: bytes | memoryview, header: Header, offset: int) -> int:
     return checksum
 
 
-def _frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
+def frame_at(data: bytes, header: Header, at: int, start: int) -> bytes | None:
+    """Return the body of the frame at ``at``; None where there is no good one. ``data`` begins at ``start``."""
     if data[at : at + len(MARK)] not in (MARK, LOOSE) or len(data) < at + FRAME_BYTES:
         return None
     size, checksum = _U32.unpack_from(data, at + 4)[0], _U32.unpack_from(data, at + 8)[0]

@@ -59,8 +59,11 @@ def episode(row: Sequence[Any]) -> EpisodeRow:
 
 def delivery(row: Sequence[Any]) -> DeliveryRow:
     """Return the delivery of its columns."""
-    volatile = tuple(row[_VOLATILE]) if len(row) > _VOLATILE and row[_VOLATILE] is not None else None
-    return DeliveryRow(*row[:_REFS], refs_of(row[_REFS]), *row[_REFS + 1 : _VOLATILE], volatile=volatile)  # type: ignore[call-arg]
+    values = list(row)
+    values[_REFS] = refs_of(row[_REFS])
+    if len(row) > _VOLATILE and row[_VOLATILE] is not None:
+        values[_VOLATILE] = tuple(row[_VOLATILE])
+    return DeliveryRow(*values)
 
 
 def change(row: Sequence[Any]) -> SessionChange:

@@ -68,7 +68,7 @@ class Disk(ABC):
 
     @abstractmethod
     def sync_names(self) -> None:
-        """Make files' coming and going durable."""
+        """Make it durable which files exist."""
 
     @abstractmethod
     def free(self) -> tuple[int, int]:
@@ -79,14 +79,14 @@ MAX_OPEN = 32
 """Files that a `DirectoryDisk` keeps open."""
 
 LOOK_S = 0.01
-"""How long free space is believed in: asking the kernel gives the interpreter away, which before every step is dear."""
+"""How long a figure of free space is reused: asking the kernel before each step would cost too much."""
 
 
 class DirectoryDisk(Disk):
     """A directory of the machine.
 
-    Files that are read or appended to stay open, a few of them: beside a busy event loop each call of the kernel waits
-    up to 5 ms for the interpreter when it returns, so a step is to make one and not four.
+    Keeps up to `MAX_OPEN` files open: beside a busy event loop each system call waits up to 5 ms for the interpreter
+    lock when it returns, so a step should make one and not four.
 
     Args:
         directory: Where; made with its parents if missing, for its owner alone.
@@ -106,7 +106,9 @@ class DirectoryDisk(Disk):
         return (self._directory / name).read_bytes()
 
     def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
-        file = self._file(name)  # held by this name while the kernel reads: nobody else may be holding it
+        file = self._file(
+            name
+        )  # this reference keeps it open during the read: another thread may drop it from the cache
         return os.pread(file.fileno(), size_bytes, offset)
 
     def size(self, name: str) -> int:
@@ -171,7 +173,7 @@ class DirectoryDisk(Disk):
         return self._space[1]
 
     def _file(self, name: str, *, writing: bool = False) -> io.FileIO:
-        """Return an open file. Whoever has it may use it, for it is closed when the last one lets go of it."""
+        """Return an open file. It stays open as long as something refers to it, also when it leaves the cache."""
         with self._open_lock:
             file = self._open.pop((name, writing), None)
             if file is None:

@@ -19,7 +19,7 @@ class Encoded:
     Args:
         records: Of all groups that can be written, in order.
         parts: Their bytes, one by one.
-        errors: One entry per group: None, or what stands against it.
+        errors: One entry per group: None, or the error of that group.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -52,7 +52,7 @@ def encoded(groups: Sequence[Sequence[Record]], keys: Keys) -> Encoded:
 def _step_claims(
     group: Sequence[Record], keys: Keys, claims: Claims
 ) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
-    """Return what a commit of one step claims, where nothing stands against it: `check` for nearly all there are."""
+    """Return what a commit of one step claims, or None if it conflicts or is no step: a fast `check`."""
     if len(group) != 1 or type(d := group[0]) is not DeliveryRow or d.t is None or d.id is None:
         return None
     claimed = of_step(d)

@@ -1,11 +1,11 @@
 """Writes the segments' SQLite index, in large sorted batches after the commits. Commits wait only when it falls behind.
 
 It can always be made again from the segments, so nothing is lost with it. What it holds is everything but payloads,
-requests and states; of those, the places. The point up to which it has the segments stands in it, and is written in the
-same transaction as what came before that point.
+requests and states; of those it has the places. It also holds the position up to which it has the segments, written in
+the same transaction as the rows before that position.
 
-A thread that runs one statement a row hands the interpreter over at each, and beside a busy event loop waits up to 5 ms
-for it every time; so a batch is few statements of many rows. Deliveries lie in *runs* of up to `RUN`, a row of the
+A thread that runs one statement a row releases the interpreter lock at each, and beside a busy event loop waits up to
+5 ms to get it back; so a batch is few statements of many rows. Deliveries lie in *runs* of up to `RUN`, a row of the
 table each: one insert for a run costs what one for a delivery would.
 """
 
@@ -200,7 +200,8 @@ class Index:
         Raises:
             apsw.Error: Nothing was written.
         """
-        assert batch.position is not None
+        if batch.position is None:
+            raise ValueError("a batch without a position holds nothing")
         with self._transaction():
             self._sessions(batch)
             self._episodes(batch)
@@ -237,11 +238,12 @@ class Index:
         with self._transaction():
             dead = Counter[int](), Counter[int]()
             ids: list[int] = []
-            turns = self._merged_run("turns", "episode", n, -1, decode_turns)
+            turns: list[Turn] = self._merged_run("turns", "episode", n, -1, decode_turns)
             errors = [Replied(*row) for row in self._all(
                 "SELECT after, segment, offset, size, id FROM errors WHERE episode = ?", (n,)
             )]  # fmt: skip
-            for one in (*turns, *errors):
+            rows: list[Turn | Replied] = [*turns, *errors]
+            for one in rows:
                 dead[0][one.segment] += 1
                 dead[1][one.segment] += one.size
                 if one.id is not None:

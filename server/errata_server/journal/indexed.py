@@ -1,6 +1,6 @@
 """`IndexedJournal`: the durable journal; append-only segments are the truth, SQLite is their index (PROTOCOL E1).
 
-A commit is one frame with the others that wait: encoded, appended and synced by the writer thread, then seen by reads
+A group of waiting commits is one frame: encoded, appended and synced by the writer thread, then seen by reads
 and answered. The index is brought up behind, in large batches; see `errata_server.journal.index`.
 """
 
@@ -20,16 +20,28 @@ from typing import Any
 
 import apsw
 
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from .. import descriptors
 from ..service_threads import ServiceThread
-from .base import DeliveryRow, EpisodeRow, Record, RewardRow
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    HeldEpisode,
+    Journal,
+    Record,
+    RewardRow,
+    SessionRow,
+    TurnRow,
+)
 from .codec import Deletion, encode_record
 from .disk import DirectoryDisk, Disk
 from .encoding import encoded
 from .index import FAILURES, INDEX, Index, Tally, connect
 from .indexed_reads import IndexedReads
+from .indexed_standing import Standing
 from .live import Live
 from .readers import Readers
 from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPosition, all_gone, random_salt
@@ -53,10 +65,10 @@ OF_AN_EPISODE = (EpisodeRow, DeliveryRow, RewardRow)
 """Records that go with their episode."""
 
 PROGRESS_S = 5.0
-"""How often a long start says how far it is."""
+"""How often a long start logs its progress."""
 
 
-class IndexedJournal(IndexedReads):
+class IndexedJournal(Journal):
     """Journal in a directory of segments with an index.
 
     Args:
@@ -67,11 +79,14 @@ class IndexedJournal(IndexedReads):
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
         batch_rows: Rows that go to the index together.
-        background: Bring the index up on a thread of its own; else whoever commits the last row of a batch does.
+        background: Update the index on its own thread; else the commit of the last row of a batch does.
 
     Raises:
         JournalUnavailable: The directory cannot be used, or a record that was durable is damaged or gone.
     """
+
+    durable = True
+    blocking = True
 
     def __init__(
         self,
@@ -95,15 +110,15 @@ class IndexedJournal(IndexedReads):
         self._compact_lock = threading.Lock()
         self._index_failing: str | None = None
         self._is_damaged = False
+        self._opened: Index | None = None
         self._deletions: deque[tuple[str, int, Position]] = deque()
         try:
             own = DirectoryDisk(directory)
             self._log = SegmentLog(disk or own, salt=salt, segment_bytes=segment_bytes, fsync=fsync)
-            super().__init__(self._log, Live())
             try:
                 self._open()
             except BaseException:
-                self._let_go()
+                self._release()
                 raise
         except (apsw.Error, OSError, StoreFailed) as error:
             short = descriptors.trouble(descriptors.FOR_SQLITE)
@@ -116,6 +131,12 @@ class IndexedJournal(IndexedReads):
         if background:
             self._indexer = ServiceThread("errata-index", self._run_indexer)
         self._writer = writer(self._write)
+
+    @property
+    def _index(self) -> Index:
+        if self._opened is None:
+            raise JournalUnavailable("the index of the journal could not be opened")
+        return self._opened
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -144,6 +165,78 @@ class IndexedJournal(IndexedReads):
     ) -> None:
         self._writer.submit(records, settled, loop)
 
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        return self._reads.delivery(eid, t)
+
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        return self._reads.recorded(eid, t)
+
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        return self._reads.last_delivery(sid)
+
+    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
+        return self._reads.turns(eid, semantic=semantic)
+
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        return self._reads.replies(sid, first, last)
+
+    def last_id(self, sid: str) -> int:
+        return self._reads.last_id(sid)
+
+    def rewards(self, eid: str) -> list[RewardRow]:
+        return self._reads.rewards(eid)
+
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        return self._reads.pushes(sid, first, last)
+
+    def last_seq(self, sid: str) -> int:
+        return self._reads.last_seq(sid)
+
+    def episode(self, eid: str) -> EpisodeRow | None:
+        return self._reads.episode(eid)
+
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        return self._reads.first_episode(sid)
+
+    def session_episodes(self, sid: str) -> list[str]:
+        return self._reads.session_episodes(sid)
+
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+        principal: str | None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        return self._reads.episodes(
+            limit=limit,
+            before=before,
+            environment=environment,
+            error_kind=error_kind,
+            episode_id=episode_id,
+            principal=principal,
+        )
+
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        return self._reads.held(after=after, limit=limit)
+
+    def session(self, sid: str) -> SessionRow | None:
+        return self._reads.session(sid)
+
+    def open_sessions(self) -> list[SessionRow]:
+        return self._reads.open_sessions()
+
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        return self._reads.fork_session(eid, request_id)
+
+    def refs(self) -> set[SnapshotRef]:
+        return self._reads.refs()
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _write(self, groups: list[Sequence[Record]]) -> list[ErrataError | None]:
@@ -161,8 +254,8 @@ class IndexedJournal(IndexedReads):
             if self._live.batch.rows >= WAITING_ROWS:
                 self._catch_up()
             self._live.forget_idle()
-            self._meet([record for group in groups for record in group])
-            body = encoded(groups, self)
+            self._standing.look_up([record for group in groups for record in group])
+            body = encoded(groups, self._standing)
             if body.parts:
                 segment, offset = self._log.append(b"".join(body.parts))
                 self._live.take(_placed(body.records, body.parts, segment, offset), self._log.position)
@@ -176,10 +269,10 @@ class IndexedJournal(IndexedReads):
             self._bring_up()  # most of it while others write
             with self._write_lock:
                 self._check_open()
-                episode, row = self._episode(eid), self.episode(eid)
+                episode, row = self._standing.episode(eid), self._reads.episode(eid)
                 if episode is None or row is None:
                     return 0
-                deletion = Deletion(eid, row.sid, self.last_id(row.sid), self.last_seq(row.sid))
+                deletion = Deletion(eid, row.sid, self._reads.last_id(row.sid), self._reads.last_seq(row.sid))
                 self._catch_up()
                 if unless_forked and self._rows("SELECT 1 FROM episodes WHERE origin_eid = ? LIMIT 1", (eid,)):
                     return 0  # nothing waits for the index now, nor can it before this returns
@@ -187,7 +280,7 @@ class IndexedJournal(IndexedReads):
                 self._delete(eid, episode.n, self._log.position)
         except StoreFailed as error:
             raise JournalUnavailable(f"cannot delete from the journal: {error}") from error
-        with contextlib.suppress(StoreFailed):  # it is durable and nobody reads it; the index follows when it can
+        with contextlib.suppress(StoreFailed):  # the deletion is durable and hidden from reads; the index follows
             self._bring_up()
         return episode.deliveries
 
@@ -238,7 +331,7 @@ class IndexedJournal(IndexedReads):
 
     def _index_soon(self) -> None:
         if self._indexer is None:
-            with contextlib.suppress(StoreFailed):  # said in the log; what waits is held, up to a bound
+            with contextlib.suppress(StoreFailed):  # logged; waiting rows stay in memory, up to a bound
                 self._bring_up()
             return
         with self._wake:
@@ -253,11 +346,11 @@ class IndexedJournal(IndexedReads):
                     return
             try:
                 self._bring_up()
-            except StoreFailed:  # said in the log
+            except StoreFailed:  # logged
                 with self._wake:
                     self._wake.wait(BATCH_S)
             if batches % UNUSED_BATCHES == 0:
-                with self._write_lock:  # nobody looks up where something stands and relies on it
+                with self._write_lock:  # no commit is between its checks and its rows
                     self._live.forget_unused()
 
     def _catch_up(self) -> None:
@@ -267,10 +360,10 @@ class IndexedJournal(IndexedReads):
             StoreFailed: The index cannot be written.
         """
         self._bring_up()
-        self._bring_up()  # a batch may have been on its way already
+        self._bring_up()  # a batch may have been leaving already
 
     def _bring_up(self) -> None:
-        """Apply what waits, or what was on its way.
+        """Apply the waiting rows, or the batch that was leaving.
 
         Raises:
             StoreFailed: The index cannot be written now; what waits stays in memory.
@@ -310,7 +403,7 @@ class IndexedJournal(IndexedReads):
             self._index_failing = None
 
     def _damaged(self, error: apsw.Error) -> JournalUnavailable:
-        """The index is not what it should be: see to it that the next start makes it again."""
+        """Remove a damaged index, so that the next start makes it again; return the error to raise."""
         self._is_damaged = True
         log.error("the index of the journal is damaged, the next start makes it again: %s", error)
         _remove(self._path)
@@ -334,25 +427,27 @@ class IndexedJournal(IndexedReads):
             if not (broken or self._is_damaged or isinstance(error, UnknownPosition)):
                 raise
             log.warning("the index of the journal is made again from the segments: %s", error)
-            self._let_go()
+            self._release()
             _remove(self._path)
             self._is_damaged = False
             self._start()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._readers.close()
-        if self._index is not None:
-            self._index.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _start(self) -> None:
         self._readers = Readers(lambda: connect(self._path), str(self._path))
         self._live = Live()
-        self._index: Index | None = None
-        self._index = Index(self._path)
+        self._standing = Standing(self._live, self._rows)
+        self._reads = IndexedReads(self._log, self._standing, self._live, self._rows)
+        self._opened = None
+        self._opened = Index(self._path)
         self._load()
 
     def _load(self) -> None:
-        live, began, said = self._live, time.monotonic(), time.monotonic()
+        live, began, logged = self._live, time.monotonic(), time.monotonic()
         position = self._index.position()
         if position is not None and not self._log.numbers():
             # Nothing of them was torn by a crash: a segment's name is durable before the index knows of it.
@@ -365,16 +460,16 @@ class IndexedJournal(IndexedReads):
             if live.batch.rows >= self._batch_rows:
                 self._catch_up()
                 live.forget_idle()
-                if time.monotonic() - said > PROGRESS_S:
-                    said = time.monotonic()
+                if time.monotonic() - logged > PROGRESS_S:
+                    logged = time.monotonic()
                     log.info("making the index: %d rows, up to segment %d", rows, behind.segment)
         self._catch_up()
         if rows and time.monotonic() - began > PROGRESS_S:
             log.info("the index has all %d rows now, after %.1f s", rows, time.monotonic() - began)
 
     def _take_again(self, placed: Sequence[Placed], behind: Position) -> None:
-        """Take in one frame of the segments, or a compacted segment, as when it was written."""
-        self._meet(record for _, record in placed)
+        """Apply one frame of the segments, or a compacted segment, as when it was written."""
+        self._standing.look_up(record for _, record in placed)
         begin = 0
         for at, (place, record) in enumerate(placed):
             if isinstance(record, Deletion):
@@ -410,8 +505,8 @@ class IndexedJournal(IndexedReads):
         except StoreFailed as failure:
             log.warning("the index was not brought up before the end; the next start does it: %s", failure)
         with self._index_lock:
-            if self._index is not None:
-                self._index.close()
+            if self._opened is not None:
+                self._opened.close()
 
     def _check_open(self) -> None:
         if self._closed:

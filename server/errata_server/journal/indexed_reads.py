@@ -1,4 +1,4 @@
-"""The reading half of `IndexedJournal`: the newest rows from memory, the others through the index."""
+"""`IndexedReads`: the reads of a journal with an index: the newest rows from memory, the others through the index."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from errata_protocol.errors import JournalUnavailable
 from . import columns
 from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, RewardRow, SessionRow, TurnRow
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
-from .indexed_standing import IndexedStanding, kinds_of
-from .live import COMPUTED, Episode, Flat, Reply, Turn
-from .segments import Place
+from .indexed_standing import Rows, Standing, kinds_of
+from .live import COMPUTED, Episode, Flat, Live, Reply, Turn
+from .segments import Place, Segments
 
 T = TypeVar("T")
 
@@ -23,13 +23,27 @@ REFS_AT_ONCE = 20_000
 _EPISODE_COLUMNS = ", ".join(f"e.{name}" for name in columns.EPISODE)
 
 
-class IndexedReads(IndexedStanding):
-    """The reading half of a journal in segments with an index; see `Journal`. Any thread may read."""
+class IndexedReads:
+    """The reads of `errata_server.journal.base.Journal`, under their names there. Any thread may read.
+
+    Args:
+        segments: Where the rows are.
+        standing: Looks up sessions, episodes and turns.
+        live: What is not in the index yet.
+        rows: As in `Standing`.
+    """
+
+    def __init__(self, segments: Segments, standing: Standing, live: Live, rows: Rows) -> None:
+        self._segments = segments
+        self._standing = standing
+        self._live = live
+        self._rows = rows
 
     # -- deliveries ----------------------------------------------------------------------------------------------
 
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
-        turn = self._turn(eid, t)
+        """As `Journal.delivery`."""
+        turn = self._standing.turn(eid, t)
         return self._row(turn, eid, t) if turn is not None else None
 
     def _row(self, at: Turn | Reply | Place, eid: str | None, t: int | None) -> DeliveryRow:
@@ -42,10 +56,11 @@ class IndexedReads(IndexedStanding):
         return row
 
     def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        """As `Journal.recorded`."""
         delivery = self.delivery(eid, t)
         if delivery is None:
             return []
-        episode = self._episode(eid)
+        episode = self._standing.episode(eid)
         found = set[Place]()
         if episode is not None:
             for batch in self._live.batches():
@@ -55,13 +70,15 @@ class IndexedReads(IndexedStanding):
         return [delivery, *(self._row(place, eid, None) for place in sorted(found))]
 
     def last_delivery(self, sid: str) -> DeliveryRow | None:
+        """As `Journal.last_delivery`."""
         for eid, episode in self._episodes_of(sid):
             if episode.last_t >= 0:
                 return self.delivery(eid, episode.last_t)
         return None
 
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
-        episode = self._episode(eid)
+        """As `Journal.turns`."""
+        episode = self._standing.episode(eid)
         if episode is None:
             return []
         waiting = [batch.turns.get(episode.n, {}) for batch in self._live.batches()]
@@ -85,7 +102,8 @@ class IndexedReads(IndexedStanding):
     # -- a session's replies and pushes --------------------------------------------------------------------------
 
     def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
-        session = self._session(sid)
+        """As `Journal.replies`."""
+        session = self._standing.session(sid)
         if session is None:
             return []
         waiting = [batch.replies.get(session.n, {}) for batch in self._live.batches()]
@@ -111,11 +129,13 @@ class IndexedReads(IndexedStanding):
         return row
 
     def last_id(self, sid: str) -> int:
-        session = self._session(sid)
+        """As `Journal.last_id`."""
+        session = self._standing.session(sid)
         return session.last_id if session is not None else 0
 
     def rewards(self, eid: str) -> list[RewardRow]:
-        episode = self._episode(eid)
+        """As `Journal.rewards`."""
+        episode = self._standing.episode(eid)
         if episode is None:
             return []
         waiting = [row for b in reversed(self._live.batches()) for _, row in b.rewards.get(episode.n, {}).values()]
@@ -126,7 +146,8 @@ class IndexedReads(IndexedStanding):
         return list(there.values())
 
     def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
-        session = self._session(sid)
+        """As `Journal.pushes`."""
+        session = self._standing.session(sid)
         if session is None:
             return []
         waiting = [batch.pushes.get(session.n, {}) for batch in self._live.batches()]
@@ -140,12 +161,14 @@ class IndexedReads(IndexedStanding):
         ]
 
     def last_seq(self, sid: str) -> int:
-        session = self._session(sid)
+        """As `Journal.last_seq`."""
+        session = self._standing.session(sid)
         return session.last_seq if session is not None else 0
 
     # -- episodes ------------------------------------------------------------------------------------------------
 
     def episode(self, eid: str) -> EpisodeRow | None:
+        """As `Journal.episode`."""
         if eid in self._live.deleted:
             return None
         for batch in self._live.batches():
@@ -154,10 +177,12 @@ class IndexedReads(IndexedStanding):
         return _first(columns.episode, self._rows(f"SELECT {EPISODE} FROM episodes WHERE eid = ?", (eid,)))
 
     def first_episode(self, sid: str) -> EpisodeRow | None:
+        """As `Journal.first_episode`."""
         of = self._episodes_of(sid)
         return self.episode(of[-1][0]) if of else None
 
     def session_episodes(self, sid: str) -> list[str]:
+        """As `Journal.session_episodes`."""
         return [eid for eid, _ in reversed(self._episodes_of(sid))]
 
     def episodes(
@@ -170,6 +195,8 @@ class IndexedReads(IndexedStanding):
         episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
+        """As `Journal.episodes`."""
+
         def wanted(n: int, row: EpisodeRow, kinds: dict[str, int]) -> bool:
             return (
                 row.principal == principal
@@ -211,7 +238,8 @@ class IndexedReads(IndexedStanding):
         waiting: Iterable[int],
     ) -> list[tuple[int, EpisodeRow, _Totals]]:
         """Return episodes of the index as it is: a page of them, and all wanted ones of which something waits."""
-        wheres, values = ["e.principal IS ?"], [principal]
+        wheres = ["e.principal IS ?"]
+        values: list[str | int | None] = [principal]
         for clause, value in (
             ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
             ("e.environment = ?", environment),
@@ -244,6 +272,7 @@ class IndexedReads(IndexedStanding):
         ]
 
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        """As `Journal.held`."""
         waiting: dict[int, tuple[Any, ...]] = {}
         new: dict[int, EpisodeRow] = {}
         with self._live.lock:
@@ -267,7 +296,7 @@ class IndexedReads(IndexedStanding):
 
     def _episodes_of(self, sid: str) -> list[tuple[str, Episode]]:
         """Return a session's episodes, newest first."""
-        session = self._session(sid)
+        session = self._standing.session(sid)
         if session is None:
             return []
         found: dict[str, tuple[int, int]] = {}
@@ -287,6 +316,7 @@ class IndexedReads(IndexedStanding):
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def session(self, sid: str) -> SessionRow | None:
+        """As `Journal.session`."""
         batches = self._live.batches()
         rows = [batch.sessions.get(sid, (0, None))[1] for batch in batches]
         at = next((at for at, row in enumerate(rows) if row is not None), len(rows))
@@ -303,8 +333,9 @@ class IndexedReads(IndexedStanding):
         return _first(columns.session, self._rows(sql, (sid,)))
 
     def open_sessions(self) -> list[SessionRow]:
+        """As `Journal.open_sessions`."""
         batches = self._live.batches()
-        rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'"))
+        rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'", ()))
         found = {row.sid: row for row in rows}
         for batch in reversed(batches):
             for sid, change in batch.changes.items():
@@ -314,10 +345,12 @@ class IndexedReads(IndexedStanding):
         return sorted((row for row in found.values() if row.status == "open"), key=lambda row: row.created)
 
     def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
-        sid = self._forked(eid, request_id)
+        """As `Journal.fork_session`."""
+        sid = self._standing.forked(eid, request_id)
         return self.session(sid) if sid is not None else None
 
     def refs(self) -> set[SnapshotRef]:
+        """As `Journal.refs`."""
         batches, found = self._live.batches(), set[SnapshotRef]()
         gone = set(self._live.deleted.values())
         sql = (

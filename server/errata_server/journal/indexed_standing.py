@@ -1,47 +1,49 @@
-"""The latest turn, reply and status of each session of an `IndexedJournal`, and the conflict checks against them."""
+"""`Standing`: the last ids and turns of sessions and episodes in an indexed journal, and conflicts with them."""
 
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .base import DeliveryRow, Journal, RewardRow
+from .base import DeliveryRow, RewardRow
 from .codec import LogRecord
 from .index import decode_replies, decode_turns
 from .live import Episode, Live, Session, Turn
-from .segments import Segments
 
-_STANDS = (
+Rows = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
+"""Returns all rows of a query on the index."""
+
+_EPISODES = (
     "SELECT json_group_array(json_array(e.eid, e.n, e.session, t.last_t, t.deliveries, printf('%!.17g', t.reward), "
     "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest))) "
     "FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
     "WHERE e.eid IN (SELECT value FROM json_each(?))"
 )
-_SESSION_STANDS = (
+_SESSIONS = (
     "SELECT json_group_array(json_array(s.sid, s.n, s.environment IS NOT NULL, coalesce(c.last_id, 0), "
     "coalesce(c.last_seq, 0))) FROM sessions s LEFT JOIN counters c ON c.session = s.n "
     "WHERE s.sid IN (SELECT value FROM json_each(?))"
 )
 
 
-class IndexedStanding(Journal):
-    """What is asked of a journal before each commit; `Journal` for the rest, see `IndexedReads`."""
+class Standing:
+    """Looks sessions, episodes and deliveries up: the newest in memory, the others in the index.
 
-    durable = True
-    blocking = True
+    It answers `errata_server.journal.claims.Keys`; what those methods are asked about was looked up by `look_up`.
 
-    def __init__(self, segments: Segments, live: Live) -> None:
-        self._segments = segments
+    Args:
+        live: What is in memory.
+        rows: Returns all rows of a query on the index; none where a value is one that SQLite cannot hold.
+    """
+
+    def __init__(self, live: Live, rows: Rows) -> None:
         self._live = live
+        self._rows = rows
         self._rewarded: set[tuple[int, str]] = set()
 
-    @abstractmethod
-    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of a query on the index; none where a value is one that SQLite cannot hold."""
-
-    def _turn(self, eid: str, t: int) -> Turn | None:
+    def turn(self, eid: str, t: int) -> Turn | None:
+        """Return a delivery of the index, or None."""
         if eid in self._live.deleted:
             return None
         episode = self._live.episodes.get(eid)
@@ -59,46 +61,49 @@ class IndexedStanding(Journal):
                     return turn
         return None
 
-    def _forked(self, fork_of: str | None, request: str) -> str | None:
+    def forked(self, fork_of: str | None, request: str) -> str | None:
+        """Return the sid that a fork request made, or None."""
         for batch in self._live.batches():
             if (fork_of, request) in batch.forks:
                 return batch.forks[fork_of, request]
         rows = self._rows("SELECT sid FROM sessions WHERE fork_of IS ? AND fork_request = ?", (fork_of, request))
         return str(rows[0][0]) if rows else None
 
-    def _episode(self, eid: str) -> Episode | None:
+    def episode(self, eid: str) -> Episode | None:
+        """Return an episode's totals and last t; None without it, also where it was deleted."""
         if eid in self._live.deleted:
             return None
-        return self._live.episodes.get(eid) or self._stands([eid]).get(eid)
+        return self._live.episodes.get(eid) or self._stored_episodes([eid]).get(eid)
 
-    def _session(self, sid: str) -> Session | None:
-        return self._live.sessions.get(sid) or self._session_stands([sid]).get(sid)
+    def session(self, sid: str) -> Session | None:
+        """Return a session's last id and seq, or None."""
+        return self._live.sessions.get(sid) or self._stored_sessions([sid]).get(sid)
 
-    def _stands(self, eids: Iterable[str]) -> dict[str, Episode]:
-        rows = self._rows(_STANDS, (json.dumps(list(eids)),))
+    def _stored_episodes(self, eids: Iterable[str]) -> dict[str, Episode]:
+        rows = self._rows(_EPISODES, (json.dumps(list(eids)),))
         found = {}
-        for eid, n, session, last_t, deliveries, reward, done, kinds, *sizes, newest in (
+        for eid, n, session, last_t, deliveries, reward, done, kinds, payloads, requests, states, newest in (
             json.loads(rows[0][0]) if rows else ()
         ):
             if last_t is None:
                 found[eid] = Episode(n, session)
                 continue
             found[eid] = Episode(
-                n, session, last_t, last_t, deliveries, float(reward), bool(done), kinds_of(kinds) or None, *sizes,
-                float(newest),
+                n, session, last_t, last_t, deliveries, float(reward), bool(done), kinds_of(kinds) or None,
+                payloads, requests, states, float(newest),
             )  # fmt: skip
         return found
 
-    def _session_stands(self, sids: Iterable[str]) -> dict[str, Session]:
-        rows = self._rows(_SESSION_STANDS, (json.dumps(list(sids)),))
+    def _stored_sessions(self, sids: Iterable[str]) -> dict[str, Session]:
+        rows = self._rows(_SESSIONS, (json.dumps(list(sids)),))
         return {
             sid: Session(n, bool(known), last_id, last_id, last_seq)
             for sid, n, known, last_id, last_seq in (json.loads(rows[0][0]) if rows else ())
         }
 
-    def _meet(self, records: Iterable[LogRecord]) -> None:
+    def look_up(self, records: Iterable[LogRecord]) -> None:
         """Look up where the episodes and sessions of records stand, and which of their rewards are there, all in three
-        queries, before they are checked or taken in: no row costs a query of its own."""
+        queries, before they are checked or applied: no row costs a query of its own."""
         live = self._live
         rewards: list[RewardRow] = []
         eids, sids = set[str](), set[str]()
@@ -114,9 +119,9 @@ class IndexedStanding(Journal):
             if isinstance(record, RewardRow):
                 rewards.append(record)
         if eids:
-            live.episodes.update(self._stands(eids))
+            live.episodes.update(self._stored_episodes(eids))
         if sids:
-            live.sessions.update(self._session_stands(sids))
+            live.sessions.update(self._stored_sessions(sids))
         self._rewarded = self._rewards_there(rewards) if rewards else set()
 
     def _rewards_there(self, rewards: Iterable[RewardRow]) -> set[tuple[int, str]]:
@@ -129,7 +134,7 @@ class IndexedStanding(Journal):
         rows = self._rows(sql, (json.dumps(asked),))
         return there.union((n, id) for n, id in json.loads(rows[0][0]))
 
-    # -- what stands against a commit (errata_server.journal.claims) ---------------------------------------------
+    # -- conflicts with a commit (errata_server.journal.claims) ---------------------------------------------
 
     def has_session(self, sid: str) -> bool:
         session = self._live.sessions.get(sid)
@@ -141,8 +146,8 @@ class IndexedStanding(Journal):
     def has_delivery(self, eid: str, t: int) -> bool:
         episode = self._live.episodes.get(eid)
         if episode is None:
-            episode = self._episode(eid)  # an origin: it was not looked up with the others
-        return episode is not None and t <= episode.last_t and self._turn(eid, t) is not None
+            episode = self.episode(eid)  # an origin: it was not looked up with the others
+        return episode is not None and t <= episode.last_t and self.turn(eid, t) is not None
 
     def has_id(self, sid: str, id: int) -> bool:
         session = self._live.sessions.get(sid)
@@ -154,7 +159,7 @@ class IndexedStanding(Journal):
         return any(reply.id == id for (run,) in self._rows(sql, (session.n, id)) for reply in decode_replies(run))
 
     def has_fork(self, fork_of: str | None, request: str) -> bool:
-        return self._forked(fork_of, request) is not None
+        return self.forked(fork_of, request) is not None
 
     def has_reward(self, eid: str, reward_id: str) -> bool:
         episode = self._live.episodes.get(eid)
@@ -170,4 +175,5 @@ class IndexedStanding(Journal):
 
 
 def kinds_of(text: str | None) -> dict[str, int]:
+    """Return error kinds and their counts from their column."""
     return dict(json.loads(text)) if text else {}

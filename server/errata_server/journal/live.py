@@ -1,7 +1,7 @@
 """`Live`: rows not yet in the index, and the latest turn and reply of each session in use, in memory.
 
-Records are taken in here the moment they are durable, under `Live.lock`, and go to the index in large batches. While
-one is on its way it is still found here: a read looks at both batches before it asks the index, and misses nothing.
+Records are added here as soon as they are durable, under `Live.lock`, and go to the index in large batches. A batch
+that is being written is still found here: a read looks at both batches before it asks the index, and misses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from errata_protocol.environment import SnapshotRef
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
+from .base import DeliveryRow, EpisodeRow, RecordKind, RewardRow, SessionChange, SessionRow
 from .codec import Deletion, LogRecord
 from .segments import Place, Position
 
@@ -23,7 +23,7 @@ Flat = tuple[Any, ...]
 
 
 COMPUTED = b""
-"""In the place of a semantic digest that is made from the row when somebody asks for it."""
+"""In the place of a semantic digest that is computed from the row on demand."""
 
 
 class Turn(NamedTuple):
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     offset: int
     size: int
     id: int | None
-    kind: str
+    kind: RecordKind
     digest: bytes
     semantic_digest: bytes | None
     reward: float | None
@@ -65,7 +65,7 @@ class Replied(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Episode:
-    """Where an episode stands.
+    """Totals and last t of an episode.
 
     Args:
         n: Its number in the index.
@@ -98,7 +98,7 @@ class Episode:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Where a session stands.
+    """Last id and seq of a session.
 
     Args:
         n: Its number in the index.
@@ -145,9 +145,9 @@ class Live:
             for at every step.
 
     Attributes:
-        lock: Held by whoever takes records in, and by a reader of more than one thing.
-        batch: What was taken in since the last batch left.
-        leaving: The batch that is on its way to the index.
+        lock: Held while records are added, and by reads of more than one attribute.
+        batch: Records added since the last batch left.
+        leaving: The batch that is being written to the index.
         deleted: Numbers of the episodes whose end is not in the index yet.
     """
 
@@ -169,7 +169,7 @@ class Live:
             return (self.batch,) if self.leaving is None else (self.batch, self.leaving)
 
     def take(self, records: Iterable[tuple[tuple[int, int, int], LogRecord]], position: Position) -> None:
-        """Take in records that are durable, each with its `Place`; their episodes and sessions are known here, or new.
+        """Add records that are durable, each with its `Place`; their episodes and sessions are known here, or new.
 
         `errata_server.journal.codec.Deletion` is not for here.
         """
@@ -189,23 +189,24 @@ class Live:
             batch.position = position
 
     def count(self, deletion: Deletion) -> None:
-        """An episode was deleted; what its session had counted up to stays, if all else of it is gone."""
+        """Keep the last id and seq of a deleted episode's session, whose rows may all be gone."""
         with self.lock:
             session = self._session(deletion.sid)
             session.last_id = max(session.last_id, deletion.last_id)
             session.last_seq = max(session.last_seq, deletion.last_seq)
 
     def leave(self) -> Batch | None:
-        """Let the batch go on its way, unless one is, and return what is on its way; None where nothing is."""
+        """Return the batch to write to the index: the one that left before and did not arrive, else the current one."""
         with self.lock:
             if self.leaving is None and self.batch.position is not None:
                 self.leaving, self.batch = self.batch, Batch()
             return self.leaving
 
     def arrived(self) -> None:
-        """The batch that was on its way is in the index."""
+        """Called when the batch that left is in the index."""
         with self.lock:
-            assert self.leaving is not None
+            if self.leaving is None:
+                raise RuntimeError("no batch has left")
             self._recent[0].update(self.leaving.of_episodes)
             self._recent[1].update(self.leaving.of_sessions)
             for n, turns in self.leaving.turns.items():
@@ -217,7 +218,7 @@ class Live:
             self.leaving = None
 
     def forget_idle(self) -> None:
-        """Make room: forget the episodes and sessions that were first seen longest ago and wait for nothing."""
+        """Forget the episodes and sessions that were first seen longest ago and have no waiting rows."""
         with self.lock:
             batches = (self.batch,) if self.leaving is None else (self.batch, self.leaving)
             for known, busy in (
@@ -227,9 +228,9 @@ class Live:
                 _forget(known, busy, self._max_idle)
 
     def forget_unused(self) -> None:
-        """Forget the episodes and sessions for which no row came since the last call, and which wait for nothing.
+        """Forget the episodes and sessions for which no row came since the last call, and which have no waiting rows.
 
-        What is over is so forgotten too. The next row of one that goes on looks up where it stands.
+        Those that ended are forgotten so. The next row of one that continues looks it up again.
         """
         with self.lock:
             batches = (self.batch,) if self.leaving is None else (self.batch, self.leaving)
@@ -240,7 +241,7 @@ class Live:
             self.sessions = {sid: session for sid, session in self.sessions.items() if session.n in sessions}
 
     def delete(self, eid: str, n: int) -> None:
-        """An episode was deleted, and the index does not know it yet."""
+        """Note that an episode was deleted, which the index does not know yet."""
         with self.lock:
             self.deleted[eid] = n
             self.episodes.pop(eid, None)

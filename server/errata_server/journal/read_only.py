@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import apsw
 
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
-from .base import Journal, Record
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    HeldEpisode,
+    Journal,
+    Record,
+    RewardRow,
+    SessionRow,
+    TurnRow,
+)
 from .codec import Deletion
 from .disk import DirectoryDisk
 from .index import INDEX, SCHEMA, connect, position_in
 from .indexed_reads import IndexedReads
+from .indexed_standing import Standing
 from .live import Live
 from .segments import Position, Segments, UnknownPosition, all_gone
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class ReadOnlyJournal(IndexedReads):
-    """Reads the segments and the index as it was when this was opened; what came behind it is kept in memory. Changes
-    no row, starts no thread, makes no file.
+class ReadOnlyJournal(Journal):
+    """Reads the segments and the index as it was when this was opened; what came behind it is kept in memory, and each
+    read first adds what was committed before it. Changes no row, starts no thread, makes no file.
 
     Args:
         directory: Of the journal.
@@ -36,6 +45,9 @@ class ReadOnlyJournal(IndexedReads):
         JournalUnavailable: There is no journal of this version, or it cannot be read.
     """
 
+    durable = True
+    blocking = True
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.RLock()
@@ -43,7 +55,9 @@ class ReadOnlyJournal(IndexedReads):
         try:
             if not directory.is_dir():
                 raise JournalUnavailable(f"cannot read the journal {directory}: there is none; give another --data-dir")
-            super().__init__(Segments(DirectoryDisk(directory)), Live())
+            self._segments, self._live = Segments(DirectoryDisk(directory)), Live()
+            self._standing = Standing(self._live, self._rows)
+            self._reads = IndexedReads(self._segments, self._standing, self._live, self._rows)
             self._db, self._position = self._snapshot()
             if not self._segments.numbers():
                 self._db.close()
@@ -73,6 +87,94 @@ class ReadOnlyJournal(IndexedReads):
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         raise self._refusal()
+
+    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
+        with self._fresh() as reads:
+            return reads.delivery(eid, t)
+
+    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        with self._fresh() as reads:
+            return reads.recorded(eid, t)
+
+    def last_delivery(self, sid: str) -> DeliveryRow | None:
+        with self._fresh() as reads:
+            return reads.last_delivery(sid)
+
+    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
+        with self._fresh() as reads:
+            return reads.turns(eid, semantic=semantic)
+
+    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
+        with self._fresh() as reads:
+            return reads.replies(sid, first, last)
+
+    def last_id(self, sid: str) -> int:
+        with self._fresh() as reads:
+            return reads.last_id(sid)
+
+    def rewards(self, eid: str) -> list[RewardRow]:
+        with self._fresh() as reads:
+            return reads.rewards(eid)
+
+    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
+        with self._fresh() as reads:
+            return reads.pushes(sid, first, last)
+
+    def last_seq(self, sid: str) -> int:
+        with self._fresh() as reads:
+            return reads.last_seq(sid)
+
+    def episode(self, eid: str) -> EpisodeRow | None:
+        with self._fresh() as reads:
+            return reads.episode(eid)
+
+    def first_episode(self, sid: str) -> EpisodeRow | None:
+        with self._fresh() as reads:
+            return reads.first_episode(sid)
+
+    def session_episodes(self, sid: str) -> list[str]:
+        with self._fresh() as reads:
+            return reads.session_episodes(sid)
+
+    def episodes(
+        self,
+        *,
+        limit: int,
+        before: int | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+        principal: str | None,
+    ) -> tuple[list[EpisodeStats], int | None]:
+        with self._fresh() as reads:
+            return reads.episodes(
+                limit=limit,
+                before=before,
+                environment=environment,
+                error_kind=error_kind,
+                episode_id=episode_id,
+                principal=principal,
+            )
+
+    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
+        with self._fresh() as reads:
+            return reads.held(after=after, limit=limit)
+
+    def session(self, sid: str) -> SessionRow | None:
+        with self._fresh() as reads:
+            return reads.session(sid)
+
+    def open_sessions(self) -> list[SessionRow]:
+        with self._fresh() as reads:
+            return reads.open_sessions()
+
+    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
+        with self._fresh() as reads:
+            return reads.fork_session(eid, request_id)
+
+    def refs(self) -> set[SnapshotRef]:
+        with self._fresh() as reads:
+            return reads.refs()
 
     def index_problems(self) -> list[str]:
         """Return what SQLite's own check finds wrong with the index."""
@@ -112,8 +214,15 @@ class ReadOnlyJournal(IndexedReads):
                 pass  # it is made again from the segments, here as at the server's next start
         return _nothing()
 
+    @contextlib.contextmanager
+    def _fresh(self) -> Iterator[IndexedReads]:
+        """Give the reads, which see what was committed before; one thread at a time."""
+        with self._lock:
+            self._refresh()
+            yield self._reads
+
     def _refresh(self) -> None:
-        """Take in what was committed since the last look."""
+        """Add what was committed since the last call."""
         with self._lock:
             if self._closed:
                 raise JournalUnavailable("the journal is closed")
@@ -121,7 +230,7 @@ class ReadOnlyJournal(IndexedReads):
             if live.batch.position is None and (rows := self._rows("SELECT next_session, next_episode FROM applied")):
                 live.next_session, live.next_episode = rows[0]
             for placed, behind in self._segments.after(self._position):
-                self._meet(record for _, record in placed)
+                self._standing.look_up(record for _, record in placed)
                 begin = 0
                 for at, (_, record) in enumerate(placed):
                     if isinstance(record, Deletion):
@@ -141,23 +250,3 @@ def _nothing() -> tuple[apsw.Connection, None]:
     db = apsw.Connection(":memory:")
     db.execute(SCHEMA)
     return db, None
-
-
-def _fresh(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Let a read see what was committed before it began."""
-
-    @functools.wraps(read)
-    def refreshed(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:
-            self._refresh()
-            return read(self, *args, **kwargs)
-
-    refreshed.__doc__ = getattr(Journal, read.__name__).__doc__
-    return refreshed
-
-
-for _name in (
-    "delivery", "recorded", "last_delivery", "turns", "replies", "last_id", "rewards", "pushes", "last_seq", "episode",
-    "first_episode", "session_episodes", "episodes", "held", "session", "open_sessions", "fork_session", "refs",
-):  # fmt: skip
-    setattr(ReadOnlyJournal, _name, _fresh(getattr(IndexedReads, _name)))

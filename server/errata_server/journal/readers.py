@@ -19,7 +19,7 @@ from .. import descriptors
 class _Reader:
     db: apsw.Connection
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by its thread during a read and by `Readers.close`, so that nobody else ever waits for it."""
+    """Held by its thread during a read and by `Readers.close`, so it is never contended."""
 
 
 class Readers:

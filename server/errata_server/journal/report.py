@@ -54,7 +54,7 @@ class JournalSize:
 
 
 def journal_size(directory: Path) -> JournalSize:
-    """Read a journal's segments whole, and say what is in them. A server may be running.
+    """Return the size of a journal and of its parts; reads all segments. A server may be running.
 
     Args:
         directory: Of the journal; see `errata_server.journal.journal_in`.

@@ -1,7 +1,7 @@
 """Append-only segment files: append and fsync frames, read a record by its `Place`, replay from a position, compact.
 
 One frame is one group commit: append, sync, then its records count. A segment that reached its size is followed by
-another. At open what a crash tore off the end of the last one is cut off, for it was acknowledged to nobody. A segment
+another. At open what a crash tore off the end of the last one is cut off: it was never acknowledged. A segment
 that is mostly garbage is written anew without it (`SegmentLog.rewrite`); its records keep their places.
 """
 
@@ -20,6 +20,7 @@ from ..descriptors import explained
 from .codec import (
     FRAME_BYTES,
     HEADER_BYTES,
+    REPAIR,
     SALT_BYTES,
     Header,
     LogRecord,
@@ -32,6 +33,7 @@ from .codec import (
     encode_record,
     scan,
 )
+from .damage import pieces_of, summary
 from .disk import Disk
 from .writer import StoreFailed
 
@@ -51,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A point between two frames: all before it was taken in.
+    """A point between two frames; all before it was applied.
 
     The salt is the segment's: a position in the files of another journal is none here.
     """
@@ -83,6 +85,7 @@ class Segments:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._headers: dict[int, tuple[Header, Moved | None]] = {}
+        self._unfinished = set[int]()
 
     def numbers(self) -> list[int]:
         """Return the numbers of all segments, in order.
@@ -95,7 +98,7 @@ class Segments:
             if name != name_of(number):
                 raise JournalUnavailable(
                     f"the journal is damaged: segment {number} is missing or broken off, and {names[-1]} follows; "
-                    "restore the data directory from a copy"
+                    f"{REPAIR}"
                 )
         return list(range(1, len(names) + 1))
 
@@ -116,10 +119,8 @@ class Segments:
                 self._headers.pop(place.segment, None)
                 return self._read(place)
         except FileNotFoundError as error:
-            raise JournalUnavailable(
-                f"the journal is damaged: segment {place.segment} is gone; restore the data directory from a copy"
-            ) from error
-        except OSError as error:  # of the machine: it says nothing about what the file holds
+            raise JournalUnavailable(f"the journal is damaged: segment {place.segment} is gone; {REPAIR}") from error
+        except OSError as error:  # of the machine, not of the contents of the file
             raise JournalUnavailable(
                 f"segment {place.segment} of the journal cannot be read now: {explained(error)}; then send the request "
                 "again, nothing is lost",
@@ -128,7 +129,7 @@ class Segments:
         except ValueError as error:
             raise JournalUnavailable(
                 f"the journal is damaged: byte {place.offset} of segment {place.segment} holds no record ({error}); "
-                "restore the data directory from a copy"
+                f"{REPAIR}"
             ) from error
 
     def _read(self, place: Place) -> LogRecord:
@@ -155,11 +156,11 @@ class Segments:
             raise UnknownPosition(f"there is no segment {position.segment}")
         for number in numbers[position.segment - 1 if position is not None else 0 :]:
             here = position if position is not None and position.segment == number else None
-            whole = yield from self._frames(number, here)
-            if not whole and number != numbers[-1]:
+            yield from self._frames(number, here)
+            if number in self._unfinished and number != numbers[-1]:
                 raise JournalUnavailable(
                     f"the journal is damaged: segment {number} is missing or broken off, and "
-                    f"{name_of(numbers[-1])} follows; restore the data directory from a copy"
+                    f"{name_of(numbers[-1])} follows; {REPAIR}"
                 )
 
     def whole(self, number: int) -> Iterator[tuple[list[Placed], Position]]:
@@ -167,20 +168,22 @@ class Segments:
         yield from self._frames(number, None)
 
     def _frames(self, number: int, position: Position | None) -> Iterator[tuple[list[Placed], Position]]:
-        """Yield the frames of one segment behind ``position``; return whether all of it is good."""
+        """Yield the frames of one segment behind ``position``; note in `_unfinished` whether it ends in a good one."""
         self._headers.pop(number, None)
+        self._unfinished.discard(number)
         size = self.size(number)
         try:
             header, moved = self._header(number)
         except ValueError:
             if size > HEADER_BYTES:
                 raise JournalUnavailable(
-                    f"the journal is damaged: segment {number} has no good header; restore the data directory from a "
-                    "copy, or use the Errata version that wrote it"
+                    f"the journal is damaged: segment {number} has no good header; {REPAIR}; a later Errata may have "
+                    "written it"
                 ) from None
             if position is not None:
                 raise UnknownPosition(f"segment {number} has no header") from None
-            return False
+            self._unfinished.add(number)
+            return
         end = moved.size_bytes if moved is not None else size
         if position is not None and (header.salt != position.salt or position.offset > end):
             raise UnknownPosition(f"segment {number} is another, or ends before byte {position.offset}")
@@ -188,16 +191,17 @@ class Segments:
         name = name_of(number)
         if moved is not None:
             yield self._moved(number, header, moved, position), Position(number, moved.size_bytes, header.salt)
-            return True
+            return
         found = scan(self._disk.read_at(name, start, size - start), header, start)
         for offset, body in found.bodies:
             yield self._records(number, offset, body), Position(number, offset + len(body), header.salt)
-        return not found.torn_bytes
+        if found.torn_bytes:
+            self._unfinished.add(number)
 
     def _moved(self, number: int, header: Header, moved: Moved, position: Position | None) -> list[Placed]:
         found = scan(self._disk.read_at(name_of(number), HEADER_BYTES, self.size(number)), header)
         if found.torn_bytes:
-            raise JournalUnavailable(f"the journal is damaged: compacted segment {number} is broken off")
+            raise JournalUnavailable(f"the journal is damaged: compacted segment {number} is broken off; {REPAIR}")
         before = dict(zip(moved.now, moved.before, strict=True))
         return [
             (Place(number, before[place.offset], place.size), record)
@@ -306,21 +310,24 @@ class SegmentLog(Segments):
             self._sealed = True  # nothing is appended to what was compacted
             return
         if (torn := self.size(number) - size) > 0:
+            tail = self._disk.read_at(name_of(number), size, torn)
+            held = summary(piece.record for piece in pieces_of(tail) if piece.record is not None)
             log.warning(
                 "journal: the last %d bytes of segment %d are dropped, from byte %d on: they hold no whole frame. A "
-                "server that ended while it wrote leaves such an end, and has acknowledged nothing of it",
+                "server that ended while it wrote leaves such an end and has acknowledged nothing of it. It held: %s",
                 torn,
                 number,
                 size,
+                held,
             )
             self._disk.truncate(name_of(number), size)
-        # Also where nothing was torn: a frame that was read here may never have been synced, and whoever asks is told
-        # of it now.
+        # Also where nothing was torn: a frame that was read here may never have been synced, and reads
+        # return it from now on.
         self._disk.sync(name_of(number))
         self._disk.sync_names()
 
     def _make_durable(self, position: Position | None) -> None:
-        """Write the last frame again where it stands, unless ``position`` says that it was acknowledged.
+        """Write the last frame again in place, unless it lies before ``position`` and so was acknowledged.
 
         The process before this one may have ended with a sync that failed: then the kernel has the frame in memory,
         holds it for written, and a further sync does nothing. What is appended behind it would be lost with it.
@@ -385,10 +392,10 @@ class SegmentLog(Segments):
         """Write a full segment anew with those of its records that were written at ``keep``; return the bytes given
         back.
 
-        The old one stands until the new one is durable. Reads go on meanwhile.
+        The old one remains until the new one is durable. Reads go on meanwhile.
 
         Raises:
-            OSError: The disk cannot be written; the old segment stands.
+            OSError: The disk cannot be written; the old segment remains.
             ValueError: It is the one that is written to.
         """
         if number >= self._head.number:

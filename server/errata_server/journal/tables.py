@@ -10,8 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from errata_protocol.environment import Recovery, SnapshotRef
+from errata_protocol.environment import SnapshotRef
 
+from ..recovery import recovery_class
 from .base import (
     DeliveryRow,
     EpisodeRow,
@@ -34,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _alone(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _locked(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Keep a read and a writer on another thread apart."""
 
     @functools.wraps(read)
@@ -46,7 +47,7 @@ def _alone(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, 
 
 
 class Tables(Journal):
-    """The reading half of a journal with its rows in memory; see `Journal`. Whoever changes them holds `_lock`."""
+    """The reading half of a journal with its rows in memory; see `Journal`. `_lock` is held while they change."""
 
     blocking = False
 
@@ -68,7 +69,7 @@ class Tables(Journal):
         self._forks: dict[tuple[str | None, str], str] = {}
         self._n = 0
 
-    # -- what stands against a commit (errata_server.journal.claims) ----------------------------------------------
+    # -- conflicts with a commit (errata_server.journal.claims) ---------------------------------------------------
 
     def has_session(self, sid: str) -> bool:
         return sid in self._sessions
@@ -135,60 +136,60 @@ class Tables(Journal):
                     self._sessions[c.sid] = c.applied(self._sessions[c.sid])
 
     def _is_reexecuted(self, sid: str) -> bool:
-        return sid in self._sessions and self._sessions[sid].recovery == Recovery.REEXECUTE
+        return sid in self._sessions and recovery_class(self._sessions[sid].recovery).repeats_requests
 
-    @_alone
+    @_locked
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
         return self._deliveries.get(eid, {}).get(t)
 
-    @_alone
+    @_locked
     def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
         first = self.delivery(eid, t)
         return [first, *self._errors.get(eid, {}).get(t, ())] if first is not None else []
 
-    @_alone
+    @_locked
     def last_delivery(self, sid: str) -> DeliveryRow | None:
         for eid in reversed(self._episodes_of.get(sid, ())):
             if turns := self._deliveries.get(eid):
                 return next(reversed(turns.values()))
         return None
 
-    @_alone
+    @_locked
     def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
         rows = self._replies.get(sid, {})
         return [rows[id] for id in range(max(first, 1), min(last, self._last_ids.get(sid, 0)) + 1) if id in rows]
 
-    @_alone
+    @_locked
     def last_id(self, sid: str) -> int:
         return self._last_ids.get(sid, 0)
 
-    @_alone
+    @_locked
     def rewards(self, eid: str) -> list[RewardRow]:
         return list(self._rewards.get(eid, {}).values())
 
-    @_alone
+    @_locked
     def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
         rows = self._pushes.get(sid, {})
         return [rows[seq] for seq in range(max(first, 1), min(last, self._last_seqs.get(sid, 0)) + 1) if seq in rows]
 
-    @_alone
+    @_locked
     def last_seq(self, sid: str) -> int:
         return self._last_seqs.get(sid, 0)
 
-    @_alone
+    @_locked
     def episode(self, eid: str) -> EpisodeRow | None:
         return self._episodes[eid][1] if eid in self._episodes else None
 
-    @_alone
+    @_locked
     def first_episode(self, sid: str) -> EpisodeRow | None:
         eids = self._episodes_of.get(sid)
         return self._episodes[eids[0]][1] if eids else None
 
-    @_alone
+    @_locked
     def session_episodes(self, sid: str) -> list[str]:
         return list(self._episodes_of.get(sid, ()))
 
-    @_alone
+    @_locked
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
         return [
             TurnRow(
@@ -204,7 +205,7 @@ class Tables(Journal):
             for t, d in sorted(self._deliveries.get(eid, {}).items())
         ]
 
-    @_alone
+    @_locked
     def episodes(
         self,
         *,
@@ -235,7 +236,7 @@ class Tables(Journal):
                 break
         return [s for _, s in found[:limit]], found[limit - 1][0] if len(found) > limit else None
 
-    @_alone
+    @_locked
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
         found: list[HeldEpisode] = []
         for n, row in self._episodes.values():
@@ -259,20 +260,20 @@ class Tables(Journal):
             )
         return found
 
-    @_alone
+    @_locked
     def session(self, sid: str) -> SessionRow | None:
         return self._sessions.get(sid)
 
-    @_alone
+    @_locked
     def open_sessions(self) -> list[SessionRow]:
         return [s for s in self._sessions.values() if s.status == "open"]
 
-    @_alone
+    @_locked
     def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
         sid = self._forks.get((eid, request_id))
         return self._sessions[sid] if sid is not None else None
 
-    @_alone
+    @_locked
     def refs(self) -> set[SnapshotRef]:
         return {ref for turns in list(self._deliveries.values()) for d in list(turns.values()) for ref in d.refs}
 

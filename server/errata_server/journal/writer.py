@@ -1,7 +1,7 @@
 """Group commit: one writer, one transaction for all waiting commits, one wake-up per event loop.
 
-What is written when, and who is told what, is `GroupWriter._work`, a generator that waits for nothing itself: a thread
-drives it here (`ThreadWriter`), a simulated event loop drives it in `errata_server.simulation`.
+Which groups are written, and how their commits are answered, is `GroupWriter._work`, a generator that waits for nothing
+itself: a thread drives it here (`ThreadWriter`), a simulated event loop drives it in `errata_server.simulation`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GroupWriter(ABC):
 
     Attributes:
         failing: Why the store cannot write; None while it can.
-        written: Told after each transaction of a thread how many commits were in it and how long it took, in seconds.
+        written: Called after each transaction of a thread with the number of its commits and its duration in seconds.
     """
 
     def __init__(self, write: Write) -> None:
@@ -74,7 +74,7 @@ class GroupWriter(ABC):
 
     @property
     def trouble(self) -> str | None:
-        """Say what is wrong with the thread that writes; None when all is well, or there is none."""
+        """Why the writing thread failed; None while it runs, or without one."""
         return None
 
     def submit(
@@ -137,14 +137,15 @@ class GroupWriter(ABC):
             if self.failing is not None:
                 log.warning("journal writes again")
                 self.failing = None
-            assert errors is not None
+            if errors is None:
+                raise RuntimeError("the driver of the writer wrote nothing")
             for pending, error_or_none in zip(group, errors, strict=True):
                 pending.error = error_or_none
             return
 
 
 class ThreadWriter(GroupWriter):
-    """Writes on a thread of its own, because a sync blocks.
+    """Writes on its own thread, because a sync blocks.
 
     Args:
         write: The store's `Write`, called on the thread.
@@ -196,7 +197,7 @@ class ThreadWriter(GroupWriter):
                 self.written(len(step), time.perf_counter() - started)
             else:
                 with self._wake:
-                    # The queue once more: a commit that came since the generator looked has notified nobody.
+                    # Check the queue again: a commit that came since the generator looked has notified no one.
                     if not self._closing and (step is not None or not self._queue):
                         self._asleep = True
                         self._wake.wait(step)
@@ -223,7 +224,7 @@ def _answer(group: list[Pending]) -> None:
     for loop, pendings in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, pendings)
-        except RuntimeError:  # that loop is closed: nobody waits there any more, and the rows are durable
+        except RuntimeError:  # that loop is closed, so no one waits there; the rows are durable
             log.debug("a commit's event loop was closed before its answer")
 
 

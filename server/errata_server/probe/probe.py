@@ -21,6 +21,7 @@ from errata_protocol.environment import Recovery
 from errata_protocol.errors import ServiceError
 
 from ..process import ServerProcess
+from ..recovery import recovery_class
 from ..targets.load import Servable, Stated, load
 from .actions import Generator
 from .advice import snapshot_lines
@@ -125,7 +126,8 @@ class _Probe:
         return verdict
 
     def _judge(self, verdict: Verdict, first: _Play, found: Compared) -> None:
-        if verdict.served is Recovery.SNAPSHOT:
+        served = recovery_class(verdict.served)
+        if served.takes_snapshots:
             verdict.recovery = Recovery.SNAPSHOT
             but = [*found.volatile, *found.hash_order, *found.real]
         elif found.real:
@@ -133,14 +135,15 @@ class _Probe:
                 verdict.why.append(f"request {difference.request}: {difference.path} {difference.how}")
         else:
             verdict.recovery = Recovery.REEXECUTE
-            flags = () if verdict.served is Recovery.REEXECUTE else ("--deterministic",)
+            flags = () if served.repeats_requests else ("--deterministic",)
             volatile = ",".join(json_path.written(path) for path in found.volatile)
             verdict.options = (*flags, *(("--volatile", volatile) if volatile else ()))
             but = [*found.volatile, *found.hash_order]
-        if verdict.recovery is not Recovery.NONE:
+        recovery = recovery_class(verdict.recovery)
+        if recovery.survives_restart:
             shown = " ".join(map(shlex.quote, verdict.options)) or "no option"
             self._plan.say(f"kill -9 in the middle, served with {shown}; then a fork")
-            verdict.why = self._survives(verdict.options, first, but, exact=verdict.recovery is not Recovery.SNAPSHOT)
+            verdict.why = self._survives(verdict.options, first, but, exact=not recovery.takes_snapshots)
         if verdict.why:
             verdict.recovery, verdict.options, verdict.outcome = Recovery.NONE, (), Outcome.IMPOSSIBLE
             verdict.snapshot_lines = snapshot_lines(self._servable)

@@ -19,7 +19,7 @@ from errata_protocol.errors import Conflict, InvalidRequest, UnknownEpisode
 from errata_protocol.replay import RewardPost, RewardRecord
 
 from ..clock import Clock
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock
 from ..journal.base import DeliveryRow, Record, RewardRow, SessionRow
 from .metrics import Metrics
 from .ownership import absence, owned_episode
@@ -66,7 +66,7 @@ class Rewards:
         self._metrics = metrics
         self.on_pushed: list[Callable[[str, RewardRow], None]] = []
         self._guard = threading.Lock()
-        self._turns: dict[str, tuple[Turnstile, int]] = {}
+        self._turns: dict[str, tuple[FairLock, int]] = {}
         self._owned: set[asyncio.Task[Any]] = set()
 
     async def post(
@@ -197,7 +197,7 @@ class Rewards:
         """Let one caller at a time number the pushes of a session."""
         sid = session.sid
         with self._guard:
-            turn, users = self._turns.get(sid, (Turnstile(), 0))
+            turn, users = self._turns.get(sid, (FairLock(), 0))
             self._turns[sid] = (turn, users + 1)
         try:
             async with turn:

@@ -13,17 +13,28 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from errata_protocol.environment import Recovery, SnapshotRef
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, SandboxUnavailable
 from errata_protocol.mux import Allowance
 
 from .. import descriptors
 from ..clock import Clock
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock
 from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
-from ..journal import DirectoryDisk, Disk, IndexedJournal, Journal, MemoryJournal, SessionChange, journal_in
+from ..journal import (
+    DirectoryDisk,
+    Disk,
+    IndexedJournal,
+    Journal,
+    MemoryJournal,
+    SalvageReport,
+    SessionChange,
+    journal_in,
+    salvage,
+)
+from ..recovery import recovery_class
 from ..sandbox import registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
@@ -106,7 +117,7 @@ class Runtime:
         self._lock_fd: int | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._is_shared = False
-        self._starting = Turnstile()
+        self._starting = FairLock()
         self._start_guard = threading.Lock()
         self._open()
         self._show()
@@ -235,7 +246,7 @@ class Runtime:
         for row in await self.store.open_sessions():
             if not row.given_out:
                 over.append(SessionChange(row.sid, status="closed"))
-            elif row.recovery == Recovery.NONE:
+            elif not recovery_class(row.recovery).survives_restart:
                 over.append(SessionChange(row.sid, status="lost"))
         if over:
             await self.journal.commit(*over)
@@ -275,6 +286,7 @@ class Runtime:
         sandboxes = self._sandboxes
         reasons = (
             self.store.trouble(),
+            self.store.watch_trouble,
             self.journal.trouble,
             self.threads.trouble(),
             sandboxes.trouble if sandboxes is not None else None,
@@ -345,7 +357,10 @@ class Runtime:
     def _open_journal(self) -> Journal:
         if self.data_dir is None:
             return MemoryJournal()
-        return IndexedJournal(journal_in(self.data_dir), fsync=self.settings.fsync)
+        directory = journal_in(self.data_dir)
+        if self.settings.journal_salvage and directory.is_dir():
+            _log_salvage(salvage(directory))
+        return IndexedJournal(directory, fsync=self.settings.fsync)
 
     def _make_sandboxes(self) -> Backend:
         settings, directory = self.settings, self.data_dir
@@ -372,6 +387,28 @@ class _Lazy:
 
     def __iter__(self) -> Iterator[SnapshotRef]:
         return iter(self._refs())
+
+
+def _log_salvage(report: SalvageReport) -> None:
+    if not report.is_damaged:
+        return
+    for found in report.damaged:
+        log.error(
+            "the journal was damaged: %s at bytes %d to %d of segment %d, which held %s",
+            found.what,
+            found.begin,
+            found.end,
+            found.segment,
+            found.holds or "nothing that can be read",
+        )
+    for session in report.sessions:
+        log.error("session %s had rows there (it was %s): %s", session.sid, session.status, ", ".join(session.episodes))
+    log.error(
+        "the journal is repaired: %d sessions are lost, %d rows are whole; the damaged segments are kept in %s",
+        len(report.lost),
+        report.rows,
+        report.originals,
+    )
 
 
 @functools.cache  # once per process: a test makes many applications

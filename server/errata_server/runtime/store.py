@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..journal.base import (
     TurnRow,
 )
 from ..journal.disk import Disk
+from .data_watch import DataWatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,15 +59,23 @@ class Store:
         self._wait_s = wait_s
         self._disk: Disk | None = None
         self._short = False
+        self._short_lock = threading.Lock()
+        self._watch: DataWatch | None = None
 
     def open(self, journal: Journal, disk: Disk | None) -> None:
         """Take a journal, and the disk whose free space is watched; again after `close`."""
         self.journal = journal
         self._disk = disk
+        if self._data_dir is not None:
+            watched = [self._data_dir, self._data_dir / "journal"]
+            self._watch = DataWatch([path for path in watched if path.is_dir()], self.trouble)
         self._readers = ThreadPoolExecutor(max_workers=READER_THREADS, thread_name_prefix="errata-read")
 
     def close(self) -> None:
-        """End the reading threads; the journal stays open, because others may still write their last rows."""
+        """End the threads; the journal stays open, because others may still write their last rows."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self._readers.shutdown()
 
     def trouble(self) -> str | None:
@@ -77,15 +87,30 @@ class Store:
             return failing
         short = self._disk_trouble(self._disk)
         if (short is not None) != self._short:
-            self._short = short is not None
-            if short is not None:
-                log.error("nothing new is run: %s (%s)", short, self._data_dir or "memory")
-            else:
-                log.warning("requests run again: the data directory can be written")
+            self._say(short)
         return short
+
+    @property
+    def watch_trouble(self) -> str | None:
+        """Why the data directory is not watched; None while it is, or without one."""
+        return self._watch.trouble if self._watch is not None else None
+
+    def _say(self, short: str | None) -> None:
+        """Log a change, once: requests and the watch may see it at the same time."""
+        with self._short_lock:
+            if (short is not None) == self._short:
+                return
+            self._short = short is not None
+        if short is not None:
+            log.error("nothing new is run: %s (%s)", short, self._data_dir or "memory")
+        else:
+            log.warning("requests run again: the data directory can be written")
 
     def _disk_trouble(self, disk: Disk) -> str | None:
         place = "the data directory" if self._data_dir is not None else "the disk"
+        if self._watch is not None and (missing := self._watch.missing) is not None:
+            part = place if missing == self._data_dir else f"{missing.name} in {place}"
+            return f"{part} is gone: it was removed or unmounted while the server ran"
         try:
             free, total = disk.free()
         except FileNotFoundError:

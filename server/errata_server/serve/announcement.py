@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.environment import Recovery
 
+from ..recovery import recovery_class
 from ..targets.load import Servable
 
 
@@ -35,14 +35,9 @@ def announced(found: Sequence[Servable], capabilities: Mapping[str, Capabilities
 
 def _recovery(servable: Servable, told: Capabilities) -> str:
     fork = "and can be forked" if "fork" in told.extensions else "and this mode has no fork"
-    match told.recovery:
-        case Recovery.SNAPSHOT:
-            return f"recovery snapshot: its sessions survive a restart by their snapshots {fork}"
-        case Recovery.REEXECUTE:
-            return (
-                f"recovery reexecute: its sessions survive a restart by running their requests again {fork}; one that "
-                "answers otherwise then is lost, and says where it differs"
-            )
+    recovery = recovery_class(told.recovery)
+    if recovery.survives_restart:
+        return f"recovery {recovery.name}: its sessions survive a restart {recovery.means} {fork}{recovery.caveat}"
     unknown = "" if isinstance(servable.factory, type) else ", as far as a function that makes it tells"
     return (
         f"recovery none{unknown}: its sessions cannot be forked and do not survive a restart; what it can have says: "

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid
 
+from ..concurrency.procedures import Procedure
 from ..environments.declarations import Declared
 from ..environments.detection import marked_observation, marked_response
 from ..environments.host import EnvHost
@@ -18,26 +20,26 @@ from ..runtime.rows import Admitted, mcp_row, observation_row
 from ..runtime.runtime import Runtime
 from .session import Request
 
+_NO_REWARDS: Mapping[int, float] = MappingProxyType({})
 
-class Executed(Struct, frozen=True):
-    """What came of a request that ran; nothing of it is committed.
+
+class Executed(Struct, frozen=True, gc=False):
+    """The outcome of a request that ran; nothing of it is committed.
 
     Args:
-        row: Its delivery.
-        volatile_fields: What of its payload another run may give differently.
+        row: Its delivery. ``row.volatile`` names the fields that another run may give differently.
         rewards: What the environment credits the episode's deliveries with, by t, now that it is done.
     """
 
     row: DeliveryRow
-    volatile_fields: tuple[str, ...]
-    rewards: Mapping[int, float] = field(default_factory=dict)
+    rewards: Mapping[int, float] = _NO_REWARDS
 
 
 class Execution:
     """Runs requests of one environment.
 
     Args:
-        runtime: Whose step deadline holds.
+        runtime: Its step deadline applies.
         declared: What is declared of the environment.
     """
 
@@ -45,7 +47,7 @@ class Execution:
         self._runtime = runtime
         self._declared = declared
 
-    async def run(self, host: EnvHost, admitted: Admitted, request: Request) -> Executed:
+    def run(self, host: EnvHost, admitted: Admitted, request: Request) -> Procedure[Executed]:
         """Run ``request`` and take the snapshot that follows it.
 
         Raises:
@@ -53,38 +55,40 @@ class Execution:
             EnvironmentOutputInvalid: What it returned cannot be kept.
             StepTimeout: The deadline passed.
         """
-        timeout_s = self.timeout_s(request)
-        judged = host.credit.judged()
-        if request.timeout_s is not None:
-            timeout_s = min(timeout_s, request.timeout_s)
-        if request.kind == "mcp":
-            assert request.call is not None
-            response = await host.scoped(request.call, timeout_s=timeout_s)
-            host.credit.delivered(admitted.t, judged, reset=False)
-            snapshot = await host.snapshot()
-            response, detection = marked_response(response, admitted.request, admitted.t, self._declared.detect)
-            volatile = self._declared.volatile_fields()
-            return Executed(mcp_row(admitted, response, snapshot, volatile, detection), volatile)
-        if request.kind == "reset":
-            observation = await host.reset(request.reset, timeout_s=timeout_s)
+        timeout_s = self._timeout_s(request)
+        judged = host.credit.judged() if host.rates_steps else None
+        if request.action is not None:
+            outcome = yield from host.step(request.action, timeout_s=timeout_s)
+        elif request.call is not None:
+            outcome = yield host.scoped(request.call, timeout_s=timeout_s)
         else:
-            assert request.action is not None
-            observation = await host.step(request.action, timeout_s=timeout_s)
-        host.credit.delivered(admitted.t, judged, reset=request.kind == "reset")
-        done = bool(getattr(observation, "done", False))
-        rewards = await host.step_rewards(admitted.t, timeout_s=timeout_s) if done else {}
-        snapshot = await host.snapshot()
-        row = self.row(admitted, request, observation, snapshot)
-        return Executed(row, self._declared.volatile_fields(observation), rewards)
+            outcome = yield from host.reset(request.reset, timeout_s=timeout_s)
+        rewards = _NO_REWARDS
+        if host.rates_steps:
+            host.credit.delivered(admitted.t, judged, reset=request.kind == "reset")
+            if request.call is None and getattr(outcome, "done", False):
+                rewards = yield from host.step_rewards(admitted.t, timeout_s=timeout_s)
+        snapshot = (yield from host.snapshot()) if host.recovery.takes_snapshots else None
+        if request.call is not None:
+            return Executed(self._mcp_row(admitted, outcome, snapshot))
+        return Executed(self._observation_row(admitted, request, outcome, snapshot), rewards)
 
-    def timeout_s(self, request: Request) -> float:
-        """Return the server's deadline of a request."""
+    def _timeout_s(self, request: Request) -> float:
+        """Return the deadline of a request: the server's, or the request's own where that is shorter."""
         timeout_s = self._runtime.settings.step_timeout_s
-        if request.action is None or not self._declared.call_timeouts_s:
-            return timeout_s
-        return self._declared.timeout_s(request.action, timeout_s)
+        if request.action is not None and self._declared.call_timeouts_s:
+            timeout_s = self._declared.timeout_s(request.action, timeout_s)
+        if request.timeout_s is not None and request.timeout_s < timeout_s:
+            return request.timeout_s
+        return timeout_s
 
-    def row(self, admitted: Admitted, request: Request, observation: Any, snapshot: Snapshot | None) -> DeliveryRow:
+    def _mcp_row(self, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None) -> DeliveryRow:
+        response, detection = marked_response(response, admitted.request, admitted.t, self._declared.detect)
+        return mcp_row(admitted, response, snapshot, self._declared.volatile_fields(), detection)
+
+    def _observation_row(
+        self, admitted: Admitted, request: Request, observation: Any, snapshot: Snapshot | None
+    ) -> DeliveryRow:
         """Return the row of what a reset or step returned.
 
         Raises:

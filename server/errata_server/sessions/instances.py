@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 
-from errata_protocol.environment import Recovery, Snapshot
-from errata_protocol.errors import ServiceError, SessionLost
+from errata_protocol.environment import Snapshot
+from errata_protocol.errors import SessionLost
 
-from ..concurrency.threads import Place
+from ..concurrency.fair_lock import Turn
+from ..concurrency.procedures import Procedure, run
 from ..environments.context import SessionContext
-from ..environments.host import EnvHost, factory_failed, scoped
-from ..environments.placement import EnvironmentFactory, place_for
+from ..environments.host import EnvHost
+from ..environments.placement import EnvironmentFactory
 from ..environments.recovery_class import recovery_of
 from ..ids import name_of
 from ..journal.base import DeliveryRow, SessionChange
+from ..recovery import NONE, REEXECUTE, RecoveryClass
 from ..runtime.runtime import Runtime
 from ..sandbox.base import Backend
 from .reexecution import NotRepeatable, Reexecution
 from .session import Session
 
 
-class Waker:
+class InstanceLoader:
     """Makes, restores and drops the instances of one environment's sessions.
 
     Args:
         runtime: Journal and sandboxes.
         factory: Makes one environment instance.
-        reexecution: Runs journaled requests again; None where nothing can read them back, and then no session is
+        reexecution: Runs journaled requests again; None where nothing can decode them, and then no session is
             continued so.
         deterministic: The environment is declared so, by its spec or its operator.
         snapshots: The environment's snapshots may be taken after each step.
+
+    Attributes:
+        recovery: Recovery class of the environment, as far as it is known: a factory function shows it with its first
+            instance, and a ``snapshot()`` with its first result.
     """
 
     def __init__(
@@ -50,68 +56,39 @@ class Waker:
         self._reexecution = reexecution
         self._deterministic = deterministic
         self._snapshots = snapshots
+        self.recovery = self._recovery_of(factory)
 
-    def recovery_of(self, env: EnvironmentFactory | Environment[Any, Any, Any]) -> Recovery:
+    def _recovery_of(self, env: EnvironmentFactory | Environment[Any, Any, Any]) -> RecoveryClass:
         """Return the recovery class of the environment's factory or instance under what is declared of it."""
         found = recovery_of(env, deterministic=self._deterministic, snapshots=self._snapshots)
-        return Recovery.NONE if found is Recovery.REEXECUTE and self._reexecution is None else found
+        return NONE if found.repeats_requests and self._reexecution is None else found
 
-    async def create(self, session: Session) -> EnvHost:
+    def create(self, session: Session) -> Procedure[EnvHost]:
         """Return a fresh instance.
 
         Raises:
             EnvironmentFailed: The factory failed.
         """
         self._runtime.threads.lend_to_loop()  # here, because not every application has a lifespan, nor a loop for long
-        return await EnvHost.create(
-            self._factory,
-            self.context(session),
-            self._runtime.threads,
-            timeout_s=self._runtime.settings.step_timeout_s,
-            owner=self,
-            classify=self.recovery_of,
-        )
-
-    # -- the parts of `create`, for whoever has no task to wait in ------------------------------------------------
-
-    def factory_failed(self, error: Exception, timeout_s: float) -> ServiceError:
-        """As `host.factory_failed`, of this factory."""
-        return factory_failed(self._factory, error, timeout_s)
-
-    def context(self, session: Session) -> SessionContext:
-        """Return what `current_session` returns to the session's instance."""
-        return SessionContext(
+        context = SessionContext(
             sandboxes=self._sandboxes,
             seed=session.row.seed,
             log=_SessionLog(session.sid),
             monotonic=self._runtime.clock.monotonic,
         )
+        return EnvHost.create(
+            self._factory,
+            context,
+            self._runtime.threads,
+            timeout_s=self._runtime.settings.step_timeout_s,
+            owner=self,
+            classify=self._recovery_of,
+        )
 
     def _sandboxes(self) -> Backend:
         return self._runtime.sandboxes
 
-    def place(self) -> Place:
-        """Return where the factory is to be called.
-
-        Raises:
-            CapacityReached: No thread is left.
-        """
-        self._runtime.threads.lend_to_loop()
-        return place_for(self._factory, self._runtime.threads, self)
-
-    def bound_factory(self, context: SessionContext) -> Callable[[], Any]:
-        """Return the factory as a call in which `current_session` is ``context``."""
-        return scoped(context, self._factory)
-
-    def host(self, env: object, context: SessionContext, place: Place) -> EnvHost:
-        """Return the host of what the factory returned at ``place``.
-
-        Raises:
-            TypeError: It is no environment.
-        """
-        return EnvHost.of(env, self._factory, context, self._runtime.threads, place, self.recovery_of)
-
-    async def wake(self, session: Session) -> EnvHost:
+    async def wake(self, turn: Turn, session: Session) -> EnvHost:
         """Return an instance that stands where the session's last commit left it; a fresh one before any.
 
         Raises:
@@ -121,7 +98,7 @@ class Waker:
         """
         differed: NotRepeatable | None = None
         while True:
-            host = await self.create(session)
+            host = await run(self.create(session))
             try:
                 last = await self._runtime.store.last_delivery(session.sid)
                 if last is not None:
@@ -143,20 +120,12 @@ class Waker:
             session: Whose instance.
             host: The instance.
             last: The delivery.
-            differed: What came of running the current episode's requests alone; None if that was not tried.
+            differed: The outcome of running the current episode's requests alone; None if that was not tried.
         """
         if last.eid == session.eid and last.t is not None:
-            if last.state is not None and host.recovery is Recovery.SNAPSHOT:
-                await host.restore(Snapshot(last.state, last.refs))
-                if last.kind == "fork":
-                    await host.forked(last.eid)
-                elif host.credit.compute is not None:
-                    await self._look_at_credit(host, last.eid, last.t)
-                return
-            if session.row.recovery == Recovery.REEXECUTE and self._reexecution is not None:
-                if host.recovery is Recovery.NONE:
-                    host.recovery = Recovery.REEXECUTE  # what its client was told holds, whatever is declared now
-                await self._run_again(session, host, last.eid, last.t, differed, self._reexecution)
+            restoration = _Restoration(self, session, host, last, last.t, differed)
+            # An environment that has snapshots by now is restored from them, whatever the client was told.
+            if await host.recovery.restore(restoration) or await session.recovery.restore(restoration):
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
 
@@ -199,8 +168,8 @@ class Waker:
             if outcome != "earlier":
                 self._runtime.metrics.reexecuted(session.row.environment, outcome)
 
-    async def _look_at_credit(self, host: EnvHost, eid: str, t: int) -> None:
-        """Tell what may have been judged before the snapshot that ``host`` was restored from."""
+    async def _restore_credit(self, host: EnvHost, eid: str, t: int) -> None:
+        """Note which deliveries were rated before the snapshot that ``host`` was restored from."""
         row = await self._runtime.store.episode(eid)
         if row is not None and row.origin_eid is not None:
             host.credit.forked()
@@ -213,19 +182,52 @@ class Waker:
         if session.committed:
             await self._runtime.journal.commit(SessionChange(session.sid, status="lost", lost=why))
 
-    async def drop(self, session: Session, why: str) -> None:
+    async def drop(self, turn: Turn, session: Session, why: str) -> None:
         """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can.
 
         Args:
+            turn: The session's.
             session: Whose instance.
-            why: What to tell where the session is lost with it.
+            why: The reason that the client is given where the session is lost with it.
         """
-        host, session.host = session.host, None
+        host = session.take_host(turn)
         if host is None:
             return
         await host.close()
-        if host.recovery is Recovery.NONE:
+        if not host.recovery.survives_restart:
             await self._lose(session, why)
+
+
+@dataclass(slots=True)
+class _Restoration:
+    """One fresh instance and the delivery it is to be brought to; see `errata_server.recovery.Restoration`."""
+
+    _loader: InstanceLoader
+    _session: Session
+    _host: EnvHost
+    _last: DeliveryRow
+    _t: int
+    _differed: NotRepeatable | None
+
+    async def from_snapshot(self) -> bool:
+        host, last = self._host, self._last
+        if last.state is None or not host.recovery.takes_snapshots:
+            return False
+        await host.restore(Snapshot(last.state, last.refs))
+        if last.kind == "fork":
+            await host.forked(last.eid)
+        elif host.credit.compute is not None:
+            await self._loader._restore_credit(host, last.eid, self._t)
+        return True
+
+    async def by_reexecution(self) -> bool:
+        reexecution = self._loader._reexecution
+        if reexecution is None or not self._session.recovery.repeats_requests:
+            return False
+        if not self._host.recovery.survives_restart:
+            self._host.recovery = REEXECUTE  # what its client was told holds, whatever is declared now
+        await self._loader._run_again(self._session, self._host, self._last.eid, self._t, self._differed, reexecution)
+        return True
 
 
 class _DependsOnEarlier(Exception):

@@ -25,11 +25,11 @@ from msgspec.structs import replace
 from pydantic_core import to_json
 
 from errata_protocol.differences import Cause, Difference, differences, normalised, told
-from errata_protocol.environment import Recovery
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 from errata_protocol.json_path import every_item, written
 from errata_protocol.payload import semantic_sha256, without_fields
 
+from ..concurrency.procedures import run
 from ..environments.host import EnvHost
 from ..ids import name_of
 from ..journal.base import DeliveryRow
@@ -74,7 +74,7 @@ def drawn(host: EnvHost, request: Request, session_seed: int, eid: str, *, first
             gives none wants another episode each time.
         first: It is the session's first episode.
     """
-    if request.kind != "reset" or host.recovery is not Recovery.REEXECUTE:
+    if request.kind != "reset" or not host.recovery.repeats_requests:
         return request
     chosen = hashlib.sha256(f"{session_seed} {eid}".encode()).digest()
     values: dict[str, int | str] = {
@@ -193,7 +193,7 @@ class Reexecution:
             raise NotRepeatable(f"the request of {where} cannot be read any more: {error}", t=t, eid=row.eid) from error
         admitted = Admitted(row.eid, t, row.sid, row.id, row.kind, row.request, row.created, row.request_sha)
         try:
-            now: Executed | ErrataError = await self._execution.run(host, admitted, request)
+            now: Executed | ErrataError = await run(self._execution.run(host, admitted, request))
         except StepTimeout as error:
             raise StepTimeout(
                 f"the session could not be brought back: running {where} again took longer than the deadline, "
@@ -252,7 +252,7 @@ def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Differen
         was = json.loads(row.payload) if row.t is None else {"code": None, "message": None}
         is_now = now.to_wire() if isinstance(now, ErrataError) else {"code": None, "message": None}
         return differences(*(normalised({"code": e.get("code"), "message": e.get("message")}) for e in (was, is_now)))
-    volatile, semantic = now.volatile_fields, now.row.semantic()
+    volatile, semantic = now.row.volatile or (), now.row.semantic()
     if semantic is not None and row.semantic() == semantic:
         return []
     recorded = semantic_sha256(row.payload, volatile)

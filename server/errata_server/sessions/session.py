@@ -6,24 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from openenv.core.env_server.types import Action
 
-from errata_protocol.environment import Recovery
+from errata_protocol.errors import SessionLost, SessionUnknown
 
-from ..concurrency.fair_lock import Turnstile
+from ..concurrency.fair_lock import FairLock, Turn
 from ..environments.host import EnvHost
-from ..journal.base import RecordKind, SessionRow
+from ..journal.base import DeliveryRow, RecordKind, SessionRow
+from ..recovery import RecoveryClass, recovery_class
 from ..runtime.capacity import Room
+from ..runtime.rows import wire_digest
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of a multiplexed session, as its client chose it.
+    """The id and key of a multiplexed session, which its client chose.
 
     Args:
         sid: As journaled: no plain session can have it (PROTOCOL D13).
@@ -36,7 +38,7 @@ class Address:
     group: str | None
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Request(Struct, frozen=True):
@@ -48,19 +50,28 @@ class Request(Struct, frozen=True):
         reset: Arguments of a reset.
         action: Validated action of a step.
         call: What a tools/call does with the environment; returns the JSON-RPC response.
-        id: Request id, None on plain sockets. Who gave one records the outcome of a failure under it.
+        id: Request id, None on plain sockets. A door that gives one records a failure under it.
         sha: sha256 of the request as received, where it is known.
         timeout_s: Deadline of its own, below the server's.
     """
 
     kind: RecordKind
     data: bytes
-    reset: Mapping[str, Any] = _NOTHING
+    reset: Mapping[str, Any] = _NO_ARGUMENTS
     action: Action | None = None
     call: McpCall | None = None
     id: int | None = None
     sha: bytes | None = None
     timeout_s: float | None = None
+
+
+if TYPE_CHECKING:
+
+    class Committed(DeliveryRow, frozen=True):
+        """A delivery that the journal has. A session may stand at it, and a client may be answered with it."""
+
+else:  # one class at run time; `commits` makes the difference, and mypy 2.4 fails on a NewType of a Struct
+    Committed = DeliveryRow
 
 
 class Reply(Struct, frozen=True, gc=False):
@@ -71,12 +82,22 @@ class Reply(Struct, frozen=True, gc=False):
     payload: bytes
     digest: str
 
+    @classmethod
+    def of(cls, row: Committed) -> Reply:
+        """Return the reply that a committed delivery is."""
+        return cls(row.eid, _t_of(row), row.payload, wire_digest(row.digest))
 
-_NOT_RECOVERABLE = Recovery.NONE.value  # comparing with a member of an enumeration costs ten times as much
+
+def _t_of(row: Committed) -> int:
+    if row.t is None:
+        raise ValueError(f"a {row.kind} without t is no delivery")
+    return row.t
 
 
 class Session:
-    """One environment instance over time. Position and host change only while `turn` is held.
+    """One environment instance over time.
+
+    Position (``eid``, ``t``) and instance change only while `lock` is held: what changes them takes its `Turn`.
 
     Args:
         row: As journaled, or to be.
@@ -88,7 +109,7 @@ class Session:
         self.row = row
         self.committed = committed
         self.room = room
-        self.turn = Turnstile()
+        self.lock = FairLock()
         self._host: EnvHost | None = None
         self._opening = False
         self.eid: str | None = None
@@ -103,6 +124,34 @@ class Session:
         self.closing = False
         self.closed = False
 
+    def advance(self, turn: Turn, row: Committed) -> None:
+        """Let the session stand at a delivery that was committed."""
+        self.committed = True
+        self.eid, self.t = row.eid, _t_of(row)
+
+    def take_host(self, turn: Turn) -> EnvHost | None:
+        """Return the instance and have none any more; the caller closes it."""
+        host, self.host = self._host, None
+        return host
+
+    @property
+    def usable_host(self) -> EnvHost | None:
+        """Its instance, if that can take a call at once."""
+        host = self._host
+        return None if host is None or host.gone or self.lost is not None or self.closed else host
+
+    def check_alive(self) -> None:
+        """Refuse what is asked of a session that is over.
+
+        Raises:
+            SessionLost: It is lost.
+            SessionUnknown: It was closed.
+        """
+        if self.lost is not None:
+            raise SessionLost(self.lost, eid=self.eid, t=self.t)
+        if self.closed:
+            raise SessionUnknown("this session was closed: open another")
+
     @property
     def host(self) -> EnvHost | None:
         """Its environment instance; None while it sleeps."""
@@ -116,7 +165,7 @@ class Session:
 
     @property
     def opening(self) -> bool:
-        """Its instance is being made; the place is taken already."""
+        """Whether its instance is being made; its place is taken already."""
         return self._opening
 
     @opening.setter
@@ -142,8 +191,8 @@ class Session:
 
     def is_of(self, row: SessionRow) -> bool:
         """Whether a journal row is this session's own, and not of another one that was opened under the same sid."""
-        mine = self.row
-        return self.committed or (mine.seed, mine.created, mine.key_hash) == (row.seed, row.created, row.key_hash)
+        own = self.row
+        return self.committed or (own.seed, own.created, own.key_hash) == (row.seed, row.created, row.key_hash)
 
     @property
     def multiplexed(self) -> bool:
@@ -151,6 +200,11 @@ class Session:
         return self.row.key_hash is not None
 
     @property
+    def recovery(self) -> RecoveryClass:
+        """Its recovery class, as its client was told."""
+        return recovery_class(self.row.recovery)
+
+    @property
     def recoverable(self) -> bool:
-        """It can be closed and continued later from its last commit."""
-        return self.row.recovery != _NOT_RECOVERABLE
+        """Whether it can be closed and continued later from its last commit."""
+        return self.recovery.survives_restart

@@ -214,12 +214,15 @@ def simulated(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 def _end_tasks(loop: SimulatedLoop) -> None:
     loop.crash_at = None
     loop._max_steps = loop.steps + 100_000
-    left = _tasks(loop)
-    if left:
+    _finish(loop, loop.create_task(loop.shutdown_asyncgens()))
+    for _ in range(MAX_UNWINDING):  # the clean-up of one task may begin another
+        left = _tasks(loop)
+        if not left:
+            return
         for task in left:
             task.cancel()
         _finish(loop, asyncio.gather(*left, return_exceptions=True))
-    _finish(loop, loop.create_task(loop.shutdown_asyncgens()))
+    raise SimulationError(f"what was cancelled does not end: {_waiting(loop)}")
 
 
 def _abandon_tasks(loop: SimulatedLoop) -> None:

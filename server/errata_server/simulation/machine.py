@@ -113,7 +113,7 @@ class SimulatedMachine:
         except Crashed:
             self.disk = self._next_disk()
             if self._journal is not None:
-                self._journal._let_go()  # of files that no later boot sees
+                self._journal._release()  # of files that no later boot sees
                 self._journal = None
             return None
         finally:

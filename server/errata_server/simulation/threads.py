@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from errata_server.concurrency.calls import Call, ThreadGone
-from errata_server.concurrency.threads import Ledger, Threads
+from errata_server.concurrency.threads import AbandonedCalls, Threads
 
 from .clock import SimulatedClock
 
@@ -49,11 +49,11 @@ class SimulatedThreads(Threads):
     def submit_free(self, *calls: Call) -> None:
         """Run each call on a thread of its own."""
         for call in calls:
-            SimulatedThread(self, "free", self.ledger).submit(call)
+            SimulatedThread(self, "free", self.abandoned_calls).submit(call)
 
     def _start(self, name: str) -> SimulatedThread:
         self.started.append(name)
-        return SimulatedThread(self, name, self.ledger)
+        return SimulatedThread(self, name, self.abandoned_calls)
 
     def hangs(self, thread: SimulatedThread) -> bool:
         """Decide whether the call that ``thread`` begins now hangs."""
@@ -70,13 +70,13 @@ class SimulatedThreads(Threads):
 class SimulatedThread:
     """One of them."""
 
-    def __init__(self, threads: SimulatedThreads, name: str, ledger: Ledger) -> None:
+    def __init__(self, threads: SimulatedThreads, name: str, abandoned_calls: AbandonedCalls) -> None:
         self.name = name
         self.load = 0
         self.gone = False
         self.busy_since: float | None = None
         self._threads = threads
-        self._ledger = ledger
+        self._abandoned_calls = abandoned_calls
         self._waiting: deque[Call] = deque()
         self._stuck: Call | None = None
         self._scheduled = False
@@ -93,7 +93,7 @@ class SimulatedThread:
         if self._stuck is not call or self.gone:
             return False
         self.gone = True
-        self._ledger.write_off(self)
+        self._abandoned_calls.add(self)
         while self._waiting:
             self._waiting.popleft().fail(ThreadGone())
         return True
@@ -105,7 +105,7 @@ class SimulatedThread:
         """Let the call that hangs return."""
         call, self._stuck, self.busy_since = self._stuck, None, None
         if self.gone:
-            self._ledger.returned(self)
+            self._abandoned_calls.returned(self)
         elif call is not None:
             call.perform()
             call.hand_over()

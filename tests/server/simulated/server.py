@@ -131,9 +131,11 @@ class Server:
         protocol = multiplex.protocol
         assert protocol.sessions == 0, f"{protocol.sessions} sessions were left in the machine"
         assert not protocol._attachments._sought, "sessions are still looked for"
-        assert not sessions._live and not sessions._detached, f"sessions were left: {list(sessions._live)}"
+        assert not sessions.table.live and not sessions.table.detached, (
+            f"sessions were left: {list(sessions.table.live)}"
+        )
         assert sessions.room.used == 0, f"{sessions.room.used} places are taken"
-        assert not sessions._owned, f"tasks of sessions were left: {sessions._owned}"
+        assert not len(sessions.tasks), f"tasks of sessions were left: {sessions.tasks._tasks}"
         assert not self.runtime.rewards._turns and not self.runtime.rewards._owned, "rewards are still under way"
         assert not self.backend.live, f"sandboxes were left: {list(self.backend.live)}"
 
@@ -147,4 +149,4 @@ class Server:
         return ended
 
     def _told(self) -> Capabilities:
-        return Capabilities(environment="log", recovery=self.sessions.recovery)
+        return Capabilities(environment="log", recovery=self.sessions.recovery.name)

@@ -118,11 +118,11 @@ class Visitors:
         """What was deleted is gone for good, and no session goes on from it."""
         ledger = self._world.ledger
         ledger.deleted.update(eids)
-        for session in server.sessions._live.values():
+        for session in server.sessions.table.live.values():
             if session.eid not in eids or session.closed or session.lost is not None:
                 continue
             # A request that began another episode may be committed, and its session not know it yet.
-            last = server.runtime.journal.last_delivery(session.sid) if session.turn.busy else None
+            last = server.runtime.journal.last_delivery(session.sid) if session.lock.busy else None
             goes_on = last is not None and last.eid not in eids
             assert goes_on, f"{session.sid[:10]} stands on {session.eid}, which was deleted"
 

@@ -70,7 +70,7 @@ class World:
         env, deterministic = KINDS[self.kind]
         if judged := "judged" in self.families and env in JUDGED:
             env = JUDGED[env]
-        self.ledger = Ledger(recovery_of(env, deterministic=deterministic), judged=judged)
+        self.ledger = Ledger(recovery_of(env, deterministic=deterministic).name, judged=judged)
         self._env = env
         self.places = chance.choice([2, 4, 100])
         self.timeout_s = chance.choice([None, None, None, 4.0])
@@ -279,7 +279,7 @@ class World:
     async def _rest(self, server: Server) -> None:
         """Wait for what nobody waits for any more, such as the opens of dead processes."""
         tasks, sought = server.multiplex._shell._tasks, server.multiplex.protocol._attachments._sought
-        closing = server.sessions._owned
+        closing = server.sessions.tasks._tasks
         # An environment that hangs in its close is given a minute, in its snapshot two.
         for _ in range(200):
             if not tasks and not sought and not closing:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from three_turns import HEADER, HINT, rollout
@@ -15,6 +15,7 @@ from torch import Tensor
 from toy_models import KINDS, toy
 from trl.trainer.utils import add_fused_lm_head
 
+from errata_trainer.channels import forward
 from errata_trainer.channels.distil import action_logprobs, distil
 from errata_trainer.channels.dpo import segment_sums
 from errata_trainer.channels.forward import (
@@ -63,11 +64,14 @@ def counted(model: Any) -> Any:
 TOKENS = st.lists(st.integers(2, 4), min_size=1, max_size=9)  # few different ones: long common beginnings
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), rows=st.lists(TOKENS, min_size=1, max_size=6))
-def test_shared_beginnings_change_no_state(data: st.DataObject, rows: list[list[int]]) -> None:
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.lists(TOKENS, min_size=1, max_size=8))
+def test_shared_beginnings_change_no_state(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, rows: list[list[int]]
+) -> None:
     positions = [sorted(data.draw(st.sets(st.integers(0, len(row) - 1)))) for row in rows]
-    actual = frozen_states(MODEL, rows, positions)
+    monkeypatch.setattr(forward, "LEAST_TRUNK", data.draw(st.sampled_from([1, 128])))
+    actual = frozen_states(MODEL, rows, positions, batch_tokens=data.draw(st.sampled_from([0, 12, 1000])))
     if sum(map(len, positions)):
         torch.testing.assert_close(actual, plain(MODEL, rows, positions), rtol=1e-9, atol=1e-9)
     assert len(actual) == sum(map(len, positions))
@@ -85,14 +89,38 @@ def test_a_rollouts_history_is_computed_once_for_all_its_sites() -> None:
     items = [splice(rollout(), turn, HINT, header_ids=HEADER) for turn in range(3)]
     rows, positions = [i.teacher_ids for i in items], [i.teacher_positions for i in items]
     with counted(MODEL) as counts:
-        frozen_states(MODEL, [*rows, *rows], [*positions, *positions])
+        frozen_states(MODEL, [*rows, *rows], [*positions, *positions], batch_tokens=0)
     assert counts["passes"] == 6
     once = len({row[:n] for row in rows for n in range(1, len(row) + 1)})  # the nodes of their tree
     again = sum(len(row) - positions[n][0] for n, row in enumerate(rows))  # a row that was there: its states anew
     assert counts["tokens"] == once + again
     with counted(MODEL) as apart:
-        frozen_states(MODEL, rows, positions, share=False)
+        frozen_states(MODEL, rows, positions, share=False, batch_tokens=0)
     assert apart["tokens"] == sum(map(len, rows)) > once
+
+
+def test_rows_are_computed_side_by_side_within_a_bound() -> None:
+    """Eight rollouts of a group, two sites in each: the prompt once, then the first sites, then the second ones."""
+    prompt = list(range(10, 60))
+    rows, positions = [], []
+    for number in range(8):
+        before = [*prompt, *[60 + number] * (30 + number)]
+        rows += [[*before, 2, 3, 4, 5], [*before, 6, 7, 8, 9, 2, 3]]  # two hints behind the same history
+        positions += [[len(before) + 1, len(before) + 2], [len(before) + 3, len(before) + 4]]
+    expected = plain(MODEL, rows, positions)
+    with counted(MODEL) as counts:
+        torch.testing.assert_close(frozen_states(MODEL, rows, positions), expected, rtol=1e-9, atol=1e-9)
+    assert counts["passes"] == 3
+    assert counts["tokens"] <= 50 + 8 * (37 + 4) + 8 * 6, "padding is all that is computed beside each token once"
+    largest = []
+    hook = backbone(MODEL).register_forward_hook(lambda _m, _a, output: largest.append(output[0].shape[:2].numel()))
+    torch.testing.assert_close(frozen_states(MODEL, rows, positions, batch_tokens=200), expected, rtol=1e-9, atol=1e-9)
+    hook.remove()
+    assert max(largest) <= 200 and len(largest) >= 4
+    uneven = [[5] * 90, *[[n] * n for n in (10, 11, 12)]]
+    with counted(MODEL) as counts:
+        frozen_states(MODEL, uneven, [[n - 1] for n in map(len, uneven)])
+    assert counts["passes"] == 2 and counts["tokens"] <= 90 + 3 * 12, "short rows are not padded to a long one"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +295,7 @@ def test_a_pairs_log_probabilities_are_those_of_its_actions_tokens_alone() -> No
     pairs = [DpoPair((5, 6, 7), (8, 9), (3,)), DpoPair((2, 2), (4,), (4, 4, 1))]
     batch = pair_rows(pairs)
     with counted(MODEL) as counts:
-        hidden = frozen_states(MODEL, batch.rows, batch.positions)
+        hidden = frozen_states(MODEL, batch.rows, batch.positions, batch_tokens=0)
     assert counts["tokens"] == (3 + 4) + (4 + 3)  # each context once, its last token once more
     logprobs = action_logprobs(hidden, torch.tensor(batch.target_ids), *_head(MODEL))
     sums = segment_sums(logprobs, torch.tensor(batch.lengths))

@@ -1,4 +1,4 @@
-"""What an option or a tensor has to be, said in one way by every channel.
+"""Checks of options and tensors, with the same messages in every channel.
 
 Only Python numbers and shapes are looked at: nothing here waits for a device.
 """

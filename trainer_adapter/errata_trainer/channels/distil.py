@@ -128,7 +128,8 @@ def distil(
     per_token, stats = _of_rows(
         student_hidden, weight, bias, rows, chunk_elements, (teacher_hidden.detach().to(dtype),)
     )
-    assert stats is not None
+    if stats is None:
+        raise RuntimeError("the divergence was not measured")
     weights = token_weights(stats[:, 0]) if callable(token_weights) else token_weights
     if weights is not None:
         shaped("token_weights", weights, (len(student_hidden),), "[N]")

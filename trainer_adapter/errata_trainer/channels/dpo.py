@@ -9,6 +9,7 @@ that it works nor that it does not. `dpo_metrics` does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -42,6 +43,7 @@ def dpo_loss(
         loss_type: ``sigmoid``, or ``sigmoid_norm``: each log-ratio is divided by its own action's length first, which
             takes away the weight of long actions and wants a larger ``beta_dpo``.
         lengths: ``([P], [P])`` tokens of the chosen and rejected actions, of an integer dtype; for ``sigmoid_norm``.
+            On the CPU they are checked without waiting for a device.
 
     Returns:
         Scalar, float32 at least. Without pairs 0, attached to the graph.
@@ -114,7 +116,7 @@ def chosen_nll(policy_chosen: Tensor, lengths: Lengths) -> Tensor:
     _check_integers(lengths[0])
     if bool((lengths[0] < 1).any()):
         raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
-    return -_wide(policy_chosen) / lengths[0]
+    return -_wide(policy_chosen) / lengths[0].to(policy_chosen.device)
 
 
 def dpo_metrics(
@@ -150,7 +152,7 @@ def dpo_metrics(
         margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
         chosen, rejected = _log_ratio(policy_chosen, ref_chosen), _log_ratio(policy_rejected, ref_rejected)
         if loss_type == "sigmoid_norm" and lengths is not None:
-            chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+            chosen, rejected = (r / n.to(r.device) for r, n in zip((chosen, rejected), lengths, strict=True))
         return {
             "pairs": torch.full_like(margins.sum(), len(margins)),
             "loss": -F.logsigmoid(margins).sum(),
@@ -161,12 +163,12 @@ def dpo_metrics(
         }
 
 
-def segment_sums(logprobs: Tensor, lengths: Tensor) -> Tensor:
+def segment_sums(logprobs: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
     """Add up the log-probabilities of each action's tokens.
 
     Args:
         logprobs: ``[sum(lengths)]`` of all actions' tokens, one action after the other.
-        lengths: ``[A]`` int64, tokens of each action.
+        lengths: ``[A]`` int64, tokens of each action; or as a list, which is checked without waiting for a device.
 
     Returns:
         ``[A]``, attached; added up in float32 at least.
@@ -174,19 +176,20 @@ def segment_sums(logprobs: Tensor, lengths: Tensor) -> Tensor:
     Raises:
         ValueError: Lengths that do not add up to the tokens there are, are negative or no integers; other shapes.
     """
-    if logprobs.dim() != 1 or lengths.dim() != 1:
-        raise ValueError(f"logprobs are {list(logprobs.shape)}, lengths {list(lengths.shape)}: both have one dimension")
-    _check_integers(lengths)
-    # one message from the device for both numbers; `output_size` saves another
-    total, least = torch.stack((lengths.sum(), lengths.min())).tolist() if len(lengths) else (0, 0)
-    if least < 0:
-        raise ValueError(f"a length is {least}: an action has no fewer than 0 tokens")
-    if total != len(logprobs):
-        raise ValueError(f"lengths add up to {total}, there are {len(logprobs)} tokens")
+    if isinstance(lengths, Tensor):
+        if lengths.dim() != 1:
+            raise ValueError(f"lengths are {list(lengths.shape)}: they have one dimension")
+        _check_integers(lengths)
+        lengths = lengths.tolist()
+    if logprobs.dim() != 1:
+        raise ValueError(f"logprobs are {list(logprobs.shape)}: they have one dimension")
+    if lengths and min(lengths) < 0:
+        raise ValueError(f"a length is {min(lengths)}: an action has no fewer than 0 tokens")
+    if sum(lengths) != len(logprobs):
+        raise ValueError(f"lengths add up to {sum(lengths)}, there are {len(logprobs)} tokens")
     logprobs = _wide(logprobs)
-    numbers = torch.arange(len(lengths), device=lengths.device)
-    action = torch.repeat_interleave(numbers, lengths, output_size=len(logprobs))
-    return logprobs.new_zeros(len(lengths)).index_add(0, action, logprobs)
+    action = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64)
+    return logprobs.new_zeros(len(lengths)).index_add(0, action.to(logprobs.device), logprobs)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -224,7 +227,7 @@ def _margins(
         _check_integers(lengths[1])
         if bool((torch.stack(lengths) < 1).any()):
             raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
-        chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+        chosen, rejected = (r / n.to(r.device) for r, n in zip((chosen, rejected), lengths, strict=True))
     elif loss_type != "sigmoid":
         raise ValueError(f"loss_type is {loss_type!r}: 'sigmoid' or 'sigmoid_norm'")
     return beta_dpo * (chosen - rejected)

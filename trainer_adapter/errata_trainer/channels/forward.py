@@ -6,8 +6,9 @@ Nothing here projects to the vocabulary; `distil` and `action_logprobs` do that 
 The student's and the teacher's states are of the same weights, so any dropout would be a difference that is not the
 hint's: the teacher's passes are made in evaluation mode, and `active_dropout` says what is left in the student's.
 
-Every rank has to make the same number of forward passes through a wrapper that communicates (FSDP, ZeRO-3; DDP where a
-gradient is wanted). Which ranks are idle is the recipe's to know; `idle_loss` is what they run. `frozen_states` and
+Every rank has to make the same number of forward passes through a model whose passes communicate (`collective`: FSDP,
+ZeRO-3; DDP where a gradient is wanted). `frozen_states` sees to it itself, so every rank has to call it, without rows
+too. Of passes with gradient the recipe knows which ranks are idle; `idle_loss` is what they run. `frozen_states` and
 `capture_hidden` are given the unwrapped model under DDP: its wrapper would synchronise buffers.
 """
 
@@ -16,15 +17,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .heads import backbone, unwrapped
 from .splicing import common_prefix
 
 Rows = Sequence[Sequence[int]]
+
+BATCH_TOKENS = 2**14
+"""Tokens of one pass of `frozen_states`, padding included; a row at least."""
+
+PADDING = 1.25
+"""Tokens of one pass of `frozen_states` for each token of its rows, at most."""
+
+LEAST_TRUNK = 128
+"""Tokens that a pass over a common beginning has to save."""
 
 
 class NothingCaptured(RuntimeError):
@@ -35,7 +47,7 @@ class Captured:
     """Hidden states that `capture_hidden` took from the passes of its block."""
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
-        self._rows, self._columns = rows, columns
+        self._rows, self._columns = rows.cpu(), columns.cpu()
         self._parts: list[Tensor] = []
         self._places: list[Tensor] = []
         self._seen = 0
@@ -53,7 +65,7 @@ class Captured:
                 "run, or a compiled one, or was the gradient off?"
             )
         order = torch.cat(self._places).argsort()
-        return torch.cat(self._parts)[order]
+        return torch.cat(self._parts)[order.to(self._parts[0].device)]
 
     def take(self, states: Tensor) -> None:
         """Keep the positions of the next rows.
@@ -61,10 +73,10 @@ class Captured:
         Args:
             states: ``[B, L, H]``.
         """
-        rows = self._rows.to(states.device)
-        places = ((rows >= self._seen) & (rows < self._seen + len(states))).nonzero()[:, 0]
-        columns = self._columns.to(states.device)[places]
-        self._parts.append(states[rows[places] - self._seen, columns])
+        # On the host, where the positions come from: a device that is asked for them waits for its queue.
+        places = ((self._rows >= self._seen) & (self._rows < self._seen + len(states))).nonzero()[:, 0]
+        rows, columns = self._rows[places] - self._seen, self._columns[places]
+        self._parts.append(states[rows.to(states.device), columns.to(states.device)])
         self._places.append(places)
         self._seen += len(states)
 
@@ -104,18 +116,25 @@ def capture_hidden(model: Any, rows: Tensor, columns: Tensor) -> Iterator[Captur
         hook.remove()
 
 
-def frozen_states(model: Any, rows: Rows, positions: Rows, *, share: bool = True) -> Tensor:
-    """Return hidden states without gradient or dropout, each token of a common beginning computed once.
+def frozen_states(
+    model: Any, rows: Rows, positions: Rows, *, share: bool = True, batch_tokens: int = BATCH_TOKENS
+) -> Tensor:
+    """Return hidden states without gradient or dropout, by few passes that compute few tokens twice.
 
-    The rows are visited in the order of their tokens with one key-value cache, which is cut back to what the next row
-    has in common with the last one: the least that any order can compute. So rows of one rollout share its history,
-    rows of one group their prompt, the two actions of a pair their context.
+    Rows that have most of their tokens in common, as the sites of one rollout and the two actions of a pair, follow
+    each other: each continues the key-value cache of the one before, cut back to what both have in common. Such chains
+    are computed side by side, padded on the right. What all rows of a pass begin with, as the rollouts of a group with
+    their prompt, is computed once.
+
+    Where passes of the model are collective (`collective`) every rank has to call this, without rows too: all make as
+    many passes as the rank that needs most.
 
     Args:
-        model: What is called; it gets ``input_ids`` ``[1, L]``, one row at a time, without padding.
+        model: What is called.
         rows: R token sequences.
         positions: R increasing lists of positions in them.
         share: Whether a cache may be used, where that is exact: `shares_prefixes`.
+        batch_tokens: Tokens of one pass at most, padding included; a row is never cut. 0 is one row at a time.
 
     Returns:
         ``[N, H]``, N the number of all positions, in the order of rows and positions.
@@ -124,21 +143,14 @@ def frozen_states(model: Any, rows: Rows, positions: Rows, *, share: bool = True
         ValueError: Other than R lists, or a position outside of its row.
     """
     _check(rows, positions)
+    batches = _batches(rows, positions, share and shares_prefixes(model), batch_tokens)
+    idle = _most_of_all_ranks(model, passes := sum(batch.passes for batch in batches)) - passes
     found: dict[int, Tensor] = {}
-    share = share and shares_prefixes(model)
-    cache: Any = None
-    done: Sequence[int] = ()
     with evaluating(model), torch.no_grad():
-        for number in sorted(range(len(rows)), key=lambda n: tuple(rows[n])):
-            wanted, row = positions[number], tuple(rows[number])
-            if not wanted:
-                continue
-            # states are not in the cache: what is wanted is computed even if a row before had it
-            kept = min(common_prefix(done, row), min(wanted)) if share else 0
-            cache = _cut(cache, len(done) - kept) if kept else None
-            states, cache = _states(model, row[kept:], cache, keep=share)
-            found[number] = states[torch.tensor([p - kept for p in wanted], device=states.device)]
-            done = row if cache is not None and cache.get_seq_length() == len(row) else ()
+        for batch in batches:
+            found |= _side_by_side(model, batch, rows, positions)
+        for _ in range(idle):
+            _states(model, [[0]], None, keep=False)
     if not found:
         return _nothing(model)
     return torch.cat([found[number] for number in sorted(found)])
@@ -167,10 +179,29 @@ def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) 
     ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
     where = [(number, p) for number, wanted in enumerate(positions) for p in wanted]
-    at = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 2)
+    at = torch.tensor(where, dtype=torch.int64).reshape(-1, 2)
     with capture_hidden(model, at[:, 0], at[:, 1]) as captured:
-        model(input_ids=ids, attention_mask=mask, **_least_logits(model))
-    return captured.hidden()
+        output = model(input_ids=ids, attention_mask=mask, **_least_logits(model))
+    states = captured.hidden()
+    return _Tied.apply(states, output.logits) if collective(model) else states
+
+
+class _Tied(torch.autograd.Function):  # type: ignore[misc]
+    """States that wait for the gradient of the pass's output, which is zero.
+
+    FSDP gathers the outermost weights, the last norm among them, when a gradient reaches the output of the pass. The
+    states come from inside: without this their gradient would meet weights that are not there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(output)
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (output,) = ctx.saved_tensors
+        return grad, torch.zeros_like(output)
 
 
 def idle_loss(model: Any, *, token_id: int = 0) -> Tensor:
@@ -228,17 +259,38 @@ def refuse_dropout(student: Any) -> None:
     Raises:
         ValueError: Dropout acts in a module while the student is trained.
     """
-    mode = student.training
-    student.train()
-    try:
-        noisy = active_dropout(student)
-    finally:
-        student.train(mode)
+    noisy = _dropout_in_training(student)
     if noisy:
         raise ValueError(
             f"channel 2 would distil dropout's noise ({noisy[0]} and {len(noisy) - 1} other modules): "
-            "switch it off (TRL: disable_dropout=True in GRPOConfig, lora_dropout=0.0 in LoraConfig), or alpha_sdpo=0"
+            "switch it off (`switch_off_dropout`), or leave channel 2 out"
         )
+
+
+def switch_off_dropout(student: Any) -> list[str]:
+    """Set the dropout of a student to 0, and return the modules in which it would have acted.
+
+    Args:
+        student: A module; its configuration stays as it is.
+    """
+    noisy = _dropout_in_training(student)
+    for name in noisy:
+        module = student.get_submodule(name)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        else:
+            module.attention_dropout = 0.0
+    return noisy
+
+
+def _dropout_in_training(student: Any) -> list[str]:
+    modes = [(module, module.training) for module in student.modules()]
+    student.train()
+    try:
+        return active_dropout(student)
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def longest_row(config: Any) -> int | None:
@@ -259,7 +311,9 @@ def shares_prefixes(model: Any) -> bool:
     """
     inner = unwrapped(model)
     config = getattr(inner, "config", None)
-    if config is None or getattr(inner, "_is_stateful", False) or not _accepts(inner, "past_key_values"):
+    if config is None or getattr(inner, "_is_stateful", False):
+        return False
+    if not (_accepts(inner, "past_key_values") and _accepts(inner, "position_ids")):
         return False
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(config, "layer_types", None)
@@ -272,21 +326,176 @@ def shares_prefixes(model: Any) -> bool:
     return not windows and kind not in ("dynamic", "longrope") and not _has_virtual_tokens(model)
 
 
-def _states(model: Any, row: Sequence[int], cache: Any, *, keep: bool) -> tuple[Tensor, Any]:
-    """``[L, H]`` of a row that continues a cache, and the cache with it."""
+def collective(model: Any) -> bool:
+    """Return whether each forward pass of a model is one of all ranks: its weights are sharded (FSDP, ZeRO-3).
+
+    Args:
+        model: Of any kind.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    return any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules()) or any(
+        hasattr(parameter, "ds_id") for parameter in model.parameters()
+    )
+
+
+def _most_of_all_ranks(model: Any, passes: int) -> int:
+    """Return how many passes the rank makes that makes most; where passes are not collective, this rank's own."""
+    if not collective(model):
+        return passes
+    most = torch.tensor(passes, device=_device(model))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Rows that are computed side by side.
+
+    Attributes:
+        chains: Numbers of rows; each row of a chain continues the cache of the one before.
+        trunk: Tokens that all first rows begin with, computed once; 0 for none.
+    """
+
+    chains: list[list[int]]
+    trunk: int
+
+    @property
+    def passes(self) -> int:
+        """How many passes it takes."""
+        return max(map(len, self.chains)) + (self.trunk > 0)
+
+
+def _batches(rows: Rows, positions: Rows, share: bool, batch_tokens: int) -> list[_Batch]:
+    """Return which rows to compute side by side, of those of which a position is wanted."""
+    order = sorted((n for n in range(len(rows)) if positions[n]), key=lambda n: tuple(rows[n]))
+    if not order:
+        return []
+    everywhere = common_prefix(rows[order[0]], rows[order[-1]])  # in this order the two that differ most
+    chains: list[list[int]] = []
+    for n in order:
+        kept = _kept(rows, positions, chains[-1][-1], n) if chains and share else 0
+        # Half of what is not everybody's: what is computed again costs less than what waits.
+        if kept and (not batch_tokens or 2 * (kept - everywhere) >= len(rows[n]) - everywhere):
+            chains[-1].append(n)
+        else:
+            chains.append([n])
+    chains.sort(key=lambda chain: len(rows[chain[0]]), reverse=True)  # the stable sort keeps neighbours together
+    batches: list[list[list[int]]] = []
+    for chain in chains:
+        last = batches[-1] if batches else []
+        width, tokens = len(rows[last[0][0]]) if last else 0, sum(len(rows[one[0]]) for one in [*last, chain])
+        padded = width * (len(last) + 1)
+        if last and padded <= batch_tokens and padded <= PADDING * tokens:
+            last.append(chain)
+        else:
+            batches.append([chain])
+    return [_Batch(chains, _trunk(rows, positions, chains) if share else 0) for chains in batches]
+
+
+def _trunk(rows: Rows, positions: Rows, chains: Sequence[Sequence[int]]) -> int:
+    first = sorted(tuple(rows[chain[0]]) for chain in chains)
+    trunk = min(common_prefix(first[0], first[-1]), *(positions[chain[0]][0] for chain in chains))
+    return trunk if trunk * (len(chains) - 1) >= LEAST_TRUNK else 0
+
+
+def _kept(rows: Rows, positions: Rows, before: int, row: int) -> int:
+    """How much of a cache a row continues. States are not in the cache: what is wanted is computed in any case."""
+    return min(common_prefix(rows[before], rows[row]), positions[row][0])
+
+
+def _side_by_side(model: Any, batch: _Batch, rows: Rows, positions: Rows) -> dict[int, Tensor]:
+    """Return the states of a batch's rows by the row's number.
+
+    A cache has the keys of all chains in the same slots. A chain whose row is shorter, or keeps less of the row before,
+    leaves slots unused, which the attention mask hides. Positions are given apart from slots.
+    """
+    found: dict[int, Tensor] = {}
+    chains, cache = batch.chains, None
+    if batch.trunk:
+        _, cache = _states(model, [rows[chains[0][0]][: batch.trunk]], None, keep=True)
+        if cache is not None:
+            cache.batch_repeat_interleave(len(chains))
+    slots = [list(range(batch.trunk if cache is not None else 0)) for _ in chains]
+    for turn in range(max(map(len, chains))):
+        going = [n for n, chain in enumerate(chains) if len(chain) > turn]
+        if len(going) < len(chains):
+            if cache is not None:
+                cache.batch_select_indices(torch.tensor(going, device=_device(model)))
+            chains, slots = [chains[n] for n in going], [slots[n] for n in going]
+        numbers = [chain[turn] for chain in chains]
+        if cache is None:
+            slots = [[] for _ in chains]
+        elif turn:
+            slots = [
+                own[: _kept(rows, positions, chain[turn - 1], chain[turn])]
+                for own, chain in zip(slots, chains, strict=True)
+            ]
+        used = max((own[-1] + 1 for own in slots if own), default=0)
+        if cache is not None:
+            cache = _cut(cache, cache.get_seq_length() - used) if used else None
+        kept = [len(own) for own in slots]
+        new = [rows[number][k:] for number, k in zip(numbers, kept, strict=True)]
+        for own, tokens in zip(slots, new, strict=True):
+            own.extend(range(used, used + len(tokens)))
+        last = turn + 1 == max(map(len, chains))
+        states, cache = _states(model, new, cache, slots=slots, kept=kept, keep=not last)
+        places = [
+            (n, p - k) for n, (number, k) in enumerate(zip(numbers, kept, strict=True)) for p in positions[number]
+        ]
+        at = torch.tensor(places, device=states.device)
+        parts = states[at[:, 0], at[:, 1]].split([len(positions[number]) for number in numbers])
+        found |= dict(zip(numbers, parts, strict=True))
+    return found
+
+
+def _states(
+    model: Any,
+    rows: Rows,
+    cache: Any,
+    *,
+    keep: bool,
+    slots: Sequence[Sequence[int]] | None = None,
+    kept: Sequence[int] | None = None,
+) -> tuple[Tensor, Any]:
+    """Return ``[B, L, H]`` of rows that continue a cache, padded on the right, and the cache with them.
+
+    Args:
+        model: What is called.
+        rows: B lists of new tokens.
+        cache: Of what they continue; None for nothing.
+        keep: Whether the cache is wanted.
+        slots: Of each row, where in the cache its tokens are.
+        kept: Of each row, how many tokens of the cache it continues; default: all.
+    """
     taken: list[Tensor] = []
-    hook = backbone(model).register_forward_hook(lambda _module, _args, output: taken.append(output[0]))
-    options: dict[str, Any] = {"use_cache": keep} if _accepts(unwrapped(model), "use_cache") else {}
+    width, past = max(map(len, rows)), 0 if cache is None else cache.get_seq_length()
+    device = _device(model)
+    options: dict[str, Any] = (
+        {"use_cache": keep or cache is not None} if _accepts(unwrapped(model), "use_cache") else {}
+    )
     if cache is not None:
         options["past_key_values"] = cache
+    if kept is not None and any(k < past for k in kept):  # padding on the right is hidden by the causal mask alone
+        mask = torch.ones(len(rows), past + width, dtype=torch.int64)
+        for n, own in enumerate(slots or ()):
+            mask[n, :past] = 0
+            mask[n, list(own[: kept[n]])] = 1
+        options["attention_mask"] = mask.to(device)
+        options["position_ids"] = (torch.tensor(kept)[:, None] + torch.arange(width)).to(device)
+    ids = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in rows], device=device)
+    hook = backbone(model).register_forward_hook(lambda _module, _args, output: taken.append(output[0]))
     try:
-        output = model(input_ids=torch.tensor([list(row)], device=_device(model)), **options, **_least_logits(model))
+        output = model(input_ids=ids, **options, **_least_logits(model))
     finally:
         hook.remove()
     if len(taken) != 1:
         raise NothingCaptured(f"one pass went through the model's backbone {len(taken)} times")
     cache = getattr(output, "past_key_values", None) if keep else None
-    return taken[0][0], cache if hasattr(cache, "crop") else None
+    usable = hasattr(cache, "crop") and cache.get_seq_length() == past + width
+    return taken[0], cache if usable else None
 
 
 def _cut(cache: Any, tokens: int) -> Any:

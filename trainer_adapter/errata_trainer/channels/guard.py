@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 
 class DivergenceGuard:
@@ -34,14 +35,29 @@ class DivergenceGuard:
         self.factor, self.least = factor, least
         self._seen: deque[float] = deque(maxlen=window)
 
+    def bound(self) -> float:
+        """Return above which divergence per token a site is left out; infinity while too few are known."""
+        return self.factor * median(self._seen) if len(self._seen) >= self.least else math.inf
+
+    def remember(self, divergences: Sequence[float]) -> None:
+        """Take sites into what later ones are compared with. One that is not finite is not remembered."""
+        self._seen.extend(one for one in divergences if math.isfinite(one))
+
     def outliers(self, divergences: Sequence[float]) -> list[bool]:
         """Return which sites to leave out, and remember all.
 
         Args:
-            divergences: Of each site, in nats per token. One that is not finite is an outlier, and not remembered.
+            divergences: Of each site, in nats per token. One that is not finite is an outlier.
         """
-        finite = [math.isfinite(one) for one in divergences]
-        known = len(self._seen) >= self.least
-        bound = self.factor * median(self._seen) if known else math.inf
-        self._seen.extend(one for one, fine in zip(divergences, finite, strict=True) if fine)
-        return [not fine or one > bound for one, fine in zip(divergences, finite, strict=True)]
+        bound = self.bound()
+        self.remember(divergences)
+        return [not math.isfinite(one) or one > bound for one in divergences]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, to go on after a restart."""
+        return {"seen": list(self._seen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the guard whose state it is."""
+        self._seen.clear()
+        self._seen.extend(state["seen"])

@@ -149,8 +149,19 @@ def logit_transform(config: Any) -> Transform | None:
 
 
 def _whole(tensor: Any) -> Any:
-    """A parameter that is sharded over ranks (DTensor), gathered; the gradient goes back to the shards."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Return a parameter; one that is sharded over ranks (DTensor) gathered, by all ranks together.
+
+    The gradient goes back to the shards as the mean over ranks, as FSDP brings back that of its own passes.
+    """
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import Partial
+
+    whole = tensor.full_tensor(grad_placements=[Partial()] * tensor.device_mesh.ndim)
+    if whole.requires_grad:
+        ranks = tensor.device_mesh.size()
+        whole.register_hook(lambda gradient: gradient / ranks)
+    return whole
 
 
 def _with_adapters(head: Any, weight: Tensor) -> Tensor:

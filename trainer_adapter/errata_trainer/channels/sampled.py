@@ -116,7 +116,7 @@ def top_k_divergence(
         teacher_logprobs: ``[..., K]`` of them, at temperature 1; what stands at `PADDING` is not read.
         jsd_beta: As in `Divergence`.
         temperature: Divides both logits; other than 1 only without ``tail``: the rest of the teacher's distribution at
-            another temperature cannot be told from a list.
+            another temperature cannot be computed from a list.
         tail: What is left of both is one more id; else both are renormalised.
         token_clip: As in `Divergence`.
 

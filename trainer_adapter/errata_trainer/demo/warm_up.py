@@ -18,7 +18,7 @@ from errata_client import ErrataClient
 from errata_protocol.errors import ServiceError
 
 from ..hints import HintRenderer, TemplateHinter
-from ..playing import Seat, Session
+from ..playing import EpisodeRunner, Session
 from ..recipes.trl import environment_factory
 from ..rollout import Rollout
 from ..sites import Sites
@@ -49,7 +49,7 @@ class Conversation:
     """A scripted episode as it went: messages in a trainer's form, and where it was played."""
 
     messages: list[dict[str, Any]]
-    seat: Seat
+    runner: EpisodeRunner
 
 
 def taught_policy(url: str, *, steps: int = 150, seed: int = 0, say: Callable[[str], None]) -> tuple[Any, Any]:
@@ -85,17 +85,19 @@ def taught_policy(url: str, *, steps: int = 150, seed: int = 0, say: Callable[[s
 
 def play(session: Session, environment: PlayedEnvironment, turns: Sequence[script.Turn]) -> Conversation:
     """Play an episode, close the session, and return what a student would have read and said."""
-    seat = Seat(environment, lambda: session)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": script.PROMPT + seat.reset({"task_id": script.TASK})}]
+    runner = EpisodeRunner(environment, lambda: session)
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": script.PROMPT + runner.reset({"task_id": script.TASK})}
+    ]
     for name, arguments in turns:
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "name": name, "content": seat.call(name, arguments)})
+        messages.append({"role": "tool", "name": name, "content": runner.call(name, arguments)})
     messages.append({"role": "assistant", "content": script.LAST_WORDS})
-    seat.close()
-    if seat.lost is not None:
-        raise ServiceError(f"a scripted episode was lost: {seat.lost}")
-    return Conversation(messages, seat)
+    runner.close()
+    if runner.lost is not None:
+        raise ServiceError(f"a scripted episode was lost: {runner.lost}")
+    return Conversation(messages, runner)
 
 
 def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence[Any]) -> list[Shown]:
@@ -113,7 +115,7 @@ def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence
     ]
     renderer = HintRenderer(tokenizer)
     sites = Sites(TemplateHinter(count=renderer.count), renderer)
-    for site in sites.found(rollouts, [one.seat for one in conversations], tools):
+    for site in sites.found(rollouts, [one.runner for one in conversations], tools):
         context = site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)]
         better = script.said(script.BETTER[site.failed.call.arguments["command"]]) + END
         turn = tuple(tokenizer.encode(better, add_special_tokens=False))
@@ -171,10 +173,10 @@ def _rollout(tokenizer: Any, conversation: Conversation, tools: Sequence[Any]) -
         whole[len(prompt) :],
         mask,
         rest,
-        conversation.seat.deliveries(),
-        eid=conversation.seat.eid,
-        environment=conversation.seat.environment.name,
-        task=conversation.seat.task,
+        conversation.runner.deliveries(),
+        eid=conversation.runner.eid,
+        environment=conversation.runner.environment.name,
+        task=conversation.runner.task,
     )
 
 

@@ -19,7 +19,7 @@ class Hint:
     """Advice that a teacher reads directly before a failing turn.
 
     Attributes:
-        text: What it reads, neutral and within the budget of whoever made it.
+        text: What it reads, neutral and within the budget of the hinter that made it.
         key: Hint template key, or the error kind's where the marker has none; acceptance is counted by it.
         version: Of the templates or the prompt that made it.
         source: What it was made from.

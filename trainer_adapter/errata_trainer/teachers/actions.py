@@ -44,7 +44,7 @@ class Action:
 
     Attributes:
         calls: In the order in which they were made; empty for a final answer.
-        text: What was said beside the calls, or the final answer.
+        text: The text beside the calls, or the final answer.
     """
 
     calls: tuple[ToolCall, ...] = ()

@@ -27,7 +27,7 @@ class Ask:
         eid: The episode in the server's journal; None without one.
         t: The delivery whose payload is the state.
         turns: The student's turns before it.
-        prompt: What the student was told before the episode, as messages.
+        prompt: The student's messages before the episode.
         transcript: The conversation up to the state, its prompt included: what is read where the journal cannot be.
         cwd: The directory at the state, for reading actions in a transcript; a journal tells it by itself.
         tag: Whatever says to the asker what this is; the pool does not look at it.
@@ -120,7 +120,7 @@ def message_of(action: Action, *, with_text: bool = False) -> dict[str, Any]:
 
     Args:
         action: Tool calls or a final answer.
-        with_text: Keep what was said beside tool calls. It is the teacher's manner, not its choice.
+        with_text: Keep the text beside tool calls. It is style, not the choice.
     """
     if not action.calls:
         return {"role": "assistant", "content": action.text}

@@ -64,7 +64,8 @@ class FakeTeacher:
                 if said.free:
                     reservation.cost(Spend())
                 raise said
-            assert isinstance(said, Answer)
+            if not isinstance(said, Answer):
+                raise TypeError(f"the script of {self.name} returned {said!r}: an Answer, a TeacherFailed or 'hang'")
             reservation.cost(said.spent)
             return said
 

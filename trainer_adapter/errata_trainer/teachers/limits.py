@@ -34,5 +34,5 @@ class Limits:
             await asyncio.sleep(wait_s)
 
     def pause(self, seconds: float) -> None:
-        """Begin no call for so long: the endpoint said so to one of them."""
+        """Begin no call for so long: the endpoint asked one of them to wait."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)

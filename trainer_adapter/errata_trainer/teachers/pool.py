@@ -319,10 +319,11 @@ class TeacherPool:
 
     async def _prompt(self, ask: Ask, histories: Shared[str, list[StateAt]]) -> Prompt | None:
         """Return what is asked: of the exact payloads if they can be had, else of the transcript, else nothing."""
-        if self._episodes is not None and ask.eid is not None and ask.t is not None:
+        episodes, eid = self._episodes, ask.eid
+        if episodes is not None and eid is not None and ask.t is not None:
             try:
                 async with self._reading:
-                    states = await histories.get(ask.eid, lambda: self._history(str(ask.eid)))
+                    states = await histories.get(eid, lambda: self._history(episodes, eid))
                 upto = [state for state in states if state.eid != ask.eid or state.t <= (ask.t or 0)]
                 return self._prompter.from_states(upto, ask.turns, ask.prompt)
             except (ErrataError, ConnectionError, TimeoutError, NotReadable) as error:
@@ -331,14 +332,13 @@ class TeacherPool:
             return None
         return self._prompter.from_transcript(ask.transcript, ask.cwd)
 
-    async def _history(self, eid: str) -> list[StateAt]:
-        assert self._episodes is not None
+    async def _history(self, episodes: Episodes, eid: str) -> list[StateAt]:
         version = self._prompter.agent_text_version
         if version is not None:
-            shown = (await self._episodes.episode(eid)).agent_text_version
+            shown = (await episodes.episode(eid)).agent_text_version
             if shown is not None and shown != version:
                 raise NotReadable(f"episode {eid} was shown by agent_text {shown}, here is {version}")
-        return await self._episodes.history(eid)
+        return await episodes.history(eid)
 
     def _not_read(self, error: Exception) -> None:
         with self._lock:

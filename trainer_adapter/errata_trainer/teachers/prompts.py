@@ -67,7 +67,7 @@ class Prompter:
             states: P_0 to P_t in order; those of a fork begin with its parent's.
             turns: The student's turns before this state. Deliveries behind the reset that no turn asked for were never
                 seen by the student, and are left out.
-            prompt: What the student was told before the episode began.
+            prompt: The student's messages before the episode.
 
         Raises:
             NotReadable: A state is a tool's result on MCP, or cannot be read.

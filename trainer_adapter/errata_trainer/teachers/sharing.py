@@ -22,7 +22,7 @@ class Shared(Generic[KeyT, ResultT]):
         self._waiting: Counter[asyncio.Task[ResultT]] = Counter()  # those that were given up are here till they end
 
     async def get(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """Return what ``work`` returns, its own or that of whoever asked for ``key`` first."""
+        """Return what ``work`` returns, its own or that of the first caller for ``key``."""
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.get_running_loop().create_task(work())

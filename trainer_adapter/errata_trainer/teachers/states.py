@@ -104,7 +104,7 @@ def ask_of(
     Args:
         site: The state.
         rollout: Its rollout.
-        text: What the student said in the turn: its final answer, where it called no tool.
+        text: The student's text in the turn: its final answer, where it called no tool.
         prompt: Messages in front of the episode.
         transcript: The conversation up to the turn, for where there is no journal; its prompt included.
     """

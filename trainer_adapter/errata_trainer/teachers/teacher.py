@@ -77,9 +77,9 @@ class Answer:
     Attributes:
         text: Its text, empty without.
         calls: Its tool calls.
-        finish_reason: As told by the endpoint, e.g. ``stop``, ``tool_calls`` or ``length``.
+        finish_reason: As the endpoint reported it, e.g. ``stop``, ``tool_calls`` or ``length``.
         spent: What the call cost.
-        model: As told by the endpoint.
+        model: As the endpoint reported it.
     """
 
     text: str = ""
@@ -173,7 +173,7 @@ class TeacherFailed(ServiceError):
     Attributes:
         reason: A word for counting.
         passes: Asking again can help.
-        retry_after_s: When, if it was told.
+        retry_after_s: When, if the endpoint named a time.
         free: It cannot have cost anything.
     """
 

@@ -49,8 +49,7 @@ class Finding:
         mine = effect.session
         address = Address(journal_sid(mine.sid), mine.key_hash, mine.group)
         opened = partial(self._opened, effect)
-        if not self._shell.sessions.begin_open(address, mine.principal, opened, self._shell.loop):
-            self._shell.spawn(self._open(effect, address))
+        self._shell.sessions.begin_open(address, mine.principal, opened, self._shell.loop)
 
     def pushed(self, sid: str, seq: int) -> None:
         """Take that a push was committed: who is looked for may have been read before it."""
@@ -84,15 +83,6 @@ class Finding:
         if find.session.state is State.DETACHED:
             self._shell.keep_idle(find.session)
 
-    async def _open(self, find: Find, address: Address) -> None:
-        """Open a new session, waiting for what it needs."""
-        try:
-            session = await self._shell.sessions.open(principal=find.session.principal, address=address)
-        except Exception as error:
-            self._opened(find, None, error)
-        else:
-            self._opened(find, session, None)
-
     async def _seek_all(self) -> None:
         while self._sought:
             sought, self._sought = self._sought[:SOUGHT_AT_ONCE], self._sought[SOUGHT_AT_ONCE:]
@@ -101,7 +91,7 @@ class Finding:
             self._reading.append(since)
             try:
                 await self._shell.runtime.start()
-                with self._shell.sessions.search({journal_sid(find.session.sid) for find in finds}) as outdated:
+                with self._shell.sessions.table.search({journal_sid(find.session.sid) for find in finds}) as outdated:
                     found = await self._shell.runtime.store.read(self._stored_all, finds)
             except Exception as error:
                 for find in finds:

@@ -87,7 +87,7 @@ class Multiplex:
             Hibernate: self._hibernate,
             Forget: lambda effect: None,  # retention decides what the journal forgets
         }
-        sessions.multiplexed = self
+        sessions.lifetime.multiplexed = self
         shell.runtime.drains.append(self.drain)
         shell.runtime.rewards.on_pushed.append(self._pushed)
 
@@ -170,7 +170,7 @@ class Multiplex:
         session: Session | None = effect.session.handle
         self._shell.idle.pop(effect.session.sid, None)
         if session is not None:
-            await self._sessions.sleep(session)
+            await self._sessions.lifetime.sleep(session)
         self._shell.do(self.protocol.slept(effect, self._shell.now()))
 
     def oldest(self, room: Room) -> Session | None:
@@ -179,7 +179,7 @@ class Multiplex:
             mine = self.protocol.session(sid)
             if mine is None or mine.connection is not None or session.host is None:
                 del self._shell.idle[sid]
-            elif not session.turn.busy and not mine.queue and room.freed_by(session.room):
+            elif not session.lock.busy and not mine.queue and room.freed_by(session.room):
                 return session
         return None
 

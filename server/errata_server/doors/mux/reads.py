@@ -140,5 +140,5 @@ class Reads:
         return len(mine)
 
     async def _close(self, row: SessionRow) -> None:
-        await self._shell.sessions.close(self._shell.sessions.dormant(row, None))
+        await self._shell.sessions.lifetime.close(self._shell.sessions.dormant(row, None))
         self._shell.end(row.sid.removeprefix(PREFIX), "closed")

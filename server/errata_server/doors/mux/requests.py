@@ -30,7 +30,7 @@ from ...journal.base import DeliveryRow
 from ...runtime.ownership import owned_delivery
 from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Reply as SessionReply
-from ...sessions.session import Request, Session
+from ...sessions.session import Session
 from ..injected_state import reset_to
 from .shell import MuxShell, journal_sid
 from .translation import Reading, RpcRefused, object_of, reply_of
@@ -54,7 +54,6 @@ class Answers:
 
     def run(self, run: Run) -> None:
         """Run a request, and answer it when its outcome is committed."""
-        request: Request | None = None
         if run.kind == "step":
             session: Session = run.session.handle
             try:
@@ -62,9 +61,9 @@ class Answers:
             except ErrataError as error:
                 self._shell.spawn(self._answer_failure(run, error))
                 return
-            if self._shell.sessions.begin(session, request, None, partial(self._settled, run), self._shell.loop):
-                return
-        self._shell.spawn(self._answer(run, request))
+            self._shell.sessions.begin(session, request, partial(self._settled, run), self._shell.loop)
+            return
+        self._shell.spawn(self._answer(run))
 
     def _remaining(self, run: Run) -> float | None:
         return None if run.deadline is None else run.deadline - self._shell.now()
@@ -78,16 +77,11 @@ class Answers:
             assert error is not None
             self._shell.spawn(self._answer_failure(run, error))
 
-    async def _answer(self, run: Run, request: Request | None) -> None:
-        """Run a request to its commit, or commit its error, or give its id back.
-
-        Args:
-            run: What the machine asks for.
-            request: What it says, where that was read before.
-        """
+    async def _answer(self, run: Run) -> None:
+        """Run a request to its commit, or commit its error, or give its id back."""
         session: Session = run.session.handle
         try:
-            reply = await self._executed(session, run, request)
+            reply = await self._executed(session, run)
         except Exception as error:
             await self._answer_failure(run, error)
         else:
@@ -107,7 +101,7 @@ class Answers:
         if session.lost is not None:  # with this request: its client is told now, not at its next one
             self._shell.let_go(run.session, "lost")
 
-    async def _executed(self, session: Session, run: Run, request: Request | None) -> Reply:
+    async def _executed(self, session: Session, run: Run) -> Reply:
         if run.kind == "fork":
             return await self._fork(session, run)
         if run.kind == "close":
@@ -117,7 +111,7 @@ class Answers:
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
         try:
-            request = request or self._reading.request(run, self._remaining(run))
+            request = self._reading.request(run, self._remaining(run))
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._shell.runtime.journal.commit(row)
@@ -193,7 +187,7 @@ class Answers:
         )
         told = {"sid": fork.sid, "eid": child.eid, "t": 0, "origin": {"eid": eid, "t": fork.t}}
         row = self._row(session, run, msgspec.json.encode(told))
-        async with session.turn:
+        async with session.lock:
             try:
                 await self._shell.runtime.journal.commit(*child.records, row)
             except Conflict as error:
@@ -214,6 +208,6 @@ class Answers:
 
     async def _close(self, session: Session, run: Run) -> Reply:
         row = self._row(session, run, b"{}")
-        await self._shell.sessions.close(session, with_records=(row,))
+        await self._shell.sessions.lifetime.close(session, with_records=(row,))
         self._shell.idle.pop(run.session.sid, None)
         return reply_of(row)

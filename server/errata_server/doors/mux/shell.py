@@ -108,19 +108,19 @@ class MuxShell:
         """End a session that a request or a read found over; its row says what became of it, or is told now."""
         if self.protocol.session(mine.sid) is mine:
             self.end(mine.sid, reason)
-        self.spawn(self.sessions.close(mine.handle, status=reason))
+        self.spawn(self.sessions.lifetime.close(mine.handle, status=reason))
 
     def keep_idle(self, mine: ServerSession) -> None:
         """Take that no socket speaks for a session: it may make room for others, and ends in time as upstream's do."""
         self.idle[mine.sid] = mine.handle
         self.idle.move_to_end(mine.sid)
-        if self.sessions.session_timeout_s is not None:
-            self.loop.call_later(self.sessions.session_timeout_s, self._expire, mine, mine.detached_at)
+        if self.sessions.lifetime.session_timeout_s is not None:
+            self.loop.call_later(self.sessions.lifetime.session_timeout_s, self._expire, mine, mine.detached_at)
 
     def _expire(self, mine: ServerSession, since: float) -> None:
         if mine.state is State.DETACHED and mine.detached_at == since and not mine.queue:
             self.spawn(self._end_expired(mine))
 
     async def _end_expired(self, mine: ServerSession) -> None:
-        await self.sessions.close(mine.handle, status="expired")
+        await self.sessions.lifetime.close(mine.handle, status="expired")
         self.end(mine.sid, "expired")

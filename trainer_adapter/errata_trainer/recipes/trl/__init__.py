@@ -1,17 +1,17 @@
 """Errata in TRL's `GRPOTrainer`."""
 
+from ...settings import ChannelSettings
 from ...teacher_pairs import TeacherPairs
 from .dataset import EvaluationSplitWarning, dataset
-from .environment import SeatedEnvironment, environment_factory
+from .environment import EpisodeEnvironment, environment_factory
 from .parallel_tools import ParallelTools
-from .settings import ChannelSettings
 from .trainer import ThreeChannelGRPOTrainer
 
 __all__ = [
     "ChannelSettings",
+    "EpisodeEnvironment",
     "EvaluationSplitWarning",
     "ParallelTools",
-    "SeatedEnvironment",
     "TeacherPairs",
     "ThreeChannelGRPOTrainer",
     "dataset",

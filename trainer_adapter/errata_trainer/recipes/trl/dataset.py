@@ -98,9 +98,9 @@ def _ask(client: httpx.Client, method: str, url: str, env: str, body: Mapping[st
         detail = answer.json()["detail"]
     except (ValueError, KeyError, TypeError):
         detail = answer.text[:300]
-    told = f"{url}: {answer.status_code}: {detail}"
+    problem = f"{url}: {answer.status_code}: {detail}"
     if answer.status_code == 501:
-        raise NotSupported(f"{env} offers no tasks: write the rows yourself ({told})")
+        raise NotSupported(f"{env} offers no tasks: write the rows yourself ({problem})")
     if answer.status_code == 404:
-        raise InvalidRequest(f"no environment {env!r} there ({told}): give its URL and name")
-    raise InvalidRequest(told) if answer.is_client_error else ServiceError(told)
+        raise InvalidRequest(f"no environment {env!r} there ({problem}): give its URL and name")
+    raise InvalidRequest(problem) if answer.is_client_error else ServiceError(problem)

@@ -1,4 +1,4 @@
-"""A teacher that follows the student slowly: an exponential moving average of its weights, kept by TRL's callbacks."""
+"""A teacher that follows the student slowly: an exponential moving average of its weights, kept by a callback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
-from trl.trainer.callbacks import SyncRefModelCallback
+from transformers import TrainerCallback
 from trl.trainer.utils import use_adapter
 
 log = logging.getLogger("errata.trainer")
@@ -39,24 +38,22 @@ def _saved(checkpoint: str | None) -> dict[str, torch.Tensor] | None:
     return weights
 
 
-class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
+class FollowingModel(TrainerCallback):  # type: ignore[misc]
     """Moves a copy of the model towards it after each optimizer step.
 
     Args:
         model: The student, unwrapped; it is copied as it is now.
-        rate: Share of the student in each move, in (0, 1].
+        rate: Share of the student in each move, in [0, 1]; 0 stays where it began.
         accelerator: The trainer's.
+
+    Attributes:
+        model: The teacher.
     """
 
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
-        super().__init__(ref_model=frozen_copy(model), accelerator=accelerator)
-        self.rate = rate
+        self.model = frozen_copy(model)
+        self.rate, self.accelerator = rate, accelerator
         self.checkpoint: str | None = None
-
-    @property
-    def model(self) -> Any:
-        """The teacher."""
-        return self.ref_model
 
     def teaching(self) -> AbstractContextManager[None]:
         """Let `model` be the teacher for a block, in the student's precision."""
@@ -67,40 +64,52 @@ class FollowingModel(SyncRefModelCallback):  # type: ignore[misc]
         """Begin where the checkpoint's teacher was; without, where the student is, which may have been loaded since."""
         saved = _saved(self.checkpoint)
         if saved is not None:
-            self.ref_model.load_state_dict(saved)
+            self.model.load_state_dict(saved)
         else:
-            self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, 1.0)
+            with torch.no_grad():
+                self._move(self.accelerator.unwrap_model(kwargs["model"]), 1.0)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the teacher beside the student."""
-        _save(args, state, self.ref_model.state_dict())
+        _save(args, state, self.model.state_dict())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move."""
-        self.sync_target_model(self.accelerator.unwrap_model(kwargs["model"]), self.ref_model, self.rate)
+        """Move. Of a student in shards (DTensor) all ranks gather each weight, unless the copy is in shards, too."""
+        if self.rate:
+            with torch.no_grad():
+                self._move(self.accelerator.unwrap_model(kwargs["model"]), self.rate)
+
+    def _move(self, student: Any, rate: float) -> None:
+        for target, source in zip(self.model.parameters(), student.parameters(), strict=True):
+            own = source.detach()
+            if hasattr(own, "full_tensor") and not hasattr(target, "full_tensor"):
+                own = own.full_tensor()
+            target.data.mul_(1.0 - rate).add_(own.to(target.dtype), alpha=rate)
 
 
-class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
+class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
     """Keeps a second adapter on the student's base, and moves it towards the student's after each optimizer step.
 
-    TRL's own starts from an adapter of zeros, which is the base model: with both factors of a LoRA averaged, their
-    product would lag by the square. This one starts as the student is.
+    It starts as the student is. An adapter of zeros, as TRL's own callback begins with, is the base model: with both
+    factors of a LoRA averaged, their product would lag by the square.
 
     Args:
         model: The student with its adapter, unwrapped.
-        rate: Share of the student in each move, in (0, 1].
+        rate: Share of the student in each move, in [0, 1]; 0 stays where it began.
         accelerator: The trainer's.
+
+    Attributes:
+        model: The student; it teaches with its other adapter.
+        shadow_weights: The teacher's, by name.
     """
 
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
-        super().__init__(model, teacher_adapter_name=ADAPTER, update_rate=rate, accelerator=accelerator)
+        self.model, self.rate, self.accelerator = model, rate, accelerator
         self.checkpoint: str | None = None
-        self._initialize_teacher_adapter()
-
-    def _initialize_teacher_adapter(self) -> None:
-        if self._initialized:
-            return
-        super()._initialize_teacher_adapter()
+        self.shadow_weights: dict[str, torch.Tensor] = {}
+        own = model.active_adapter
+        model.add_adapter(ADAPTER, model.peft_config[own])
+        model.set_adapter(own)
         self._begin()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -111,13 +120,32 @@ class FollowingAdapter(PEFTAdapterEMACallback):  # type: ignore[misc]
         """Save the teacher beside the student."""
         _save(args, state, self.shadow_weights)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move."""
+        if not self.rate:
+            return
+        with torch.no_grad():
+            for name, weight in self._own().items():
+                self.shadow_weights[name].mul_(1.0 - self.rate).add_(weight, alpha=self.rate)
+        self._apply()
+
+    def _own(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the student's adapter, by names without the adapter's."""
+        from peft import get_peft_model_state_dict
+
+        found: dict[str, torch.Tensor] = get_peft_model_state_dict(self.model)
+        return found
+
     def _begin(self, saved: dict[str, torch.Tensor] | None = None) -> None:
+        own = self._own()
+        self.shadow_weights = {
+            name: (weight if saved is None else saved[name].to(weight)).detach().clone() for name, weight in own.items()
+        }
+        self._apply()
+
+    def _apply(self) -> None:
         from peft import set_peft_model_state_dict
 
-        own = self._get_student_state_dict()
-        self.shadow_weights = {
-            name: (weight if saved is None else saved[name].to(weight)).clone() for name, weight in own.items()
-        }
         set_peft_model_state_dict(self.model, self.shadow_weights, adapter_name=ADAPTER)
 
     def teaching(self) -> AbstractContextManager[None]:
@@ -141,3 +169,24 @@ def frozen_copy(model: Any) -> Any:
     made = copy.deepcopy(model).eval().requires_grad_(False)
     vars(made).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the original's still
     return made
+
+
+def refuse_sharded_copy(accelerator: Any, setting: str, instead: str) -> None:
+    """Refuse a setting that keeps a copy of the weights where their shards cannot be copied.
+
+    Args:
+        accelerator: The trainer's.
+        setting: What keeps the copy.
+        instead: What to use.
+
+    Raises:
+        ValueError: The weights are in shards of ZeRO-3 or of the first FSDP, whose parameters are not the model's own.
+    """
+    deepspeed, fsdp = accelerator.state.deepspeed_plugin, getattr(accelerator.state, "fsdp_plugin", None)
+    if deepspeed is not None and deepspeed.zero_stage == 3:
+        kind = "ZeRO-3"
+    elif fsdp is not None and fsdp.fsdp_version == 1:
+        kind = "FSDP 1"
+    else:
+        return
+    raise ValueError(f"{setting} keeps a copy of the weights, and {kind} has them in shards: use {instead}")

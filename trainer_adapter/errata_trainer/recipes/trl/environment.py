@@ -11,7 +11,7 @@ from typing import Any, Literal, Optional
 from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 
-from ...playing import Seat
+from ...playing import EpisodeRunner
 from ...tools import PlayedEnvironment, Tool, published
 
 _HINTS: dict[str, Any] = {
@@ -28,7 +28,7 @@ TRLS_COLUMNS = frozenset({"prompt", "completion", "completion_ids", "images", "i
 """Columns of a row that are TRL's own, not the task's."""
 
 
-class SeatedEnvironment:
+class EpisodeEnvironment:
     """Base of the classes that `environment_factory` makes; TRL makes an instance for each rollout of a batch.
 
     What is public of an instance is a tool of the student's, so everything else has an underscore.
@@ -41,9 +41,9 @@ class SeatedEnvironment:
 
     def __init__(self) -> None:
         cls = type(self)
-        self._seat = Seat(cls._environment, cls._connect)
+        self._runner = EpisodeRunner(cls._environment, cls._connect)
         self._begun: tuple[dict[str, Any], str] | None = None
-        if not cls._probed:  # a trainer is told now, not after a model was loaded and a batch generated
+        if not cls._probed:  # fail now, not after a model was loaded and a batch generated
             session = cls._connect()
             try:
                 _check(session, cls._environment)
@@ -61,7 +61,7 @@ class SeatedEnvironment:
 
     def get_reward(self) -> float | None:
         """End the episode and return its reward; None for one that the machine lost."""
-        return self._seat.finish()
+        return self._runner.finish()
 
     def _begin(self, row: Mapping[str, Any]) -> None:
         """Reset ahead of TRL, which resets one environment after the other; `reset` then finds it done."""
@@ -70,7 +70,7 @@ class SeatedEnvironment:
 
     def _start(self, task: dict[str, Any]) -> str:
         try:
-            return self._seat.reset(task)
+            return self._runner.reset(task)
         except InvalidRequest as error:
             raise InvalidRequest(
                 f"{self._environment.name} does not take the task {task!r}: {error.message}; name the columns that "
@@ -79,7 +79,7 @@ class SeatedEnvironment:
 
     def _finish(self) -> None:
         """Have the episode graded ahead of TRL, which asks one environment after the other."""
-        self._seat.finish()
+        self._runner.finish()
 
     def _task(self, row: Mapping[str, Any]) -> dict[str, Any]:
         columns = self._columns
@@ -99,7 +99,7 @@ def environment_factory(
     headers: Mapping[str, str] | None = None,
     message_timeout_s: float = 1000.0,
     retries: int = 2,
-) -> type[SeatedEnvironment]:
+) -> type[EpisodeEnvironment]:
     """Return the class that TRL's ``environment_factory`` takes, for an environment on a server.
 
     All its instances of a process share one multiplexed connection, where the server offers one. A lost connection or a
@@ -138,7 +138,7 @@ def environment_factory(
     methods = {name: _method(environment.tools[name]) for name in chosen}
     return type(
         f"{''.join(part.title() for part in environment.name.split('_'))}Environment",
-        (SeatedEnvironment,),
+        (EpisodeEnvironment,),
         {
             "__doc__": f"{environment.name} on {url}.",
             "_environment": environment,
@@ -150,8 +150,8 @@ def environment_factory(
 
 
 def _check(session: Any, environment: PlayedEnvironment) -> None:
-    told = session.capabilities()
-    name = told.environment if told is not None else None
+    capabilities = session.capabilities()
+    name = capabilities.environment if capabilities is not None else None
     if name is not None and name != environment.name:
         raise InvalidRequest(
             f"the server has the environment {name!r} there, not {environment.name!r}: give its own URL, e.g. "
@@ -164,8 +164,8 @@ def _method(tool: Tool) -> Callable[..., str]:
     if not tool.name.isidentifier() or keyword.iskeyword(tool.name) or tool.name.startswith("_") or tool.name in _TAKEN:
         raise InvalidRequest(f"a tool cannot be called {tool.name!r} in TRL: it has to be a public name of a method")
 
-    def call(self: SeatedEnvironment, /, **arguments: Any) -> str:
-        return self._seat.call(tool.name, arguments)
+    def call(self: EpisodeEnvironment, /, **arguments: Any) -> str:
+        return self._runner.call(tool.name, arguments)
 
     properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
     hints = {name: _hint(schema, name in required) for name, schema in properties.items()}
@@ -179,10 +179,12 @@ def _method(tool: Tool) -> Callable[..., str]:
         )
         for name in sorted(properties, key=lambda name: name not in required)
     ]
-    told = "".join(f"\n    {name}: {_one_line(properties[name].get('description'), name)}" for name in properties)
+    descriptions = "".join(
+        f"\n    {name}: {_one_line(properties[name].get('description'), name)}" for name in properties
+    )
     call.__name__ = tool.name
-    call.__qualname__ = f"SeatedEnvironment.{tool.name}"
-    call.__doc__ = tool.description + (f"\n\nArgs:{told}" if told else "")
+    call.__qualname__ = f"EpisodeEnvironment.{tool.name}"
+    call.__doc__ = tool.description + (f"\n\nArgs:{descriptions}" if descriptions else "")
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
     call.__annotations__ = {**hints, "return": str}
     return call

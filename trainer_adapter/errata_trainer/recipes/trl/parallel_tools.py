@@ -42,11 +42,13 @@ class ParallelTools:
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.transcripts = None
         if self.tool_threads > 1 and self.environment_factories is not None:
-            self._begin_all(inputs)
+            self._begin_all(inputs, self.environment_factories)
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         return scored
 
-    def _begin_all(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+    def _begin_all(
+        self, inputs: Sequence[Mapping[str, Any]], factories: Mapping[str | None, Callable[[], Any]]
+    ) -> None:
         """Reset the environments that TRL is about to reset one after the other."""
         used: dict[str | None, int] = {}
         begun = []
@@ -58,8 +60,7 @@ class ParallelTools:
             place = used.get(name, 0)
             used[name] = place + 1
             if place == len(pool):
-                assert self.environment_factories is not None
-                pool.append(self.environment_factories[name]())
+                pool.append(factories[name]())
             if hasattr(pool[place], "_begin"):
                 begun.append((pool[place], row))
         if begun:
@@ -79,7 +80,7 @@ class ParallelTools:
     def _side_by_side(self, loop: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         tools, completions = self._sync_tool_dicts, arguments[3]
         with ThreadPoolExecutor(min(self.tool_threads, max(1, len(tools))), "errata-tools") as threads:
-            ahead = Ahead(tools, completions, threads)
+            ahead = PrefetchedCalls(tools, completions, threads)
             self._sync_tool_dicts = [
                 {name: partial(ahead.take, row, name) for name in own} for row, own in enumerate(tools)
             ]
@@ -92,7 +93,7 @@ class ParallelTools:
         return found
 
 
-class Ahead:
+class PrefetchedCalls:
     """Calls that are made before they are asked for.
 
     Args:

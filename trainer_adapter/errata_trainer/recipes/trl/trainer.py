@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from rich.console import Console
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
@@ -20,26 +22,30 @@ from trl.chat_template_utils import parse_response
 from errata_protocol.errors import ServiceError
 
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import idle_loss, longest_row, refuse_dropout
+from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
+from ...completions import Marked, completion_table, described, marked_turns
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
+from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
 from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
-from ...playing import Seat
+from ...playing import EpisodeRunner
+from ...preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
 from ...rollout import DpoPair, Rollout
+from ...settings import ChannelSettings
 from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
-from .distillation import ITEMS, TOKENS, Distillation, SiteSums
-from .ema import following, frozen_copy, has_adapter
-from .environment import SeatedEnvironment
+from .ema import FollowingAdapter, FollowingModel, following, frozen_copy, has_adapter, refuse_sharded_copy
+from .environment import EpisodeEnvironment
 from .parallel_tools import ParallelTools
-from .preferences import PAIR_COUNT, PAIRS, Own, Preferences
 from .progress import show_lines
-from .settings import ChannelSettings
+from .resume import ChannelState
+
+log = logging.getLogger("errata.trainer")
 
 Weight = float | Callable[[int], float]
 """Of a channel; or a schedule of it (`errata_trainer.channels.schedules`), by optimizer step from 0."""
@@ -57,8 +63,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
 
     Channel 2 takes the student's states from GRPO's own forward pass, the teacher's from one without gradient over what
     its rows do not share; the loss is a mean over the target tokens of all ranks' generation batch. Channel 3 makes a
-    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in how they are scaled for gradient
-    accumulation.
+    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in their scale for gradient accumulation. Where
+    channel 2 has a weight, dropout is switched off in the student, with a warning.
 
     Args:
         *args: As `GRPOTrainer`.
@@ -74,7 +80,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         **kwargs: As `GRPOTrainer`.
 
     Raises:
-        ValueError: Dropout acts in the student and ``alpha_sdpo`` is not 0; a setting does not fit the model; or the
+        ValueError: A setting does not fit the model; the model is compiled or spread over several devices; or the
             check needs generation that TRL cannot do here (vLLM's server mode with several processes).
         ServiceError: While training, when all episodes of some batches in a row were lost.
     """
@@ -99,6 +105,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
         self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
+        self._follower: FollowingModel | FollowingAdapter | None = None
         self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
@@ -106,31 +113,54 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             jsd_beta,
             self.settings.temperature,
             token_clip,
-            self.settings.clip_mode,
-            self.settings.top_k,
-            self.settings.support,
-            self.settings.tail,
+            clip_mode=self.settings.clip_mode,
+            top_k=self.settings.top_k,
+            support=self.settings.support,
+            tail=self.settings.tail,
         )
         guard = self.settings.divergence_guard
         self._distillation = Distillation(
-            divergence, self.settings.teacher, None if guard is None else DivergenceGuard(guard)
+            divergence,
+            self.settings.teacher,
+            None if guard is None else DivergenceGuard(guard),
+            form=self.settings.sdpo_form,
+            is_clip=self.settings.is_clip,
+            sampling_temperature=self.args.temperature,
+            keep=self.num_iterations > 1,
         )
         if self.settings.progress:
             show_lines(self)
+        # TRL's own table, which knows no failing turns, is not printed; its files and trackers get the column `errors`.
+        self._completions_to_print: int | None = self.args.num_completions_to_print
+        self.num_completions_to_print = 0
+        self._marked: deque[Marked] = deque(maxlen=self.args.generation_batch_size)
         student = self.accelerator.unwrap_model(self.model)
-        if alpha_sdpo != 0:
-            refuse_dropout(student)
-        if self.settings.teacher == "ema" and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
-            self._distillation.follower = following(student, self.settings.ema_rate, self.accelerator)
-            self.add_callback(self._distillation.follower)
-        elif self.settings.teacher == "base" and not has_adapter(student):
+        if alpha_sdpo != 0 or (pairs is not None and beta_replay != 0):
+            self._refuse_models_without_states(student)
+        if alpha_sdpo != 0 and (noisy := switch_off_dropout(student)):
+            log.warning(
+                "dropout is switched off in the student (%s and %d other modules): channel 2 compares it with itself, "
+                "and would distil the noise",
+                noisy[0],
+                len(noisy) - 1,
+            )
+        teacher = self.settings.teacher
+        if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
+            refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
+            rate = self.settings.ema_rate if teacher == "ema" else 0.0
+            self._follower = following(student, rate, self.accelerator)
+            self._distillation.follower = self._follower
+            self.add_callback(self._follower)
+        elif teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
-        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, self.settings.dpo_nll)
+        nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
+        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
         if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
             raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
+            refuse_sharded_copy(self.accelerator, "dpo_reference='initial'", "dpo_reference='when_asked'")
             self._initial = frozen_copy(student)
         self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
         needs_logprobs = getattr(pairs, "policy", None) == "entropy" and getattr(pairs, "scores", None) is None
@@ -170,11 +200,37 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
                 metrics=self._channel_metrics["train"],
             )
+        self._channel_state = ChannelState(
+            {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs},
+            before_save=self._distillation.remember,
+            begun=lambda step: setattr(self, "_logged_step", step),
+        )
+        self.add_callback(self._channel_state)
+
+    def _refuse_models_without_states(self, student: Any) -> None:
+        """Refuse models whose hidden states the channels cannot take.
+
+        Raises:
+            ValueError: The model is compiled, or spread over several devices.
+        """
+        if self.args.torch_compile or hasattr(self.model, "_orig_mod"):
+            raise ValueError(
+                "channels 2 and 3 take the student's states by a hook, which a compiled model does not call: "
+                "torch_compile=False, or both weights 0"
+            )
+        base = student.get_base_model() if has_adapter(student) else student
+        devices = sorted({str(device) for device in (getattr(base, "hf_device_map", None) or {}).values()})
+        if len(devices) > 1:
+            raise ValueError(
+                f"the model is spread over the devices {', '.join(devices)}, as TRL does in one process that sees "
+                "several: start it with accelerate launch, or show it one (CUDA_VISIBLE_DEVICES=0)"
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
-        if self._distillation.follower is not None:
-            self._distillation.follower.checkpoint = resume_from_checkpoint
+        self._channel_state.checkpoint = resume_from_checkpoint
+        if self._follower is not None:
+            self._follower.checkpoint = resume_from_checkpoint
 
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
@@ -191,42 +247,65 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        seats = self._seats()
-        if seats is None:
+        runners = self._runners()
+        if runners is None:
             return batch
-        self._leave_out_lost(batch, seats)
+        self._leave_out_lost(batch, runners)
         driver, transcripts = self._driver, self.transcripts
+        if self.log_completions:
+            self._mark_completions(runners)
         if not self.model.training or driver is None or transcripts is None:
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
         asking = driver.pair_source is not None and self.beta_replay != 0.0
         distilling = self._will_weigh(self.alpha_sdpo)
         if distilling or asking:
-            rollouts = driver.rollouts(transcripts, seats)
+            self._distillation.remember()
+            self._distillation.forget()
+            rollouts = driver.rollouts(transcripts, runners)
+            batch[PROMPT_LENGTHS] = [len(rollout.prompt_ids) for rollout in rollouts]
+            # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
+            seen = batch["completion_mask"].any(1).tolist()
             if distilling:
-                self._add_sites(driver, batch, rollouts, seats)
+                self._add_sites(driver, batch, rollouts, runners, seen)
             if asking:
-                driver.ask(rollouts, seats, transcripts)
+                driver.ask(rollouts, runners, transcripts)
                 if self._will_weigh(self.beta_replay):
                     rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
                     batch[PAIRS] = rows
+                    batch[OWN] = [
+                        rejected_here(pairs, rollout, trained=trained)
+                        for pairs, rollout, trained in zip(rows, rollouts, seen, strict=True)
+                    ]
                     batch[PAIR_COUNT] = self._everywhere(sum(len(pairs) for pairs in rows))
                     if self.settings.prm_weight:
                         self._shape_advantages(driver, batch, rollouts)
         return batch
 
-    def _seats(self) -> list[Seat | None] | None:
-        """Return the seat of each row of the batch, None for one whose environment is not ours; None without any."""
+    def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
+        """Note the failing turns of the batch's rows beside the completions that TRL keeps for its table."""
+        marked: list[Marked] = [{} for _ in runners]
+        if self._driver is not None and self.transcripts is not None:
+            marked = [marked_turns(rollout) for rollout in self._driver.read(self.transcripts, runners)[0]]
+        everywhere = gather_object(marked)
+        self._marked.extend(everywhere)
+        self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
+
+    def _runners(self) -> list[EpisodeRunner | None] | None:
+        """Return the runner of each row of the batch, None for one whose environment is not ours; None without any."""
         if not self.environments:
             return None
-        return [e._seat if isinstance(e, SeatedEnvironment) else None for e in self.environments]
+        return [e._runner if isinstance(e, EpisodeEnvironment) else None for e in self.environments]
 
     def _add_sites(
-        self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout], seats: list[Seat | None]
+        self,
+        driver: ChannelDriver,
+        batch: dict[str, Any],
+        rollouts: list[Rollout],
+        runners: list[EpisodeRunner | None],
+        seen: Sequence[bool],
     ) -> None:
-        # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
-        seen = batch["completion_mask"].any(1).tolist()
-        batch[ITEMS] = driver.items(rollouts, seats, sample=self._sample, trained=seen)
+        batch[ITEMS] = driver.items(rollouts, runners, sample=self._sample, trained=seen)
         batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
 
     def _shape_advantages(self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout]) -> None:
@@ -286,15 +365,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return calls
 
     def _longest_context(self) -> int | None:
-        """Return the longest context behind which a turn of ``max_completion_length`` fits; None for no bound."""
+        """Return the longest context that can be generated behind, as TRL's own loop bounds it; None for no bound."""
+        if self.args.use_vllm and self.args.vllm_mode == "colocate":
+            return int(self.vllm_generation.llm.llm_engine.model_config.max_model_len) - 1
         if self.args.use_vllm and self.args.vllm_max_model_length is not None:
             return int(self.args.vllm_max_model_length) - 1
         return longest_row(self.model.config)
 
     def _everywhere(self, count: int) -> torch.Tensor:
-        """Return the sum of a count over all ranks, 0-d float32."""
-        mine = torch.tensor(float(count), device=self.accelerator.device)
-        return self.accelerator.gather(mine).sum()
+        """Return the sum of a count over all ranks, 0-d float32 on the CPU: reading it waits for no device."""
+        own = torch.tensor(float(count), device=self.accelerator.device)
+        return self.accelerator.gather(own).sum().cpu()
 
     # The loss
 
@@ -315,8 +396,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         ):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         sdpo = None
-        if alpha and captured is not None:
-            summed, sums, sites = self._distillation.loss(student, inputs, captured)
+        # Where passes are collective, a rank without sites makes those of the ranks that have some.
+        if alpha and (captured is not None or collective(student)):
+            # TRL has them from vLLM, or where a batch is trained on after the policy has moved.
+            old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+            summed, sums, sites = self._distillation.loss(student, inputs, captured, old)
             sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(sums), "tokens")
             self._count_sites(sites)
@@ -343,7 +427,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         count = self._of_a_step(inputs[PAIR_COUNT])
         if not own.pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
-            return Term(idle_loss(model, token_id=self._tokenizer.pad_token_id), count) if together else None
+            return Term(self._preferences.idle(model, pad_id=self._tokenizer.pad_token_id), count) if together else None
         summed, sums = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
         self._count_sums("dpo", sums, "pairs")
         return Term(summed, count)
@@ -386,13 +470,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         for site in sites:
             self._metrics_now.mean(f"sdpo/divergence/{site.key}", site.divergence, site.tokens)
             self._metrics_now.share("sdpo/share", site.key, site.weight * site.divergence)
-            self._metrics_now.step("sdpo/outliers", float(site.weight == 0.0))
+            self._metrics_now.step("sdpo/outliers", site.outlier)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, with the channels' metrics of all ranks; every rank calls it."""
         steps = self.state.global_step - self._logged_step
         if self.model.training:
             self._logged_step = self.state.global_step
+        self._distillation.remember()
         found = self._read_metrics(steps)
         if self.model.training and steps:
             self._watch.see(found)
@@ -400,6 +485,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 found["sdpo/dose"] = self._watch.dose
         logs.update(found)
         super().log(logs, start_time)
+        ended = "train_runtime" in logs  # the summary at the end is no step
+        if self.log_completions and self.accelerator.is_main_process and self._logs["prompt"] and not ended:
+            self._print_completions()
+
+    def _print_completions(self) -> None:
+        kept = self._logs
+        marked = list(self._marked) or [{}] * len(kept["prompt"])
+        Console().print(
+            completion_table(
+                list(kept["prompt"]),
+                list(kept["completion"]),
+                {name: list(values) for name, values in kept["rewards"].items()},
+                list(kept["advantages"]),
+                marked,
+                step=self.state.global_step,
+                most=self._completions_to_print,
+                extra={name: list(values) for name, values in kept["extra"].items()},
+            )
+        )
 
     def _read_metrics(self, steps: int) -> dict[str, float]:
         mode = "train" if self.model.training else "eval"
@@ -417,17 +521,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
         """Return TRL's rewards ``[B * processes, functions]``, those of lost episodes NaN: no function scores them."""
         rewards: torch.Tensor = super()._calculate_rewards(*arguments)
-        seats = self._seats()
-        if seats is not None:
-            lost = gather_object([seat is not None and seat.lost is not None for seat in seats])
+        runners = self._runners()
+        if runners is not None:
+            lost = gather_object([runner is not None and runner.lost is not None for runner in runners])
             if any(lost):
                 rewards[torch.tensor(lost, device=rewards.device)] = torch.nan
         return rewards
 
-    def _leave_out_lost(self, batch: dict[str, Any], seats: list[Seat | None]) -> None:
+    def _leave_out_lost(self, batch: dict[str, Any], runners: list[EpisodeRunner | None]) -> None:
         """Take tokens of lost episodes out of every loss: without an advantage they are still in a KL term."""
-        lost = torch.tensor([seat is not None and seat.lost is not None for seat in seats])
-        whys = gather_object([seat.lost if seat is not None else None for seat in seats])
+        lost = torch.tensor([runner is not None and runner.lost is not None for runner in runners])
+        whys = gather_object([runner.lost if runner is not None else None for runner in runners])
         count = sum(why is not None for why in whys)
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["episodes/lost"].append(count / len(whys))

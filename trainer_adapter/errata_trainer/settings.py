@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...channels.dpo import LossType
-from ...channels.sdpo import ClipMode, Support
+from .channels.dpo import LossType
+from .channels.sdpo import ClipMode, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class ChannelSettings:
         max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
         teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
             them, which costs a copy of the weights, under LoRA of the adapter; ``base``, the model below the adapter
-            (PEFT only).
+            (PEFT only); ``initial``, a copy of the student as training began, which costs as much as ``ema``. The last
+            two stay as they are, and compute a site once where a batch is used several times (``num_iterations``).
         ema_rate: Share of the student in each step's move of the ``ema`` teacher, in (0, 1].
         temperature: Divides both logits in channel 2.
         clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
@@ -34,14 +35,21 @@ class ChannelSettings:
         support: Whose likeliest ids: ``teacher`` or ``student``.
         tail: With ``top_k``: what is left of both distributions is one more id, and nothing is renormalised. SDPO's
             own form is ``support="student", tail=True``.
+        sdpo_form: ``distribution``, the divergence of whole distributions; or ``sampled``, SDPO's form of the sampled
+            tokens alone: log S - log T, as a constant, times log S. Its gradient is, over samples, that of KL(S || T);
+            its value is no divergence. ``jsd_beta``, ``token_clip`` and ``top_k`` have no part in it.
+        is_clip: Upper bound of the importance weight of a token, > 0: its probability now by that when it was sampled
+            (SDPO: 2.0). It is 1 where the policy has not moved since. None for no weights.
         pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
         dpo_reference: The frozen reference where there is neither TRL's reference model (``beta`` of `GRPOConfig`
             not 0) nor an adapter to switch off: ``when_asked``, the policy at the moment a pair is new, which costs
             no memory and anchors a pair only once it is drawn again later (its loss is ln 2 before); ``initial``, a
             copy of the policy as training began.
         dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
-        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside it (RPO), >= 0. DPO alone is
-            content with a policy under which both actions become unlikely, the rejected one faster.
+        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss (RPO), >= 0, counted
+            from the reference's, so that a policy that is its reference has DPO's loss. DPO alone accepts that both
+            actions become unlikely, the rejected one faster. None is what the source of pairs has as ``nll``: 1.0 for
+            `TeacherPairs`, 0 for a source without it.
         prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
             state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
             ``TeacherPairs(wait_s=...)``.
@@ -57,17 +65,19 @@ class ChannelSettings:
     divergence_guard: float | None = 10.0
     lower_dose: bool = False
     max_teacher_length: int | None = None
-    teacher: Literal["live", "ema", "base"] = "ema"
+    teacher: Literal["live", "ema", "base", "initial"] = "ema"
     ema_rate: float = 0.05
     temperature: float = 1.0
     clip_mode: ClipMode = "entry"
     top_k: int | None = None
     support: Support = "teacher"
     tail: bool = False
+    sdpo_form: Literal["distribution", "sampled"] = "distribution"
+    is_clip: float | None = None
     pairs_per_batch: int = 4
     dpo_reference: Literal["when_asked", "initial"] = "when_asked"
     dpo_loss: LossType = "sigmoid"
-    dpo_nll: float = 0.0
+    dpo_nll: float | None = None
     prm_weight: float = 0.0
     progress: bool = True
     gradient_norms: bool = False

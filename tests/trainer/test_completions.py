@@ -1,0 +1,71 @@
+"""The table of completions: what TRL prints, with the turns that failed highlighted."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from rich.console import Console
+from test_trl_channels import NO_SITE, TEXTS, TWO_SITES, made, scripts
+
+from errata_server.process import ServerProcess
+from errata_trainer.completions import FAILED, completion_table, conversation, described
+from errata_trainer.tiny import tiny_tokenizer
+
+READ = {"function": {"name": "read", "arguments": {"path": "x"}}}
+SUBMIT = {"function": {"name": "submit", "arguments": '{"word": "owl"}'}}
+MESSAGES = [
+    {"role": "assistant", "content": "I read it.", "tool_calls": [READ]},
+    {"role": "tool", "name": "read", "content": "no file x"},
+    {"role": "assistant", "reasoning_content": "so it is red", "content": "", "tool_calls": [SUBMIT]},
+]
+
+
+def test_a_failing_turn_is_highlighted_with_its_key_and_no_other_is() -> None:
+    text = conversation(MESSAGES, {0: "fs.missing"})
+    marked = [text.plain[span.start : span.end] for span in text.spans if span.style == FAILED]
+    assert marked == [" fs.missing", "\nI read it.\nread(path='x')"]
+    assert "submit(word='owl')" in text.plain and "so it is red" in text.plain
+    assert not any(span.style == FAILED for span in conversation(MESSAGES).spans)
+
+
+def test_a_table_shows_as_many_rows_as_it_may() -> None:
+    def lines(most: int | None) -> str:
+        out = io.StringIO()
+        prompts = [f"task {n}" for n in range(4)]
+        marked = [{0: "fs.missing"}, {}, {}, {}]
+        Console(file=out, width=120).print(
+            completion_table(
+                prompts,
+                [MESSAGES] * 4,
+                {"reward": [1.0, None, 0.5, 0.0]},
+                [0.1, 0.2, 0.3, 0.4],
+                marked,
+                step=7,
+                most=most,
+            )
+        )
+        return out.getvalue()
+
+    assert all(f"task {n}" in lines(None) for n in range(4)) and "Step 7" in lines(None)
+    assert sum(f"task {n}" in lines(2) for n in range(4)) == 2
+    assert described({3: "b", 1: "a"}) == "turn 1 a, turn 3 b"
+
+
+def test_training_prints_it_and_files_and_trackers_get_the_column(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer: Any = tiny_tokenizer(TEXTS)
+    trainer = made(
+        tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE), log_completions=True, num_completions_to_print=3,
+    )  # fmt: skip
+    trainer.train()
+    out = capsys.readouterr().out
+    assert out.count("Step 1") == 1, "TRL's own table is not printed beside it"
+    assert "fs.missing" in out
+    (path,) = (tmp_path / "completions").glob("*00001.parquet")
+    table = pandas.read_parquet(path)
+    assert sorted(table["errors"]) == ["", "", *["turn 0 fs.missing, turn 1 fs.missing"] * 2]

@@ -1,0 +1,116 @@
+"""A table of completions for a terminal, with the turns that failed highlighted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from .rollout import Rollout
+
+FAILED = "bold black on yellow"
+"""Style of a failing turn."""
+
+Marked = Mapping[int, str]
+"""Hint template key of each failing turn of a rollout, by the turn's index."""
+
+
+def marked_turns(rollout: Rollout) -> dict[int, str]:
+    """Return the failing turns of a rollout by their index, each with the hint template key of its error."""
+    found = {}
+    for turn in rollout.turns:
+        if turn.failed is not None and turn.failed.marker is not None:
+            found[turn.index] = turn.failed.marker.hint_template_key or turn.failed.marker.error_kind
+    return found
+
+
+def described(marked: Marked) -> str:
+    """Return failing turns as a column has them: ``turn 1 fs.missing, turn 3 tool.malformed``."""
+    return ", ".join(f"turn {turn} {key}" for turn, key in sorted(marked.items()))
+
+
+def completion_table(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    rewards: Mapping[str, Sequence[float | None]],
+    advantages: Sequence[float],
+    marked: Sequence[Marked],
+    *,
+    step: int,
+    most: int | None = None,
+    extra: Mapping[str, Sequence[Any]] | None = None,
+) -> Panel:
+    """Return the table of a step's completions.
+
+    Args:
+        prompts: Of each row, a text or messages.
+        completions: Of each row, likewise; the n-th assistant message is turn n.
+        rewards: Of each row, by the name of what gave them.
+        advantages: Of each row.
+        marked: Failing turns of each row.
+        step: Optimizer steps so far.
+        most: Rows to show, drawn by the step; None for all.
+        extra: Further columns by name.
+    """
+    rows = list(range(len(prompts)))
+    if most is not None and most < len(rows):
+        rows = sorted(random.Random(step).sample(rows, max(0, most)))
+    table = Table(show_header=True, header_style="bold white", expand=True, show_lines=True)
+    table.add_column("Prompt", style="bright_yellow")
+    table.add_column("Completion", style="bright_green")
+    for name in (*rewards, "Advantage"):
+        table.add_column(name, justify="right")
+    for name in extra or {}:
+        table.add_column(name)
+    for row in rows:
+        numbers = [*[of_row[row] for of_row in rewards.values()], advantages[row]]
+        table.add_row(
+            conversation(prompts[row]),
+            conversation(completions[row], marked[row]),
+            *["" if number is None else f"{number:.2f}" for number in numbers],
+            *[str(values[row]) for values in (extra or {}).values()],
+        )
+    return Panel(table, expand=False, title=f"Step {step}", border_style="bold white")
+
+
+def conversation(messages: Any, marked: Marked | None = None) -> Text:
+    """Return messages as text to print; a failing turn has its key beside its role, and `FAILED` as its style."""
+    text = Text()
+    if isinstance(messages, str):
+        return text.append(messages)
+    turn = -1
+    for number, message in enumerate(messages):
+        role = str(message.get("role", ""))
+        turn += role == "assistant"
+        key = (marked or {}).get(turn) if role == "assistant" else None
+        text.append(("\n\n" if number else "") + role.upper(), style="bold red")
+        if key is not None:
+            text.append(f" {key}", style=FAILED)
+        if reasoning := message.get("reasoning_content") or message.get("thinking"):
+            text.append(f"\n{reasoning}", style="italic dim")
+        body = [_content(message.get("content")), *[_call(call) for call in message.get("tool_calls") or ()]]
+        text.append("\n" + "\n".join(part for part in body if part), style=FAILED if key is not None else None)
+    return text
+
+
+def _content(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(block.get("text", f"[{block.get('type', '?')}]") for block in content)
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return f"{function.get('name', '?')}({arguments})"
+    given = arguments.items() if isinstance(arguments, Mapping) else [("", arguments)]
+    return f"{function.get('name', '?')}({', '.join(f'{name}={value!r}' for name, value in given)})"

@@ -1,0 +1,271 @@
+"""Channel 2 on padded batches: the student's own failing turns, against itself with a hint before them.
+
+A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and what a driver found of its rows under the
+keys below; the completions follow the prompts, padded on the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from .channels.arguments import upper_bound
+from .channels.distil import DistilMetrics, action_logprobs, distil
+from .channels.forward import Captured, capture_hidden, frozen_states
+from .channels.guard import DivergenceGuard
+from .channels.heads import OutputHead, output_head
+from .channels.sdpo import Divergence, importance_weights
+from .rollout import SdpoItem
+
+ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
+"""Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""
+
+PROMPT_LENGTHS = "channel_prompt_lengths"
+"""Key of a batch: tokens of each row's prompt, as numbers: a device that is asked for them waits for its queue."""
+
+
+Form = Literal["distribution", "sampled"]
+
+FIXED = ("base", "initial")
+"""Teachers whose weights stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSums:
+    """What the loss found at one error site.
+
+    Attributes:
+        key: Its hint template key.
+        tokens: How many.
+        divergence: Summed over them, in nats, before clip and weights: 0-d, without gradient. In the form ``sampled``
+            the absolute log-ratio of the sampled token.
+        weight: Of each in the loss, 0-d.
+        outlier: 1 where the guard left the site out, else 0: 0-d.
+    """
+
+    key: str
+    tokens: int
+    divergence: Tensor
+    weight: Tensor
+    outlier: Tensor
+
+
+class Follower(Protocol):
+    """Weights of a teacher that are not the student's.
+
+    Attributes:
+        model: What is called.
+    """
+
+    model: Any
+
+    def teaching(self) -> AbstractContextManager[None]:
+        """Let `model` be the teacher for a block."""
+        ...
+
+
+class Distillation:
+    """Computes the channel's loss of a micro-batch.
+
+    Args:
+        divergence: Between student and teacher, for each token.
+        teacher: ``live``, ``base``, ``ema`` or ``initial``; see `ChannelSettings.teacher`.
+        guard: Leaves out sites whose divergence is far from that of others; None leaves out none.
+        form: ``distribution``, or ``sampled``; see `ChannelSettings.sdpo_form`.
+        is_clip: Upper bound of the importance weights of tokens; None for no weights.
+        sampling_temperature: At which the batch's log-probabilities are.
+        keep: Whether a teacher that stays as it is computes each site once for a generation batch, which is worth its
+            memory where the batch is used several times.
+
+    Raises:
+        ValueError: An option out of its range, or that does not fit the form.
+
+    Attributes:
+        follower: Has the teacher of ``ema`` and ``initial``.
+    """
+
+    def __init__(
+        self,
+        divergence: Divergence,
+        teacher: str = "ema",
+        guard: DivergenceGuard | None = None,
+        *,
+        form: Form = "distribution",
+        is_clip: float | None = None,
+        sampling_temperature: float = 1.0,
+        keep: bool = False,
+    ) -> None:
+        upper_bound("is_clip", is_clip)
+        if form not in get_args(Form):
+            raise ValueError(f"sdpo_form is {form!r}: one of {', '.join(get_args(Form))}")
+        if form == "sampled" and divergence.top_k is not None:
+            raise ValueError("sdpo_form='sampled' compares the sampled token alone: top_k has to be None")
+        self.form, self.is_clip, self.sampling_temperature = form, is_clip, sampling_temperature
+        self.keep = keep and teacher in FIXED
+        self._kept: dict[int, tuple[SdpoItem, Tensor]] = {}
+        self.divergence = divergence
+        self.guard = guard
+        self.teacher = teacher
+        self.follower: Follower | None = None
+        self._found: list[Tensor] = []
+
+    @contextmanager
+    def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Captured | None]:
+        """Take the student's states from the trainer's own pass in the block; None where there is no site."""
+        rows, columns = [], []
+        width = inputs["prompt_ids"].size(1)
+        for row, items in enumerate(inputs.get(ITEMS) or ()):
+            for item in items:
+                rows += [row] * len(item.student_positions)
+                columns += [width - inputs[PROMPT_LENGTHS][row] + position for position in item.student_positions]
+        if not rows:
+            yield None
+            return
+        with capture_hidden(model, torch.tensor(rows), torch.tensor(columns)) as captured:
+            yield captured
+
+    def loss(
+        self, model: Any, inputs: dict[str, Any], captured: Captured | None, old_logprobs: Tensor | None = None
+    ) -> tuple[Tensor, DistilMetrics, list[SiteSums]]:
+        """Return the sum over the micro-batch's target tokens, 0-d and attached, its metrics, and each site's.
+
+        Nothing of it waits for a device. Where the model's passes are collective, a rank without sites calls it, too.
+
+        Args:
+            model: The student.
+            inputs: The micro-batch.
+            captured: The student's states; None where the micro-batch has no site.
+            old_logprobs: ``[B, T]`` of the completions' tokens when they were sampled, NaN where unknown; None where
+                the policy has not moved since.
+        """
+        items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
+        head = output_head(model)
+        with self._teaching(model) as taught:
+            teacher = self._states(taught, items)
+            read = head if self.teacher == "live" else output_head(taught)
+        student = captured.hidden() if captured is not None else head.weight.new_zeros(0, head.weight.shape[1])
+        ratios = self._importance(student, head, inputs, old_logprobs)
+        sites: list[SiteSums] = []
+
+        def weights(divergences: Tensor) -> Tensor:
+            lengths = [len(item.target_ids) for item in items]
+            site_of = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64)
+            site_of = site_of.to(divergences.device)
+            sums = divergences.new_zeros(len(items)).index_add(0, site_of, divergences)
+            means = sums / divergences.new_tensor(lengths)
+            outlier = torch.zeros_like(sums)
+            if self.guard is not None:
+                outlier = (~((means <= self.guard.bound()) & means.isfinite())).to(sums.dtype)
+                self._found.append(means)
+            of_site = divergences.new_tensor([item.weight for item in items]) * (1.0 - outlier)
+            sites.extend(
+                SiteSums(item.hint_template_key or "", length, *of_one)
+                for item, length, *of_one in zip(
+                    items, lengths, sums.unbind(), of_site.unbind(), outlier.unbind(), strict=True
+                )
+            )
+            return of_site[site_of] if ratios is None else of_site[site_of] * ratios.to(of_site.dtype)
+
+        if self.form == "sampled":
+            summed, metrics = self._sampled(student, teacher, head, read, items, weights)
+        else:
+            summed, metrics = distil(
+                student,
+                teacher,
+                head.weight,
+                head.bias,
+                divergence=self.divergence,
+                token_weights=weights if items else None,
+                teacher_weight=None if read is head else read.weight,
+                teacher_bias=None if read is head else read.bias,
+                transform=head.transform,
+            )
+        return summed, metrics, sites
+
+    def _states(self, taught: Any, items: Sequence[SdpoItem]) -> Tensor:
+        """Return the teacher's states of items; of a teacher that stays as it is each site's are computed once."""
+        new = [item for item in items if id(item) not in self._kept]
+        states = frozen_states(taught, [item.teacher_ids for item in new], [item.teacher_positions for item in new])
+        if not self.keep or not items:
+            return states
+        parts = states.split([len(item.target_ids) for item in new])
+        self._kept |= {id(item): (item, part) for item, part in zip(new, parts, strict=True)}
+        return torch.cat([self._kept[id(item)][1] for item in items])
+
+    def _importance(
+        self, student: Tensor, head: OutputHead, inputs: dict[str, Any], old: Tensor | None
+    ) -> Tensor | None:
+        """Return the importance weight of each target token ``[N]``; None for 1. Unknown ones are 1, too."""
+        if self.is_clip is None or old is None:
+            return None
+        rows, columns, targets = [], [], []
+        for row, items in enumerate(inputs[ITEMS]):
+            for item in items:
+                rows += [row] * len(item.target_ids)
+                columns += [position + 1 - inputs[PROMPT_LENGTHS][row] for position in item.student_positions]
+                targets += item.target_ids
+        sampled = old[torch.tensor(rows, dtype=torch.int64), torch.tensor(columns, dtype=torch.int64)]
+        with torch.no_grad():
+            now = _logprobs(student, targets, head, head, self.sampling_temperature)
+            return importance_weights(now, torch.where(sampled.isnan(), now, sampled.to(now.dtype)), self.is_clip)
+
+    def _sampled(
+        self,
+        student: Tensor,
+        teacher: Tensor,
+        head: OutputHead,
+        read: OutputHead,
+        items: Sequence[SdpoItem],
+        weights: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, DistilMetrics]:
+        """Return the sum of (log S - log T), as a constant, times log S, over the sampled tokens, and metrics.
+
+        The metrics are estimates from those tokens: their mean log-ratio is KL(S || T), minus their log-probability the
+        entropy. Nothing is clipped but the importance weights.
+        """
+        targets = [token for item in items for token in item.target_ids]
+        own = _logprobs(student, targets, head, head, self.divergence.temperature)
+        with torch.no_grad():
+            other = _logprobs(teacher, targets, read, head, self.divergence.temperature)
+        gap = own.detach() - other
+        each = gap * own
+        summed = (each * weights(gap.abs()).to(each.dtype)).sum() if items else each.sum()
+        count = torch.full((), len(targets), dtype=gap.dtype, device=gap.device)
+        return summed, DistilMetrics(count, gap.sum(), -own.detach().sum(), torch.zeros_like(count))
+
+    def forget(self) -> None:
+        """Let go of the teacher's states of a generation batch that is trained on no more."""
+        self._kept.clear()
+
+    def remember(self) -> None:
+        """Let the guard know of the sites since the last call: it compares later ones with them. It waits for them."""
+        found, self._found = self._found, []
+        if self.guard is not None and found:
+            self.guard.remember(torch.cat(found).tolist())
+
+    @contextmanager
+    def _teaching(self, model: Any) -> Iterator[Any]:
+        """Yield the model that teaches."""
+        if self.teacher == "live":
+            yield model
+        elif self.teacher in ("ema", "initial"):
+            if self.follower is None:
+                raise RuntimeError(f"the teacher {self.teacher!r} has no weights: the trainer makes them")
+            with self.follower.teaching():
+                yield self.follower.model
+        else:
+            with model.disable_adapter():
+                yield model
+
+
+def _logprobs(
+    states: Tensor, targets: Sequence[int], head: OutputHead, student: OutputHead, temperature: float
+) -> Tensor:
+    """Return the log-probability of each target token ``[N]``."""
+    ids = torch.tensor(targets, dtype=torch.int64).to(states.device)
+    return action_logprobs(states, ids, head.weight, head.bias, temperature=temperature, transform=student.transform)

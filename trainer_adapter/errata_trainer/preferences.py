@@ -1,0 +1,173 @@
+"""Channel 3 on padded batches: at replayed states, what teachers agreed on against what the student did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .channels.arguments import not_negative
+from .channels.distil import action_logprobs
+from .channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
+from .channels.forward import Captured, capture_hidden, collective, frozen_states, trained_states
+from .channels.heads import OutputHead, output_head
+from .channels.pairs import PairRows, action_rows
+from .distillation import PROMPT_LENGTHS
+from .rollout import DpoPair, Rollout
+
+PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
+"""Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""
+
+OWN = "dpo_own"
+"""Key of a batch: for each row and pair, whether the row itself holds the rejected action."""
+
+
+class Preferences:
+    """Computes the channel's loss of a micro-batch, and the reference's log-probabilities of new pairs.
+
+    Args:
+        beta_dpo: How strongly the reference holds.
+        loss_type: ``sigmoid`` or ``sigmoid_norm``.
+        nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0. It is counted from the
+            reference's, which changes no gradient: where the policy is its reference the loss is ln 2, as DPO's.
+
+    Raises:
+        ValueError: ``nll`` is negative.
+    """
+
+    def __init__(self, beta_dpo: float, loss_type: LossType = "sigmoid", nll: float = 0.0) -> None:
+        not_negative("nll", nll)
+        self.beta_dpo, self.nll = beta_dpo, nll
+        self.loss_type = loss_type
+
+    @contextmanager
+    def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Own]:
+        """Take states of rejected actions that are in the micro-batch from the trainer's own pass in the block."""
+        own = own_actions(inputs)
+        rows = [row for row, columns in own.places.values() for _ in columns]
+        columns = [column for _, columns in own.places.values() for column in columns]
+        if not rows:
+            yield own
+            return
+        with capture_hidden(model, torch.tensor(rows), torch.tensor(columns)) as captured:
+            yield replace(own, captured=captured)
+
+    def loss(self, model: Any, own: Own, *, pad_id: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum over pairs, 0-d and attached, and the sums of `dpo_metrics`.
+
+        Args:
+            model: As the trainer calls it.
+            own: The micro-batch's pairs, at least one, each with the reference's log-probabilities.
+            pad_id: Of the tokenizer.
+        """
+        pairs, head = own.pairs, output_head(model)
+        others = [n for n in range(len(pairs)) if n not in own.places]
+        asked = action_rows(
+            [(pair.context_ids, pair.chosen_ids) for pair in pairs]
+            + [(pairs[n].context_ids, pairs[n].rejected_ids) for n in others]
+        )
+        summed = _summed(head, trained_states(model, asked.rows, asked.positions, pad_id=pad_id), asked)
+        chosen, rest = summed[: len(pairs)], summed[len(pairs) :]
+        rejected = dict(zip(others, rest, strict=True))
+        if own.captured is not None:
+            placed = action_rows([(pairs[n].context_ids, pairs[n].rejected_ids) for n in own.places])
+            rejected |= dict(zip(own.places, _summed(head, own.captured.hidden(), placed), strict=True))
+        refs = torch.tensor([(p.ref_chosen, p.ref_rejected) for p in pairs], dtype=chosen.dtype, device=chosen.device)
+        lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs])
+        sides = (chosen, torch.stack([rejected[n] for n in range(len(pairs))]), refs[:, 0], refs[:, 1])
+        length_pair = (lengths[:, 0], lengths[:, 1])
+        losses = dpo_losses(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        metrics = dpo_metrics(*sides, beta_dpo=self.beta_dpo, loss_type=self.loss_type, lengths=length_pair)
+        likelihood = chosen_nll(chosen, length_pair)
+        if self.nll:
+            losses = losses + self.nll * (likelihood - chosen_nll(refs[:, 0], length_pair))
+        metrics["chosen_nll"] = likelihood.detach().sum()
+        metrics["reused"] = torch.tensor(float(len(own.places)))
+        return (losses * torch.tensor([pair.weight for pair in pairs]).to(losses)).sum(), metrics
+
+    def idle(self, model: Any, *, pad_id: int) -> Tensor:
+        """Return zero, by the pass of a rank without pairs while others have some: 0-d, its gradients are zeros.
+
+        Args:
+            model: As the trainer calls it.
+            pad_id: Of the tokenizer.
+        """
+        head, rows = output_head(model), action_rows([((pad_id,), (pad_id,))])
+        return _summed(head, trained_states(model, rows.rows, rows.positions, pad_id=pad_id), rows).sum() * 0.0
+
+    def referred(self, model: Any, pairs: Sequence[DpoPair], reference: str, *, adapter: bool) -> list[DpoPair]:
+        """Return pairs with the log-probabilities of a frozen reference.
+
+        Where the reference's passes are collective, every rank has to call it, without pairs too.
+
+        Args:
+            model: The reference; with ``adapter``, the student, whose adapter is switched off for it.
+            pairs: New ones.
+            reference: What it is called.
+            adapter: See ``model``.
+        """
+        if not pairs and not collective(model):
+            return []
+        asked = action_rows(
+            [(pair.context_ids, pair.chosen_ids) for pair in pairs]
+            + [(pair.context_ids, pair.rejected_ids) for pair in pairs]
+        )
+        with model.disable_adapter() if adapter else nullcontext(), torch.no_grad():
+            states = frozen_states(model, asked.rows, asked.positions)
+            chosen, rejected = _summed(output_head(model), states, asked).view(2, -1).tolist()
+        return [
+            replace(pair, ref_chosen=c, ref_rejected=r, reference=reference)
+            for pair, c, r in zip(pairs, chosen, rejected, strict=True)
+        ]
+
+
+def _summed(head: OutputHead, states: Tensor, rows: PairRows) -> Tensor:
+    """Return the summed log-probability of each action, from the states that predict their tokens."""
+    targets = torch.tensor(rows.target_ids, dtype=torch.int64, device=states.device)
+    logprobs = action_logprobs(states, targets, head.weight, head.bias, transform=head.transform)
+    return segment_sums(logprobs, rows.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Pairs of a micro-batch, and which rejected actions are the micro-batch's own turns.
+
+    Attributes:
+        pairs: All, in the order of rows.
+        places: By pair, the row and the columns of the padded batch whose states predict the rejected action.
+        captured: Their states; None where there are none.
+    """
+
+    pairs: Sequence[DpoPair]
+    places: Mapping[int, tuple[int, Sequence[int]]]
+    captured: Captured | None = None
+
+
+def rejected_here(pairs: Sequence[DpoPair], rollout: Rollout, *, trained: bool) -> tuple[bool, ...]:
+    """Return for each pair whether a row holds its rejected action, so that its own pass has the states.
+
+    Args:
+        pairs: In this row.
+        rollout: Of the row.
+        trained: Whether the row is attended to at all.
+    """
+    ids = rollout.prompt_ids + rollout.completion_ids
+    sides = [pair.context_ids + pair.rejected_ids for pair in pairs]
+    return tuple(trained and ids[: len(side)] == side for side in sides)
+
+
+def own_actions(inputs: dict[str, Any]) -> Own:
+    """Return the pairs of a micro-batch; one of this very batch stands in the row whose turn was rejected."""
+    pairs: list[DpoPair] = []
+    places: dict[int, tuple[int, Sequence[int]]] = {}
+    for row, found in enumerate(inputs[PAIRS]):
+        for pair, own in zip(found, inputs[OWN][row] if found else (), strict=True):
+            if own:
+                first = inputs["prompt_ids"].size(1) - inputs[PROMPT_LENGTHS][row] + len(pair.context_ids) - 1
+                places[len(pairs)] = (row, range(first, first + len(pair.rejected_ids)))
+            pairs.append(pair)
+    return Own(pairs, places)
