@@ -28,7 +28,7 @@ PACKAGES = (
     "errata_server.simulation",
     "errata_client",
     "errata_trainer",
-    "errata_trainer.ablation",
+    "errata_ablation",
     "errata_trainer.collator",
     "errata_trainer.counterfactual",
     "errata_trainer.hints",

@@ -32,8 +32,9 @@ OURS = (
     "swe_bench_lite_env",
     "errata_bench",
     "errata_trainer",
+    "errata_ablation",
 )
-SOURCES = ("protocol", "client", "server", "envs", "bench/errata_bench", "trainer_adapter")
+SOURCES = ("protocol", "client", "server", "envs", "bench/errata_bench", "bench/errata_ablation", "trainer_adapter")
 
 
 @dataclass(frozen=True)
@@ -353,7 +354,7 @@ def is_of_self(node: ast.AST) -> bool:
 
 def modules() -> Iterator[ModuleType]:
     for package in OURS:
-        if package == "errata_trainer" and not all(map(installed, TRAINING)):
+        if package in ("errata_trainer", "errata_ablation") and not all(map(installed, TRAINING)):
             continue
         top = importlib.import_module(package)
         yield top

@@ -34,6 +34,7 @@ PACKAGES = (
     "terminal_env",
     "swe_bench_lite_env",
     "errata_bench",
+    "errata_ablation",
 )
 
 

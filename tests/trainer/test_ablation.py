@@ -15,11 +15,7 @@ from datasets import Dataset
 from scripted import Scripted, call
 from trl import GRPOConfig, GRPOTrainer
 
-from errata_protocol.errors import InvalidRequest
-from errata_protocol.rollouts import ErrorMarker
-from errata_server.process import ServerProcess
-from errata_trainer import Call, DpoPair, Rollout, Turn
-from errata_trainer.ablation import (
+from errata_ablation import (
     ARMS,
     Batch,
     Plan,
@@ -31,13 +27,17 @@ from errata_trainer.ablation import (
     reports,
     seeds_needed,
 )
-from errata_trainer.ablation.boxes import BOXES, KEYS, Boxes, hint_of, lessons
-from errata_trainer.ablation.controlled import BoxTeachers, terminal_of
-from errata_trainer.ablation.experiment import FAMILY_GRPO, controlled_plan
-from errata_trainer.ablation.report import data_of, text
-from errata_trainer.ablation.statistics import t_quantile
-from errata_trainer.ablation.training import DEFAULTS, RecordedTrainer, train
-from errata_trainer.ablation.warmup import tokenizer_of
+from errata_ablation.boxes import BOXES, KEYS, Boxes, hint_of, lessons
+from errata_ablation.controlled import BoxTeachers, terminal_of
+from errata_ablation.experiment import FAMILY_GRPO, controlled_plan
+from errata_ablation.report import data_of, text
+from errata_ablation.statistics import t_quantile
+from errata_ablation.training import DEFAULTS, RecordedTrainer, train
+from errata_ablation.warmup import tokenizer_of
+from errata_protocol.errors import InvalidRequest
+from errata_protocol.rollouts import ErrorMarker
+from errata_server.process import ServerProcess
+from errata_trainer import Call, DpoPair, Rollout, Turn
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory

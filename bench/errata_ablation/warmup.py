@@ -5,60 +5,81 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..tiny import END, START, tiny_model, tiny_tokenizer
-from .boxes import BOXES, CLOSING, KEYS, Boxes, Lesson, lessons
+from errata_trainer.tiny import END, START, tiny_model, tiny_tokenizer
+
+from .boxes import BOXES, CLOSING, KEYS, Boxes, lessons
 
 VOCABULARY = 640
-BATCH = 48
+BATCH = 40
 LEARNING_RATE = 3e-3
-_HEADER = f"{START}assistant\n"
+HEADER = f"{START}assistant\n"
 _IGNORED = -100
 
 
-def spoken(lesson: Lesson) -> tuple[str, list[str]]:
-    """Return a lesson's context, and by turns what follows: the student's words and, between them, others'."""
+Conversation = Sequence[tuple[str, bool]]
+"""Pieces of text, each with whether it is the student's own and so learnt."""
+
+
+def conversations(family: Boxes, seed: int) -> Iterator[Conversation]:
+    """Yield the family's lessons as text."""
+    for lesson in lessons(family, seed):
+        context = opening(lesson.messages)
+        call = json.dumps({"name": "run", "arguments": {"command": lesson.command}})
+        yield [
+            (context + HEADER, False),
+            (f"<tool_call>{call}</tool_call>{END}", True),
+            (f"\n{START}tool\n{lesson.result}{END}\n{HEADER}", False),
+            (f"{CLOSING}{END}", True),
+        ]
+
+
+def opening(messages: Iterable[Mapping[str, str]]) -> str:
+    """Return what stands before the student's first words."""
     context = f"{START}system\nrun {END}\n"
-    for message in lesson.messages:
+    for message in messages:
         context += f"{START}{message['role']}\n{message['content']}{END}\n"
-    call = json.dumps({"name": "run", "arguments": {"command": lesson.command}})
-    return context + _HEADER, [
-        f"<tool_call>{call}</tool_call>{END}",
-        f"\n{START}tool\n{lesson.result}{END}\n{_HEADER}",
-        f"{CLOSING}{END}",
-    ]
+    return context
 
 
 def tokenizer_of(family: Boxes) -> Any:
     """Return the family's tokenizer."""
-    texts = []
-    for lesson in islice(lessons(family, 0), 400):
-        context, parts = spoken(lesson)
-        texts.append(context + "".join(parts))
-    words = [f" {word}" for word in (*KEYS, *BOXES)]
-    return tiny_tokenizer([*texts, *(f"{word} " * 40 for word in words)], vocab_size=VOCABULARY)
+    return tokenizer_for(conversations(family, 0), (*KEYS, *BOXES))
+
+
+def tokenizer_for(stream: Iterator[Conversation], words: Iterable[str]) -> Any:
+    """Return a tokenizer for conversations, in which each of the words is one token."""
+    texts = ["".join(text for text, _ in one) for one in islice(stream, 400)]
+    spaced = [f" {word}" for word in words]
+    return tiny_tokenizer([*texts, *(f"{word} " * 40 for word in spaced)], vocab_size=VOCABULARY)
 
 
 def taught(
-    family: Boxes, directory: Path, *, steps: int, seed: int = 0, say: Callable[[str], None] = lambda line: None
+    stream: Callable[[], Iterator[Conversation]],
+    tokenizer: Any,
+    directory: Path,
+    *,
+    steps: int,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Return a directory with a policy that calls tools, follows hints, and knows no box's key.
+    """Return a directory with a policy that speaks as the conversations do.
 
     Args:
-        family: What it will read.
+        stream: Begins the conversations, which have no end.
+        tokenizer: Of the policy.
         directory: Where policies are kept; one that is there already is not taught again.
-        steps: Of the warm-up, each of `BATCH` lessons.
-        seed: Of weights and lessons.
+        steps: Of the warm-up, each of `BATCH` conversations.
+        seed: Of the weights.
         say: Is told of progress.
     """
-    tokenizer = tokenizer_of(family)
-    texts = ["".join((context, *parts)) for context, parts in map(spoken, islice(lessons(family, seed), 200))]
+    texts = ["".join(text for text, _ in one) for one in islice(stream(), 200)]
     made_of = [
         *texts, json.dumps(tokenizer.get_vocab(), sort_keys=True), inspect.getsource(tiny_model),
         torch.__version__, repr((steps, seed, BATCH, LEARNING_RATE)),
@@ -75,9 +96,9 @@ def taught(
                 weight.mul_(3.0 if "embed" in name else 5.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
-    stream = lessons(family, seed)
+    lessons_of = stream()
     for step in range(steps):
-        ids, labels, mask = _batch(tokenizer, list(islice(stream, BATCH)))
+        ids, labels, mask = _batch(tokenizer, list(islice(lessons_of, BATCH)))
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -92,17 +113,16 @@ def taught(
     return kept
 
 
-def _batch(tokenizer: Any, chosen: list[Lesson]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _batch(tokenizer: Any, chosen: Sequence[Conversation]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ids, labels and mask, each ``[B, T]`` int64, padded on the right."""
     rows, labels = [], []
-    for lesson in chosen:
-        context, parts = spoken(lesson)
-        row = tokenizer.encode(context, add_special_tokens=False)
-        label = [_IGNORED] * len(row)
-        for index, part in enumerate(parts):
-            ids = tokenizer.encode(part, add_special_tokens=False)
+    for conversation in chosen:
+        row: list[int] = []
+        label: list[int] = []
+        for text, learnt in conversation:
+            ids = tokenizer.encode(text, add_special_tokens=False)
             row += ids
-            label += ids if index % 2 == 0 else [_IGNORED] * len(ids)
+            label += ids if learnt else [_IGNORED] * len(ids)
         rows.append(row)
         labels.append(label)
     width = max(map(len, rows))

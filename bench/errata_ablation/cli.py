@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     say = _Progress()
     try:
         own = read_plan(options.plan) if options.plan else Plan()
-        if not own.subject:
+        if own.subject.get("family") or not own.subject:
             os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
         return _run(options, own, say, shlex.join(["errata", "ablate", *arguments]))
     except ErrataError as error:
@@ -67,13 +67,14 @@ def _run(options: argparse.Namespace, own: Plan, say: _Progress, command: str) -
     steps = options.steps or (QUICK_STEPS if options.quick else None)
     grpo = {**own.grpo, "max_steps": steps} if steps else own.grpo
     seeds = options.seeds or ((0, 1) if options.quick else own.seeds)
-    plan = Plan(arms, seeds, own.subject, grpo, own.channels, own.check)
-    if not own.subject:
+    plan = Plan(arms, seeds, own.subject, grpo, own.channels, own.check, own.evaluation)
+    if own.subject.get("family") or not own.subject:
         torch.set_num_threads(1)  # so small a policy is slower with more
+    if not own.subject:
         if options.plan:
             say(f"{options.plan} names no policy, environment or tasks: the built-in tasks")
         plan = controlled_plan(plan)
-    result = run(plan, options.out, say, command=command, resume=options.resume)
+    result = run(plan, options.out, say, command=command, resume=options.resume, only_report=options.report)
     say.end()
     print(json.dumps(result.data, indent=1, default=str) if options.json else result.text, end="")
     print(f"{options.out}: ablation.json, ablation.txt, ablation.png", file=sys.stderr)
@@ -91,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         help="model, environment, tasks and settings; without the first three, a tiny policy in the controlled family",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path(".errata") / "ablation", metavar="DIR", help="[%(default)s]")
-    parser.add_argument("--seeds", type=_seeds, metavar="N|A-B", help="0 to N - 1, or A to B [the plan's, or 5]")
+    parser.add_argument(
+        "--seeds", type=_seeds, metavar="N|A-B|A,B", help="0 to N - 1, A to B, or these [the plan's, or 5]"
+    )
     parser.add_argument("--steps", type=_positive, metavar="N", help="of the optimizer in each run [the plan's, or 24]")
     parser.add_argument(
         "--arms", nargs="+", default=[], metavar="ARM",
@@ -101,11 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action=argparse.BooleanOptionalAction, default=True, help="keep finished runs of the same plan"
     )
+    parser.add_argument("--report", action="store_true", help="make no run: report what is there")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     return parser
 
 
 def _seeds(text: str) -> tuple[int, ...]:
+    if "," in text:
+        return tuple(map(int, text.split(",")))
     first, dash, last = text.partition("-")
     if dash and int(last) < int(first):
         raise argparse.ArgumentTypeError(f"{text} goes down")

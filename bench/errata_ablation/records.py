@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,31 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy reaches on tasks of a split, each played once.
+
+    Attributes:
+        split: Of the family's tasks.
+        reward: Mean over tasks.
+        acted: Turns in which a tool was called.
+        failed: Turns that were marked.
+        marks: How many by hint template key; ``no call`` are turns without a call.
+        tasks: How many.
+        rollouts: That the run had trained on before.
+        env_steps: That it had asked of the environment.
+    """
+
+    split: str
+    reward: float
+    acted: int
+    failed: int
+    marks: Mapping[str, int]
+    tasks: int
+    rollouts: int = 0
+    env_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One arm and one seed.
 
@@ -47,6 +72,7 @@ class Run:
         plan: Digest of what all runs share.
         batches: In order.
         losses: Of each step, by name.
+        evaluations: On the plan's grid, in order.
         costs: ``wall_s``, ``teacher_calls``, and forward passes and positions of sampling and of the losses.
     """
 
@@ -58,6 +84,7 @@ class Run:
     batches: tuple[Batch, ...]
     losses: tuple[Mapping[str, float], ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def rollouts(self) -> int:
@@ -118,8 +145,22 @@ def read(directory: Path, arm: str, seed: int, plan: str) -> Run | None:
             "with --no-resume"
         )
     batches = tuple(Batch(**{name: _tuple(value) for name, value in one.items()}) for one in kept.pop("batches"))
-    return Run(batches=batches, losses=tuple(kept.pop("losses")), **kept)
+    evaluations = tuple(Evaluation(**one) for one in kept.pop("evaluations", ()))
+    return Run(batches=batches, losses=tuple(kept.pop("losses")), evaluations=evaluations, **kept)
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def compact(runs: Sequence[Run]) -> str:
+    """Return runs as JSON, one a line, without what each step logged."""
+    lines = []
+    for run in runs:
+        kept = asdict(run)
+        kept["batches"] = [
+            {"rewards": one["rewards"], "acted": one["acted"], "failed": one["failed"]} for one in kept["batches"]
+        ]
+        kept["losses"] = [{name: round(value, 5) for name, value in row.items()} for row in kept["losses"][::5]]
+        lines.append(json.dumps(kept, separators=(",", ":")))
+    return "[\n" + ",\n".join(lines) + "\n]\n"

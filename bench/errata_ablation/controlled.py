@@ -12,13 +12,15 @@ from typing import Any
 from datasets import Dataset
 from transformers import Qwen3ForCausalLM
 
-from ..action_tokens import action_ids
-from ..batch import Transcripts
-from ..playing import EpisodeRunner
-from ..recipes.trl import environment_factory
-from ..rollout import DpoPair, Rollout
-from ..teachers import vote
+from errata_trainer.action_tokens import action_ids
+from errata_trainer.batch import Transcripts
+from errata_trainer.playing import EpisodeRunner
+from errata_trainer.recipes.trl import environment_factory
+from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.teachers import vote
+
 from .boxes import KEYS, Boxes
+from .projects import Project
 from .serving import served
 from .warmup import tokenizer_of
 
@@ -132,7 +134,7 @@ class BoxTeachers:
 
 
 @contextmanager
-def terminal_of(family: Boxes, directory: Path) -> Iterator[str]:
+def terminal_of(family: Boxes | Project, directory: Path) -> Iterator[str]:
     """Serve a terminal that has the family's tasks, and give its URL.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 MOST_SEEDS = 10_000
@@ -56,6 +56,48 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     deviation = statistics.stdev(values)
     half = t_quantile(0.5 + confidence / 2.0, count - 1) * deviation / math.sqrt(count)
     return Interval(mean, half, deviation, count)
+
+
+def clustered(values: Iterable[tuple[Hashable, float]], confidence: float = 0.95) -> Interval:
+    """Return the mean of values that are alike within clusters: the t interval of the clusters' means.
+
+    Args:
+        values: Each with its cluster.
+        confidence: Of the interval.
+    """
+    clusters: dict[Hashable, list[float]] = {}
+    for cluster, value in values:
+        clusters.setdefault(cluster, []).append(value)
+    return interval([statistics.fmean(own) for own in clusters.values()], confidence)
+
+
+def first_reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return where a curve first reaches a target, on straight lines between its points; None where it never does."""
+    for place, (x, y) in enumerate(curve):
+        if y >= target:
+            if place == 0:
+                return x
+            x0, y0 = curve[place - 1]
+            return x0 + (x - x0) * (target - y0) / (y - y0)
+    return None
+
+
+def censored_median(times: Sequence[tuple[float, bool]]) -> float | None:
+    """Return Kaplan and Meier's median time: the first at which at most half have not yet reached the end.
+
+    Args:
+        times: Each with whether the end was reached then; without, the time to which it was watched.
+
+    Returns:
+        None where more than half were never seen to reach it.
+    """
+    surviving = 1.0
+    for time in sorted({time for time, reached in times if reached}):
+        at_risk = sum(other >= time for other, _ in times)
+        surviving *= 1.0 - sum(reached and other == time for other, reached in times) / at_risk
+        if surviving <= 0.5 + 1e-12:
+            return time
+    return None
 
 
 def seeds_needed(difference: Interval, *, power: float = 0.8, level: float = 0.05) -> int | None:

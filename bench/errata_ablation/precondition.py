@@ -15,11 +15,11 @@ import torch
 from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
+from errata_trainer.counterfactual import calls_of
+from errata_trainer.hints import FailedTurn, HintRenderer, TemplateHinter
+from errata_trainer.playing import EpisodeRunner
+from errata_trainer.rollout import Call, Rollout, Turn
 
-from ..counterfactual import calls_of
-from ..hints import FailedTurn, HintRenderer, TemplateHinter
-from ..playing import EpisodeRunner
-from ..rollout import Call, Rollout, Turn
 from .boxes import KEYS, Boxes
 from .controlled import BoxesSubject
 from .statistics import interval

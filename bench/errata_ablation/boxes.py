@@ -22,9 +22,8 @@ from typing import Any
 
 from errata_protocol.detect import detect
 from errata_protocol.rollouts import ErrorMarker
-
-from ..hints import FailedTurn, TemplateHinter
-from ..rollout import Call, Rollout, Turn
+from errata_trainer.hints import FailedTurn, TemplateHinter
+from errata_trainer.rollout import Call, Rollout, Turn
 
 KEYS = (
     "red", "blue", "green", "gold", "black", "white", "pink", "gray",

@@ -28,8 +28,9 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
-from ..hints import TemplateHinter
-from ..playing import EpisodeRunner
+from errata_trainer.hints import TemplateHinter
+from errata_trainer.playing import EpisodeRunner
+
 from .controlled import COPIES, BoxesSubject
 from .plan import Arm, Plan
 from .precondition import THREADS, met, play_turn, wrong_key
@@ -140,7 +141,7 @@ def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: 
         alpha_sdpo=0.0,
         beta_replay=0.0,
         seed=seed,
-        plan=plan.digest(),
+        plan=plan.digest(arm),
         batches=tuple(player.batches),
         losses=losses_of(history),
         costs={**costs.counts, "wall_s": time.monotonic() - began, **teacher_costs(history)},

@@ -11,22 +11,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest
 
-from . import plot, records
+from . import held_out, plot, records
 from .boxes import Boxes
 from .configured import configured
 from .controlled import BoxesSubject, terminal_of
 from .plan import TRL_SDPO, Plan
 from .precondition import Precondition, precondition
+from .project_subject import ProjectSubject, hinted_success
+from .projects import Habits, Project
 from .records import Run
 from .report import ArmReport, data_of, reports, text
 from .training import Subject, Told, train
 from .trl_sdpo import train_trl_sdpo
-from .warmup import taught
+from .warmup import conversations, taught, tokenizer_of
 
 FAMILY: Mapping[str, Any] = {"family": "boxes", "boxes": 4, "keys": 8, "belief": 0.5, "warmup_steps": 300}
 FAMILY_GRPO: Mapping[str, Any] = {
@@ -54,6 +57,7 @@ class Result:
         wanted: How many runs the plan has.
         finished: How many of them are there.
         data: All of it, as ``ablation.json`` has it.
+        held_out: The tables of a family with held-out tasks.
     """
 
     arms: tuple[ArmReport, ...]
@@ -61,10 +65,13 @@ class Result:
     wanted: int
     finished: int
     data: Mapping[str, Any]
+    held_out: str | None = None
 
     @property
     def text(self) -> str:
         """The tables."""
+        if self.held_out is not None:
+            return f"{self.held_out}{self.finished} of {self.wanted} runs\n"
         told = ""
         if self.precondition is not None:
             had = self.precondition
@@ -85,17 +92,72 @@ def controlled_plan(plan: Plan) -> Plan:
     return replace(plan, subject=FAMILY, grpo={**FAMILY_GRPO, **plan.grpo})
 
 
+PROJECTS: Mapping[str, Any] = {
+    "family": "projects",
+    "first_project": 0,
+    "train": 104,
+    "held_out": 104,
+    "known": 24,
+    "belief": 0.5,
+    "garbled": 0.05,
+    "misnamed": False,
+    "warmup_steps": 350,
+    "least_hinted": 0.0,
+}
+"""Of a plan's ``[family]``, where it says nothing else."""
+
+
+def policy_of(plan: Plan, seed: int) -> int:
+    """Return which policy a run trains: of projects the seed's tens, else there is one."""
+    return seed // 10 if plan.subject.get("family") == "projects" else 0
+
+
 @contextmanager
-def subject_of(plan: Plan, directory: Path, say: Told) -> Iterator[Subject]:
+def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Iterator[Subject]:
     """Make ready what is trained: teach the policy, start the server."""
-    if plan.subject.get("family") != "boxes":
+    family = plan.subject.get("family")
+    if family == "projects":
+        settings = {**PROJECTS, **plan.subject}
+        sizes = {split: settings[split] for split in ("train", "held_out", "known")}
+        project = Project(settings["first_project"] + policy, **sizes)
+        habits = Habits(settings["belief"], settings["garbled"], settings["misnamed"])
+        with terminal_of(project, directory / f"project-{project.seed}") as url:
+            subject = ProjectSubject(project, habits, directory, url, warmup_steps=settings["warmup_steps"], say=say)
+            try:
+                _check_hints(subject, settings["least_hinted"], say)
+                yield subject
+            finally:
+                subject.close()
+        return
+    if family != "boxes":
         with configured(plan.subject, directory) as own:
             yield own
         return
-    family = Boxes(plan.subject["boxes"], plan.subject["keys"], plan.subject["belief"])
-    policy = taught(family, directory / "policies", steps=plan.subject["warmup_steps"], say=say)
-    with terminal_of(family, directory) as url:
-        yield BoxesSubject(family, policy, url)
+    boxes = Boxes(plan.subject["boxes"], plan.subject["keys"], plan.subject["belief"])
+    taught_policy = taught(
+        lambda: conversations(boxes, 0),
+        tokenizer_of(boxes),
+        directory / "policies",
+        steps=plan.subject["warmup_steps"],
+        say=say,
+    )
+    with terminal_of(boxes, directory) as url:
+        yield BoxesSubject(boxes, taught_policy, url)
+
+
+def _check_hints(subject: ProjectSubject, least: float, say: Told) -> None:
+    """Measure whether the policy follows hints, before any training: else channel 2 has nothing to teach.
+
+    Raises:
+        InvalidRequest: It does not, as often as the plan wants.
+    """
+    success = hinted_success(subject.model(), subject.tokenizer, subject.project)
+    say(f"policy {subject.project.seed}: right behind a hint {success:.2f}")
+    if success < least:
+        raise InvalidRequest(
+            f"policy {subject.project.seed} is right behind a hint in {success:.2f} of the tasks, and the plan wants "
+            f"{least}: teach it longer (warmup_steps), or leave its seeds out"
+        )
 
 
 def run(
@@ -105,6 +167,7 @@ def run(
     *,
     command: str,
     resume: bool = True,
+    only_report: bool = False,
     shown: Callable[[Result], None] = lambda result: None,
 ) -> Result:
     """Make all runs that are not there yet, seed by seed, and write the report after each.
@@ -115,6 +178,7 @@ def run(
         say: Is told of progress.
         command: How it was asked for, for the report.
         resume: Take finished runs as they are; without, all are made again.
+        only_report: Make no run.
         shown: Is given each report.
 
     Raises:
@@ -124,37 +188,42 @@ def run(
     if TRL_SDPO in plan.arms and plan.subject.get("family") != "boxes":
         raise InvalidRequest("the arm trl-sdpo is for the controlled family: TRL's SDPOTrainer has no environments")
     digest = plan.digest()
-    wanted = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
-    done = {(arm.name, seed): records.read(directory, arm.name, seed, digest) for arm, seed in wanted if resume}
+    wanted = plan.runs()
+    done = {
+        (arm.name, seed): records.read(directory, arm.name, seed, plan.digest(arm)) for arm, seed in wanted if resume
+    }
     finished = [one for one in done.values() if one is not None]
     missing = [(arm, seed) for arm, seed in wanted if done.get((arm.name, seed)) is None]
     say(f"{len(finished)} of {len(wanted)} runs are there already" if finished else f"{len(wanted)} runs")
     had = _kept_precondition(directory, digest)
-    if not missing:
+    if not missing or only_report:
         return _report(plan, directory, finished, had, command, len(wanted))
     directory.mkdir(parents=True, exist_ok=True)
-    with subject_of(plan, directory, say) as subject:
-        if had is None and isinstance(subject, BoxesSubject):
-            say("precondition: the taught policy with and without hints")
-            had = precondition(subject)
-            _write(directory / "precondition.json", json.dumps({"plan": digest, **asdict(had)}))
-        for number, (arm, seed) in enumerate(missing, len(finished) + 1):
-            began, place = time.monotonic(), f"run {number}/{len(wanted)}, {arm.name} seed {seed}"
+    number = len(finished)
+    for policy, own in groupby(missing, key=lambda one: policy_of(plan, one[1])):
+        with subject_of(plan, directory, say, policy) as subject:
+            if had is None and isinstance(subject, BoxesSubject):
+                say("precondition: the taught policy with and without hints")
+                had = precondition(subject)
+                _write(directory / "precondition.json", json.dumps({"plan": digest, **asdict(had)}))
+            for arm, seed in own:
+                number += 1
+                began, place = time.monotonic(), f"run {number}/{len(wanted)}, {arm.name} seed {seed}"
 
-            def told(line: str, place: str = place) -> None:
-                say(f"{place}: {line}")
+                def told(line: str, place: str = place) -> None:
+                    say(f"{place}: {line}")
 
-            if arm == TRL_SDPO:
-                assert isinstance(subject, BoxesSubject)
-                made = train_trl_sdpo(plan, subject, arm, seed, told)
-            else:
-                made = train(plan, subject, arm, seed, told)
-            records.write(made, directory)
-            finished.append(made)
-            told(f"finished in {time.monotonic() - began:.0f} s")
-            result = _report(plan, directory, finished, had, command, len(wanted))
-            shown(result)
-    return result
+                if arm == TRL_SDPO:
+                    assert isinstance(subject, BoxesSubject)
+                    made = train_trl_sdpo(plan, subject, arm, seed, told)
+                else:
+                    made = train(plan, subject, arm, seed, told)
+                records.write(made, directory)
+                finished.append(made)
+                told(f"finished in {time.monotonic() - began:.0f} s")
+                if not plan.evaluation:  # that of many arms takes longer to draw than a run takes to step
+                    shown(_report(plan, directory, finished, had, command, len(wanted)))
+    return _report(plan, directory, finished, had, command, len(wanted))
 
 
 def _kept_precondition(directory: Path, digest: str) -> Precondition | None:
@@ -169,6 +238,7 @@ def _report(
     plan: Plan, directory: Path, runs: list[Run], had: Precondition | None, command: str, wanted: int
 ) -> Result:
     arms = tuple(reports(plan, runs))
+    held = held_out.summary(plan, runs) if plan.evaluation else None
     data = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
@@ -177,12 +247,16 @@ def _report(
         "plan": {"digest": plan.digest(), **asdict(plan)},
         "precondition": None if had is None else asdict(had),
         "runs": {"wanted": wanted, "finished": len(runs)},
-        "arms": data_of(arms),
+        "arms": data_of(arms) if held is None else held,
     }
-    result = Result(arms, had, wanted, len(runs), data)
+    tables = None if held is None else held_out.text(held, plan.arms[0].name)
+    result = Result(arms, had, wanted, len(runs), data, tables)
     _write(directory / "ablation.json", json.dumps(data, indent=1, default=str) + "\n")
     _write(directory / "ablation.txt", result.text)
-    if runs:
+    if held:
+        held_out.draw(held, directory / "ablation.png", f"plan {plan.digest()}, {len(runs)} of {wanted} runs")
+        _write(directory / "runs.json", records.compact(runs))
+    elif runs:
         made = f"{command}\nplan {plan.digest()}, {len(runs)} of {wanted} runs, 95 % intervals over seeds (t)"
         plot.draw(plan, runs, directory / "ablation.png", made)
     return result

@@ -23,11 +23,38 @@ class Arm:
         name: In tables and file names.
         alpha_sdpo: Weight of channel 2.
         beta_replay: Weight of channel 3.
+        alpha_end: Where channel 2's weight goes to on a straight line, by the last step; None leaves it.
+        grpo: Fields of `GRPOConfig` that are its own.
+        channels: Keywords of the trainer and fields of `ChannelSettings` that are its own.
+        check: Fields of `CounterfactualCheck` that are its own.
+        hints: ``own``, or as a control ``shuffled``: those of other failing turns.
+        votes: ``teachers``, or as a control ``random``: teachers who know nothing.
+        retry: Half of each batch are failing tasks of the batch before, again with the hint in the prompt.
+        env_steps: Training ends when so many resets, forks and steps were asked of the environment; None is no bound.
+        seeds: Its own, where not all of the plan's are run.
     """
 
     name: str
-    alpha_sdpo: float
-    beta_replay: float
+    alpha_sdpo: float = 0.0
+    beta_replay: float = 0.0
+    alpha_end: float | None = None
+    grpo: Mapping[str, Any] = field(default_factory=dict)
+    channels: Mapping[str, Any] = field(default_factory=dict)
+    check: Mapping[str, Any] = field(default_factory=dict)
+    hints: str = "own"
+    votes: str = "teachers"
+    retry: bool = False
+    env_steps: int | None = None
+    seeds: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the controls.
+
+        Raises:
+            InvalidRequest: There is no such control.
+        """
+        if self.hints not in ("own", "shuffled") or self.votes not in ("teachers", "random"):
+            raise InvalidRequest(f"arm {self.name}: hints are own or shuffled, votes teachers or random")
 
 
 ARMS = (
@@ -49,13 +76,14 @@ class Plan:
     Attributes:
         arms: In the order of the tables; the first is what the others are compared with.
         seeds: Each arm runs once with each. A seed decides sampling and the order of tasks.
-        subject: What is trained: ``{"family": "boxes", ...}`` for the controlled family, else the tables
-            ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a file has none:
-            `experiment.controlled_plan` makes it the controlled family's.
+        subject: What is trained: ``{"family": "boxes", ...}`` or ``{"family": "projects", ...}`` for a controlled one,
+            else the tables ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a
+            file has none: `experiment.controlled_plan` makes it the controlled family's.
         grpo: Fields of TRL's `GRPOConfig`; the same in all arms, so all have the same budget of rollouts.
         channels: Keywords of `ThreeChannelGRPOTrainer` (``jsd_beta``, ``beta_dpo``, ``token_clip``) and fields of
             `ChannelSettings`.
         check: Fields of `CounterfactualCheck`.
+        evaluation: Of a family with tasks that are held out: ``rollouts``, the grid on which a policy is evaluated.
     """
 
     arms: tuple[Arm, ...] = ARMS
@@ -64,6 +92,7 @@ class Plan:
     grpo: Mapping[str, Any] = field(default_factory=dict)
     channels: Mapping[str, Any] = field(default_factory=dict)
     check: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that runs can be told apart.
@@ -75,10 +104,23 @@ class Plan:
         if not names or not self.seeds or len({*names}) < len(names) or len({*self.seeds}) < len(self.seeds):
             raise InvalidRequest("an ablation needs at least one arm and one seed, and each only once")
 
-    def digest(self) -> str:
-        """Return a hash of what all runs share; arms and seeds can be added to a directory later."""
+    def digest(self, arm: Arm | None = None) -> str:
+        """Return a hash of what all runs share; arms and seeds can be added to a directory later.
+
+        Args:
+            arm: Whose own settings count too.
+        """
         shared = {name: value for name, value in asdict(self).items() if name not in ("arms", "seeds")}
+        if not self.evaluation:
+            del shared["evaluation"]
+        if arm is not None:
+            own = {name: value for name, value in asdict(arm).items() if value != asdict(Arm(arm.name))[name]}
+            shared["arm"] = {name: value for name, value in own.items() if name not in ("name", "seeds")}
         return hashlib.sha256(json.dumps(shared, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def runs(self) -> list[tuple[Arm, int]]:
+        """Return every run, seed by seed."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms if arm.seeds is None or seed in arm.seeds]
 
 
 def arms_of(names: list[str]) -> tuple[Arm, ...]:
@@ -110,7 +152,7 @@ def read_plan(path: Path) -> Plan:
         read = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path}: {error}") from error
-    known = {*_TABLES, "experiment", "grpo", "channels", "check", "arms"}
+    known = {*_TABLES, "experiment", "grpo", "channels", "check", "arms", "family", "evaluation"}
     for name in read:
         if name not in known:
             raise InvalidRequest(f"{path}: no table {name!r}: there are {', '.join(sorted(known))}")
@@ -120,11 +162,19 @@ def read_plan(path: Path) -> Plan:
     experiment = read.get("experiment", {})
     seeds = experiment.get("seeds", 5)
     try:
-        arms = tuple(Arm(**arm) for arm in read["arms"]) if "arms" in read else ARMS
-        given = {name: read.get(name, {}) for name in ("grpo", "channels", "check")}
+        arms = tuple(_arm(**arm) for arm in read["arms"]) if "arms" in read else ARMS
+        given = {name: read.get(name, {}) for name in ("grpo", "channels", "check", "evaluation")}
         subject = {name: read[name] for name in _TABLES if name in read}
-        if subject:
+        if "family" in read:
+            if subject:
+                raise InvalidRequest(f"{path}: a plan has [family] or tables of its own, not both")
+            subject = dict(read["family"])
+        elif subject:
             subject["directory"] = str(path.resolve().parent)
         return Plan(arms, tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds), subject, **given)
     except TypeError as error:
         raise InvalidRequest(f"{path}: {error}; an arm has {', '.join(f.name for f in fields(Arm))}") from error
+
+
+def _arm(seeds: list[int] | None = None, **given: Any) -> Arm:
+    return Arm(**given, seeds=None if seeds is None else tuple(seeds))

@@ -14,10 +14,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_protocol.errors import InvalidRequest
+from errata_trainer.driver import PairSource
+from errata_trainer.recipes.trl import environment_factory
+from errata_trainer.tools import PlayedEnvironment, of_spec
 
-from ..driver import PairSource
-from ..recipes.trl import environment_factory
-from ..tools import PlayedEnvironment, of_spec
 from .serving import served
 
 _KEYS = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,13 +14,16 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from errata_protocol.errors import InvalidRequest
+from errata_trainer.channels.schedules import Schedule
+from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.driver import PairSource
+from errata_trainer.hints import FailedTurn, Hint, TemplateHinter
+from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
+from errata_trainer.rollout import Rollout
+from errata_trainer.sites import observation_of
 
-from ..counterfactual import CounterfactualCheck
-from ..driver import PairSource
-from ..recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
-from ..rollout import Rollout
 from .plan import Arm, Plan
-from .records import Batch, Run
+from .records import Batch, Evaluation, Run
 
 Told = Callable[[str], None]
 
@@ -142,6 +146,116 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             self._say(f"step {state.global_step}/{state.max_steps}, {last.told()}")
 
 
+class Evaluator(TrainerCallback):  # type: ignore[misc]
+    """Evaluates the policy on the plan's grid of rollouts, and ends training where the environment was asked enough.
+
+    Args:
+        plan: Has the grid.
+        subject: Has tasks that are held out.
+        arm: Its bound of environment steps.
+        seed: Of the run; evaluations of one seed and place sample alike in all arms.
+        trainer: Whose policy.
+
+    Attributes:
+        found: What each evaluation came to.
+        env_steps: That training asked for.
+    """
+
+    def __init__(self, plan: Plan, subject: Any, arm: Arm, seed: int, trainer: RecordedTrainer) -> None:
+        self._grid, self._subject, self._arm, self._seed = set(plan.evaluation["rollouts"]), subject, arm, seed
+        self._trainer = trainer
+        self.found: list[Evaluation] = []
+        self._asked = subject.memo.asked
+        self.env_steps = 0
+
+    def _evaluate(self, rollouts: int, *, both: bool) -> None:
+        self.env_steps += self._subject.memo.asked - self._asked
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        for split in ("held_out", "known"):
+            if split == "known" and not both:
+                continue
+            found = self._subject.evaluate(model, split, 1000 * self._seed + rollouts)
+            self.found.append(replace(found, rollouts=rollouts, env_steps=self.env_steps))
+        self._asked = self._subject.memo.asked
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluate the policy as it was taught."""
+        if 0 in self._grid:
+            self._evaluate(0, both=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluate on the grid, where the next rollouts would be sampled, and at the end."""
+        if state.global_step % self._trainer.num_iterations:
+            return
+        rollouts = sum(len(batch.rewards) for batch in self._trainer.batches)
+        asked = self.env_steps + self._subject.memo.asked - self._asked
+        over = self._arm.env_steps is not None and asked >= self._arm.env_steps
+        if over:
+            control.should_training_stop = True
+        ends = over or state.global_step >= state.max_steps
+        if rollouts in self._grid or ends:
+            self._evaluate(rollouts, both=ends)
+
+
+class ShuffledHints:
+    """A control: the hint of another failing turn with another right answer; None until there was one.
+
+    Args:
+        seed: Of which.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._own = TemplateHinter()
+        self._seen: dict[str, Hint] = {}
+
+    def hint(self, failed: FailedTurn) -> Hint | None:
+        """Return it, under the turn's own key."""
+        own = self._own.hint(failed)
+        if own is None:
+            return None
+        others = [hint for text, hint in sorted(self._seen.items()) if text != own.text]
+        self._seen[own.text] = own
+        return replace(self._chance.choice(others), key=own.key) if others else None
+
+
+class RetryingTrainer(RecordedTrainer):
+    """A control without channel 2: half of each batch are failing tasks of the batch before, the hint in the prompt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._failed: list[tuple[dict[str, Any], str]] = []
+        self._template_hinter = TemplateHinter()
+        super().__init__(*args, **kwargs)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        group = self.num_generations
+        inputs = list(inputs)
+        for place in range(len(inputs) // group // 2):
+            if not self._failed:
+                break
+            row, hint = self._failed.pop(0)
+            again = {**row, "prompt": [{"role": "user", "content": f"{hint}\n"}]}
+            inputs[place * group : (place + 1) * group] = [dict(again) for _ in range(group)]
+        batch = super()._generate_and_score_completions(inputs)
+        self._remember(inputs)
+        return batch
+
+    def _remember(self, inputs: list[dict[str, Any]]) -> None:
+        runners, driver, transcripts = self._runners(), self._driver, self.transcripts
+        if runners is None or driver is None or transcripts is None:
+            return
+        failed: dict[str, tuple[dict[str, Any], str]] = {}
+        for row, rollout, runner in zip(inputs, driver.read(transcripts, runners)[0], runners, strict=True):
+            turn = next((turn for turn in rollout.turns if turn.failed is not None), None)
+            if turn is None or turn.failed is None or "Hint for" in row["prompt"][0]["content"]:
+                continue
+            found = FailedTurn(rollout, turn, turn.failed, observation_of(runner, turn.failed.t))
+            hint = self._template_hinter.hint(found)
+            if hint is not None:
+                failed.setdefault(row["task_id"], (row, hint.text))
+        self._failed = list(failed.values())
+
+
 def train(
     plan: Plan,
     subject: Subject,
@@ -165,16 +279,24 @@ def train(
         InvalidRequest: The plan asks for what a trainer does not know.
         ServiceError: All episodes of some batches in a row were lost.
     """
-    channels = dict(plan.channels)
+    channels = {**plan.channels, **arm.channels}
+    if isinstance(channels.get("hint_keys"), list):
+        channels["hint_keys"] = tuple(channels["hint_keys"])
     settings = {field.name: channels.pop(field.name) for field in fields(ChannelSettings) if field.name in channels}
-    check = dict(plan.check)
-    pairs = subject.pairs(seed) if arm.beta_replay else None
+    check = {**plan.check, **arm.check}
+    pairs = None
+    if arm.beta_replay:
+        pairs = subject.pairs(seed) if arm.votes == "teachers" else subject.pairs(seed, at_random=True)  # type: ignore[call-arg]
+    if arm.hints == "shuffled":
+        channels["hinter"] = ShuffledHints(seed)
+    if arm.retry:
+        trainer_class = RetryingTrainer
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="errata-ablate-") as scratch:
         try:
             trainer = trainer_class(
-                args=GRPOConfig(**{**DEFAULTS, **plan.grpo, "output_dir": scratch, "seed": seed}),
-                alpha_sdpo=arm.alpha_sdpo,
+                args=GRPOConfig(**{**DEFAULTS, **plan.grpo, **arm.grpo, "output_dir": scratch, "seed": seed}),
+                alpha_sdpo=_alpha(plan, arm),
                 beta_replay=arm.beta_replay,
                 settings=ChannelSettings(**{"teacher": "live", **settings}),  # as in the runs that are published
                 check=CounterfactualCheck(**{"seed": seed, **check}) if check else None,
@@ -186,6 +308,9 @@ def train(
             raise InvalidRequest(f"a table of the plan does not fit: {error}") from error
         trainer.remove_callback(PrinterCallback)  # `say` is told
         trainer.add_callback(Progress(say, trainer.batches))
+        evaluator = Evaluator(plan, subject, arm, seed, trainer) if plan.evaluation else None
+        if evaluator is not None:
+            trainer.add_callback(evaluator)
         try:
             trainer.train()
         finally:
@@ -198,15 +323,29 @@ def train(
         alpha_sdpo=arm.alpha_sdpo,
         beta_replay=arm.beta_replay,
         seed=seed,
-        plan=plan.digest(),
+        plan=plan.digest(arm),
         batches=tuple(trainer.batches),
         losses=losses_of(trainer.state.log_history),
         costs={
             **trainer.costs.counts,
             "wall_s": time.monotonic() - began,
             **teacher_costs(trainer.state.log_history),
+            **({} if evaluator is None else {"env_steps": float(evaluator.env_steps)}),
         },
+        evaluations=() if evaluator is None else tuple(evaluator.found),
     )
+
+
+def _alpha(plan: Plan, arm: Arm) -> float | Schedule:
+    if arm.alpha_end is None:
+        return arm.alpha_sdpo
+    steps = {**plan.grpo, **arm.grpo}.get("max_steps")
+    if not steps:
+        raise InvalidRequest(f"arm {arm.name}: alpha_end needs max_steps in [grpo]")
+    return Schedule(arm.alpha_sdpo, arm.alpha_end, steps - 1, "linear") if steps > 1 else arm.alpha_sdpo
+
+
+KEPT = ("loss/", "sdpo/", "dpo/", "counterfactual/")
 
 
 def losses_of(history: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
@@ -218,7 +357,7 @@ def losses_of(history: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
                 {
                     name: float(value)
                     for name, value in row.items()
-                    if name in ("loss", "step", "grad_norm") or name.startswith(("loss/", "sdpo/", "dpo/"))
+                    if name in ("loss", "step", "grad_norm") or name.startswith(KEPT)
                 }
             )
     return tuple(kept)

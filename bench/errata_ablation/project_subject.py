@@ -1,0 +1,312 @@
+"""Projects as the subject of an ablation: taught policies, a terminal that remembers, teachers, and an evaluation."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import Qwen3ForCausalLM
+from trl.chat_template_utils import parse_response
+
+from errata_protocol.errors import ServiceError
+from errata_trainer.action_tokens import action_ids
+from errata_trainer.batch import Transcripts
+from errata_trainer.counterfactual import calls_of
+from errata_trainer.hints import TemplateHinter
+from errata_trainer.playing import EpisodeRunner
+from errata_trainer.recipes.trl import environment_factory
+from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.teachers import vote
+from errata_trainer.tiny import END, START
+
+from .memo import Memo
+from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, hint_of, lessons
+from .records import Evaluation
+from .warmup import HEADER, Conversation, opening, taught, tokenizer_for
+
+TEACHERS = 3
+TEACHERS_RIGHT = 0.8
+PAIRS_KEPT = 64
+TURNS = 2
+TURN_TOKENS = 32
+
+
+def conversations(project: Project, habits: Habits, seed: int) -> Iterator[Conversation]:
+    """Yield the lessons of a project as text."""
+    for said, learnt in lessons(project, habits, seed):
+        first = next(place for place, (role, _) in enumerate(said) if role not in ("user",))
+        parts = [(opening({"role": role, "content": text} for role, text in said[:first]), False)]
+        for place, (role, text) in enumerate(said[first:], first):
+            if role in ("call", "garbled", "assistant"):
+                words = text
+                if role != "assistant":
+                    call = json.dumps({"name": "run", "arguments": {"command": text}})
+                    words = f"<tool_call>{call if role == 'call' else call[:-1]}</tool_call>"
+                parts += [(HEADER, False), (f"{words}{END}", place >= learnt), ("\n", False)]
+            else:
+                parts.append((f"{START}{role}\n{text}{END}\n", False))
+        yield parts
+
+
+def tokenizer_of() -> Any:
+    """Return the tokenizer of all projects."""
+    words = (*VALUES, *NAMES, *OPERATIONS, *KNOWN)
+    return tokenizer_for(conversations(Project(0), Habits(), 0), words)
+
+
+class ProjectSubject:
+    """What `train` needs of one project and one policy.
+
+    Args:
+        project: The tasks.
+        habits: What the policy was taught.
+        directory: Where the policy and what the terminal answered are kept.
+        url: Of a terminal that has the tasks.
+        warmup_steps: Of teaching the policy.
+        say: Is told of progress.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        habits: Habits,
+        directory: Path,
+        url: str,
+        *,
+        warmup_steps: int,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.project, self.habits = project, habits
+        self.tokenizer = tokenizer_of()
+        self.policy = taught(
+            lambda: conversations(project, habits, project.seed),
+            self.tokenizer,
+            directory / "policies",
+            steps=warmup_steps,
+            seed=project.seed,
+            say=say,
+        )
+        played = environment_factory(url, tools=["run"], task_columns=["task_id"])
+        answers = directory / "answers" / f"project-{project.seed}.jsonl"
+        self.memo = Memo(played._connect, lambda task: project.task(task["task_id"]).files, answers)
+        self.environment = type("TerminalEnvironment", (played,), {"_connect": staticmethod(self.memo.session)})
+
+    def trained(self, seed: int) -> dict[str, Any]:
+        """Return the policy as it was taught, the tasks for training and the environment; the seed is the trainer's."""
+        del seed
+        return {
+            "model": self.model(),
+            "processing_class": self.tokenizer,
+            "train_dataset": Dataset.from_list(self.project.rows("train")),
+            "environment_factory": self.environment,
+        }
+
+    def model(self) -> Any:
+        """Return the policy as it was taught, in float32."""
+        return Qwen3ForCausalLM.from_pretrained(self.policy)
+
+    def pairs(self, seed: int, *, at_random: bool = False) -> StepTeachers:
+        """Return teachers who were drawn anew."""
+        return StepTeachers(self.project, seed, at_random=at_random)
+
+    def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
+        """Have a policy play each task of a split once, sampling as in training."""
+        runners = [self.environment()._runner for _ in self.project.tasks[split]]
+        return evaluate(model, self.tokenizer, runners, self.project, split, seed)
+
+    def close(self) -> None:
+        """End what the terminal is asked with."""
+        self.memo.close()
+
+
+def evaluate(
+    model: Any, tokenizer: Any, runners: Sequence[EpisodeRunner], project: Project, split: Split, seed: int
+) -> Evaluation:
+    """Have a policy play each task of a split once, at temperature 1.
+
+    Args:
+        model: The policy; its mode is kept.
+        tokenizer: Its own.
+        runners: Where it plays, one for each task.
+        project: The tasks.
+        split: Which of them.
+        seed: Of sampling.
+
+    Raises:
+        ServiceError: An episode was lost.
+    """
+    tasks = project.tasks[split]
+    contexts: list[list[int]] = []
+    for task, runner in zip(tasks, runners, strict=True):
+        message = {"role": "user", "content": runner.reset({"task_id": task.task_id})}
+        contexts.append(tokenizer.encode(opening([message]) + HEADER, add_special_tokens=False))
+    was_training = model.training
+    model.eval()
+    running = list(range(len(tasks)))
+    silent = 0
+    for turn in range(TURNS):
+        said = sampled(model, tokenizer, [contexts[row] for row in running], 2 * seed + turn, TURN_TOKENS)
+        still = []
+        for row, ids in zip(running, said, strict=True):
+            calls = calls_of(parse_response(tokenizer, ids, prefix=contexts[row]))[:1]
+            text = None
+            for name, arguments in calls:
+                if name in runners[row].environment.tools:
+                    try:
+                        text = runners[row].call(name, arguments)
+                    except TypeError as error:
+                        text = str(error)
+            if text is None:
+                silent += 1
+                continue
+            result = f"\n{START}tool\n{text}{END}\n{HEADER}"
+            contexts[row] = contexts[row] + ids + tokenizer.encode(result, add_special_tokens=False)
+            still.append(row)
+        running = still
+        if not running:
+            break
+    model.train(was_training)
+    rewards, marks, acted = [], Counter({"no call": silent}), 0
+    for runner in runners:
+        made = len(runner.played)
+        reward = runner.finish()
+        if reward is None:
+            raise ServiceError(f"an episode was lost: {runner.lost}")
+        rewards.append(reward)
+        acted += made
+        for call in runner.played[:made]:
+            if call.marker is not None and call.marker.severity != "warning":
+                marks[call.marker.hint_template_key or ""] += 1
+    failed = sum(number for key, number in marks.items() if key != "no call")
+    return Evaluation(split, sum(rewards) / len(rewards), acted, failed, dict(marks), len(tasks))
+
+
+def hinted_success(model: Any, tokenizer: Any, project: Project, *, turn: int = 0, hinted: bool = True) -> float:
+    """Return how often a policy's call is right where the hint of the value that it believes in stands before it.
+
+    Asked of each training task, sampled at temperature 1; nothing is played.
+
+    Args:
+        model: The policy.
+        tokenizer: Its own.
+        project: The tasks.
+        turn: Before which the hint stands; a turn before it failed with the believed value.
+        hinted: Without, no hint is there.
+    """
+    hinter = TemplateHinter()
+    contexts, right = [], []
+    for task in project.tasks["train"]:
+        text = opening([{"role": "user", "content": task.instruction}])
+        for step in task.steps[:turn]:
+            tried = project.beliefs[step.operation]
+            said, status = project.complaint(step.operation, tried)
+            call = json.dumps({"name": "run", "arguments": {"command": step.command(tried)}})
+            text += f"{HEADER}<tool_call>{call}</tool_call>{END}\n{START}tool\n[stderr]\n{said}\n[exit {status}]{END}\n"
+        step = task.steps[turn]
+        value = project.conventions[step.operation]
+        if hinted:
+            hint = hint_of(step, project.beliefs[step.operation], value, hinter)
+            text += f"{START}user\n{hint}{END}\n"
+        contexts.append(tokenizer.encode(text + HEADER, add_special_tokens=False))
+        right.append(("run", {"command": step.command(value)}))
+    model.eval()
+    said_ids = sampled(model, tokenizer, contexts, project.seed, TURN_TOKENS)
+    made = [
+        calls_of(parse_response(tokenizer, ids, prefix=context))
+        for context, ids in zip(contexts, said_ids, strict=True)
+    ]
+    return sum(calls[:1] == [one] for calls, one in zip(made, right, strict=True)) / len(right)
+
+
+def sampled(
+    model: Any, tokenizer: Any, contexts: Sequence[Sequence[int]], seed: int, max_new_tokens: int
+) -> list[list[int]]:
+    """Return one turn behind each context, sampled at temperature 1, padded on the left."""
+    width = max(map(len, contexts))
+    pad = tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in contexts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        made = model.generate(
+            input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+            max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+    return [[one for one in row if one != pad] for row in made[:, width:].tolist()]
+
+
+class StepTeachers:
+    """Teachers who know an operation's value with a chance of 0.8 each, always say the same of it, and vote.
+
+    They stand in for models with access to what the student lacks. Asked are the states of failing turns.
+
+    Args:
+        project: The tasks.
+        seed: Of what the teachers know.
+        at_random: They know nothing: all agree on a value that is drawn for each operation.
+    """
+
+    def __init__(self, project: Project, seed: int, *, at_random: bool = False) -> None:
+        self._project, self._at_random = project, at_random
+        self._chance = random.Random(seed)
+        self._answers: dict[str, list[str]] = {}
+        self._pairs: deque[DpoPair] = deque(maxlen=PAIRS_KEPT)
+        self._speak: Callable[[str], tuple[int, ...]] | None = None
+
+    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
+        """Learn how the student would say a teacher's action."""
+        del reference  # no pair is kept for another run
+
+        def speak(command: str) -> tuple[int, ...]:
+            call = {"type": "function", "function": {"name": "run", "arguments": {"command": command}}}
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return action_ids(tokenizer, message, end_id=end_ids[0], **template)
+
+        self._speak = speak
+
+    def observe(
+        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
+    ) -> None:
+        """Ask about turns that failed."""
+        del transcripts
+        for rollout, runner in zip(rollouts, runners, strict=True):
+            if runner is None or rollout.lost is not None:
+                continue
+            steps = self._project.task(str(runner.task["task_id"])).steps
+            for turn in rollout.turns[: len(steps)]:
+                if turn.failed is None:
+                    continue
+                step, command = steps[turn.index], turn.failed.arguments.get("command")
+                found = vote([step.command(value) for value in self._asked(step.operation)], command)
+                if self._speak is None:
+                    raise RuntimeError("teachers are asked before they know the student's format")
+                for pair in found.pairs:
+                    context = rollout.prompt_ids + rollout.completion_ids[: turn.start]
+                    own = rollout.completion_ids[turn.start : turn.stop]
+                    self._pairs.append(DpoPair(context, self._speak(pair.chosen), own, weight=pair.weight))
+
+    def _asked(self, operation: str) -> list[str]:
+        if operation not in self._answers:
+            if self._at_random:
+                self._answers[operation] = [self._chance.choice(VALUES)] * TEACHERS
+            else:
+                right = self._project.conventions[operation]
+                self._answers[operation] = [
+                    right if self._chance.random() < TEACHERS_RIGHT else self._chance.choice(VALUES)
+                    for _ in range(TEACHERS)
+                ]
+        return self._answers[operation]
+
+    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+        """Return the newest pairs, each once."""
+        return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
+
+    def metrics(self) -> dict[str, float]:
+        """Return how often a teacher was asked, and how many pairs wait."""
+        return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}
