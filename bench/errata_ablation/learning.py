@@ -43,7 +43,7 @@ class Learned:
         trained_on: Ids of the tasks that training played.
         held_out: Ids of the tasks of the evaluation.
         asked: Resets, forks and steps that were asked of the terminal.
-        played: Those that were new, and so played in a sandbox.
+        played: Resets and steps that sandboxes made; answers that were known come from the memory.
     """
 
     run: Run
