@@ -86,7 +86,8 @@ def _told(found: Learned, took_s: float) -> str:
         "",
         f"trained on {len(found.trained_on)} tasks, evaluated on {len(found.held_out)} others; in both: {overlap}",
         f"tasks in which nothing had to be learnt: {first.reward:.2f} before, {last.reward:.2f} after",
-        f"{found.asked} resets, forks and steps asked for; the terminal made {found.played}, a memory had the other answers",
+        f"{found.asked} resets, forks and steps asked for; the terminal made {found.played}, a memory had the other "
+        "answers",
         f"all of it in {took_s:.0f} s: one policy and one seed; docs/experiments/projects.md compares the channels",
     ]
     return "\n".join(lines)
