@@ -80,7 +80,7 @@ class Learned:
             "ok": not self.failures,
             "curve": [asdict(one) for one in self.curve],
             "known": [asdict(one) for one in self.known],
-            "training": [sum(one.rewards) / len(one.rewards) for one in self.run.batches if None not in one.rewards],
+            "training": [one.rewards for one in self.run.batches],
             "trained_on": sorted(self.trained_on),
             "held_out": sorted(self.held_out),
             "asked": self.asked,
