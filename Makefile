@@ -30,10 +30,11 @@ base: setup ## build the tree that sandboxes run on, if it is missing (needs roo
 trainer: setup ## add what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
 
-demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; then a tiny policy trains
+demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; a tiny policy trains, and one learns on tasks that carry over to others
 	@.cache/venv/bin/errata demo
 	@.cache/venv/bin/errata demo swe
 	@.cache/venv/bin/errata demo training
+	@.cache/venv/bin/errata demo learning
 
 test: base trainer ## all tests but the slow ones, on two cores
 	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance"

@@ -28,7 +28,7 @@ from errata_trainer.tiny import END, START
 from .memo import Memo
 from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, hint_of, lessons
 from .records import Evaluation
-from .warmup import HEADER, Conversation, opening, taught, tokenizer_for
+from .warmup import BATCH, HEADER, Conversation, opening, taught, tokenizer_for
 
 TEACHERS = 3
 TEACHERS_RIGHT = 0.8
@@ -69,6 +69,7 @@ class ProjectSubject:
         directory: Where the policy and what the terminal answered are kept.
         url: Of a terminal that has the tasks.
         warmup_steps: Of teaching the policy.
+        warmup_batch: Conversations of each of them.
         say: Is told of progress.
     """
 
@@ -80,6 +81,7 @@ class ProjectSubject:
         url: str,
         *,
         warmup_steps: int,
+        warmup_batch: int = BATCH,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.project, self.habits = project, habits
@@ -90,6 +92,7 @@ class ProjectSubject:
             directory / "policies",
             steps=warmup_steps,
             seed=project.seed,
+            batch=warmup_batch,
             say=say,
         )
         played = environment_factory(url, tools=["run"], task_columns=["task_id"])

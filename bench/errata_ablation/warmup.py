@@ -67,6 +67,7 @@ def taught(
     *,
     steps: int,
     seed: int = 0,
+    batch: int = BATCH,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Return a directory with a policy that speaks as the conversations do.
@@ -75,14 +76,15 @@ def taught(
         stream: Begins the conversations, which have no end.
         tokenizer: Of the policy.
         directory: Where policies are kept; one that is there already is not taught again.
-        steps: Of the warm-up, each of `BATCH` conversations.
+        steps: Of the warm-up.
         seed: Of the weights.
+        batch: Conversations of a step.
         say: Is told of progress.
     """
     texts = ["".join(text for text, _ in one) for one in islice(stream(), 200)]
     made_of = [
         *texts, json.dumps(tokenizer.get_vocab(), sort_keys=True), inspect.getsource(tiny_model),
-        torch.__version__, repr((steps, seed, BATCH, LEARNING_RATE)),
+        torch.__version__, repr((steps, seed, batch, LEARNING_RATE)),
     ]  # fmt: skip
     name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
     kept = directory / f"policy-{name}"
@@ -98,7 +100,7 @@ def taught(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     lessons_of = stream()
     for step in range(steps):
-        ids, labels, mask = _batch(tokenizer, list(islice(lessons_of, BATCH)))
+        ids, labels, mask = _batch(tokenizer, list(islice(lessons_of, batch)))
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
