@@ -271,14 +271,14 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
         """Have ``callback`` called, on the event loop, with each late reward that the server pushes, once and in order.
 
-        Only multiplexed sessions are pushed to. What came while nobody listened is read by `rewards`.
+        Only multiplexed sessions are pushed to. Read earlier ones by `rewards`.
         """
         self._mux.on_reward = callback
 
     def ticket(self) -> Ticket:
         """Return what another process needs to continue the multiplexed session: `resume`. JSON-able, and secret.
 
-        From now on the session does not end with this client; a request in flight is delivered to whoever resumes.
+        From now on the session does not end with this client; a request in flight is delivered to its next process.
 
         Raises:
             NotSupported: There is no multiplexed session.
