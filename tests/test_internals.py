@@ -171,7 +171,7 @@ INTERNALS = (
         "openenv.core.env_client:EnvClient",
         "_base_url _ws_url _headers _ws _ws_loop _connect_timeout _message_timeout _max_message_size "
         "_websocket_ping_interval_s _websocket_ping_timeout_s",
-        "errata_client.doors",
+        "errata_client.client",
         "connects as upstream's constructor was asked to",
     ),
     Internals(

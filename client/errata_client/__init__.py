@@ -1,6 +1,6 @@
 """Client of Errata and of vanilla OpenEnv servers.
 
-`ErrataClient` reaches a server by one of two doors, which `doors` chooses: a multiplexed connection or a plain socket.
+`ErrataClient` reaches a server by one of two doors (`doors.Door`): a multiplexed connection or a plain socket.
 """
 
 from .client import ErrataClient

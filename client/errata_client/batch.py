@@ -12,7 +12,7 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.replay import Kind
 
 from .client import ErrataClient
-from .mux_door import Begun
+from .doors import Begun
 
 Client = ErrataClient[Any, Any, Any]
 Result = Any

@@ -3,34 +3,36 @@
 Against an Errata server every delivery is verified by its digest and any past one is read back from the journal.
 Against a vanilla OpenEnv server the client answers state(t) from the bytes it received itself (`DeliveryLog`).
 
-Whether it goes over a multiplexed socket or a plain one is decided at its first connect (`TwoDoors`).
+Whether it goes over a multiplexed socket or a plain one is decided at its first connect (`Door`).
 """
 
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import (
-    ErrataError,
     InvalidRequest,
     NoReset,
     NotSupported,
     ServiceError,
     UnknownEpisode,
 )
-from errata_protocol.replay import ForkReply, StateAt
+from errata_protocol.replay import Kind, StateAt
 
 from .codec import Codec
 from .connection import Connection
-from .doors import TwoDoors
+from .dialing import Dial
+from .doors import Begun, ChildDoors, Door
+from .fallback import DeliveryLog
 from .frames import FrameInvalid
 from .http_door import why_no_fork
 from .late_rewards import Reward
-from .plain_ws import ActT, ObsT, StateT
+from .mux_door import MuxDoor
+from .plain_door import PlainDoor
+from .plain_ws import ActT, ObsT, SocketClient, StateT
 from .stats import SessionStats
 from .ticket import Ticket, read_ticket
 from .trace import Lineage
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from .sync import SyncErrataClient
 
 
-class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
+class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     """Client of one environment session, on an Errata server or a vanilla OpenEnv one.
 
     It takes and returns mappings. With ``action_cls``, ``observation_cls`` and ``state_cls``, or together with the
@@ -95,11 +97,6 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         if connection is not None and mux is False:
             raise InvalidRequest("connection= is a multiplexed one: leave mux=False out")
         super().__init__(
-            session_id=session_id,
-            durable=durable,
-            connection=connection,
-            mux=mux,
-            retries=retries,
             base_url=base_url,
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
@@ -110,8 +107,15 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
             mode=mode,
             headers=headers,
         )
+        self._session_id = session_id
+        self._durable = durable
+        self._mux_wanted = mux
+        self._connection = connection
+        self._retries = retries
+        self._log = DeliveryLog()
+        self._plain = PlainDoor(self, self._log, durable=durable)
+        self._mux = self._new_mux()
         self._codec = Codec(action_cls, observation_cls, state_cls)
-        self._ends_at_close = False
         self._lineage = Lineage(self._log, self._fetch, lambda eid: self._http().episode(eid))
 
     @property
@@ -238,19 +242,7 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
             TimeoutError: A request is still running after ``message_timeout_s``.
         """
         self._enter()
-        if self._mux.session is not None:
-            await self._mux.session.settle(self._message_timeout)
-            return self
-        if self._session_id is None:
-            raise NotSupported(
-                "this session was never given out, so it ends with its socket: use ErrataClient(..., durable=True), "
-                "or fork the episode from its last (eid, t)"
-            )
-        async with self.turn():
-            if self.is_open:
-                await self._disconnect_async()
-            await self._open()
-            self._settle()
+        await self._door.reattach()
         return self
 
     async def end_session(self) -> None:
@@ -274,24 +266,19 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         target = eid if eid is not None else self._log.eid
         if target is None:
             raise NoReset("no episode is running here: call reset() first, or name an eid")
-        if self._mux.is_there:
-            try:
-                return await self._mux.rewards(target, self._message_timeout)
-            except UnknownEpisode:
-                pass  # the session knows its own episodes, the journal all
-        return await self._http().rewards(target)
+        return await self._door.rewards(target)
 
     def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
         """Have ``callback`` called, on the event loop, with each late reward that the server pushes, once and in order.
 
-        Only multiplexed sessions are pushed to. What came while nobody listened is read by `rewards`.
+        Only multiplexed sessions are pushed to. Read earlier ones by `rewards`.
         """
         self._mux.on_reward = callback
 
     def ticket(self) -> Ticket:
         """Return what another process needs to continue the multiplexed session: `resume`. JSON-able, and secret.
 
-        From now on the session does not end with this client; a request in flight is delivered to whoever resumes.
+        From now on the session does not end with this client; a request in flight is delivered to its next process.
 
         Raises:
             NotSupported: There is no multiplexed session.
@@ -359,7 +346,7 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
     async def _end(self) -> None:
         """Have the session ended by the close that follows."""
         await self._mux.leave(end=True)
-        self._ends_at_close = self._session_id is not None
+        self._plain.ends_at_close = self._session_id is not None
 
     def _step_payload(self, action: ActT) -> dict[str, Any]:
         theirs = self._of_other_base("_step_payload") if self._codec.action_cls is None else None
@@ -387,7 +374,7 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         child: ErrataClient[ActT, ObsT, StateT] = super()._create_session_client()
         child._codec, child._durable, child._retries = self._codec, self._durable, self._retries
         child._mux_wanted, child._connection = self._mux_wanted, self._connection
-        child._mux = child._new_mux()
+        child._plain, child._mux = PlainDoor(child, child._log, durable=self._durable), child._new_mux()
         return child
 
     async def _forked(self, t: int, eid: str | None) -> ErrataClient[ActT, ObsT, StateT]:
@@ -399,18 +386,7 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
         if target is None:
             raise NoReset("no episode is running here: call reset() first, or name an eid")
         child = self._create_session_client()
-        reply: ForkReply | None = None
-        if self._mux.is_there:
-            try:
-                told = await self._mux.fork(t, eid, child._mux, self._message_timeout)
-                reply = ForkReply.model_validate({"session_id": told.get("sid"), **told})
-                child._probed, child._capabilities = True, self._capabilities
-            except UnknownEpisode:
-                if eid is None:
-                    raise
-        if reply is None:  # the socket knows the episodes of its session; the journal knows those of all
-            reply = await self._http().fork(target, t, str(uuid.uuid4()))
-            child._session_id, child._ends_at_close = reply.session_id, not self._durable
+        reply = await self._door.fork(t, eid, target, ChildDoors(child._plain, child._mux))
         child._log.seed(self._lineage.ancestors(target, t))
         child._log.move(reply.eid, reply.t)
         child._lineage.origins.update({**self._lineage.origins, reply.eid: reply.origin})
@@ -422,21 +398,102 @@ class ErrataClient(TwoDoors[ActT, ObsT, StateT]):
             return
         self._closed = True
         try:
-            if self._ends_at_close and self._session_id is not None and self._ws_url is not None:
-                await self._disconnect_async()  # the server ends no session that a socket is attached to
-                try:
-                    await self._http().close_session(self._session_id)
-                except (ErrataError, OSError):
-                    pass  # best effort, as upstream's close is: a server that is gone keeps nothing to end
-                self._ends_at_close = False
+            await self._plain.end_given_out()
         finally:
             try:
                 await super()._close_async()
             finally:
-                if self._door is not None:
-                    await self._door.aclose()
+                if self._http_door is not None:
+                    await self._http_door.aclose()
 
     def _enter(self) -> None:
         """Claim async use of this client, unless the blocking form called from its own loop."""
         if self._execution_mode != "sync" or self._sync_client is None or not self._sync_client.owns_running_loop():
             self._claim_execution_mode("async")
+
+    # -- the door ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _door(self) -> Door:
+        """The multiplexed door while it has a session, else the plain one."""
+        return self._mux if self._mux.is_there else self._plain
+
+    def _new_mux(self, ticket: Ticket | None = None) -> MuxDoor:
+        durable, connection, retries = self._durable, self._connection, self._retries
+        return MuxDoor(self, self._log, connection=connection, ticket=ticket, durable=durable, retries=retries)
+
+    async def _find_door(self) -> bool:
+        """Choose the multiplexed door if it is wanted and the server has one; the socket found else is the plain one.
+
+        So a vanilla server is asked nothing that it does not know.
+
+        Returns:
+            Whether the multiplexed door was chosen now, and is to be connected.
+        """
+        wanted = self._mux_wanted is not False and (
+            self._mux_wanted or self._connection is not None or not self._durable
+        )
+        mux = self._mux
+        if not wanted or self._session_id is not None or mux.is_there or self.is_open:
+            return False
+        async with self.turn():
+            if mux.is_there or self.is_open:
+                return mux.is_there
+            self._start_provider_if_needed()
+            assert self._base_url is not None and self._ws_url is not None
+            dial = Dial(
+                self._ws_url,
+                Dial.header_items(self._headers),
+                self._connect_timeout,
+                self._websocket_ping_interval_s,
+                self._websocket_ping_timeout_s,
+                self._max_message_size,
+            )
+            try:
+                plain = await mux.find(self._base_url, dial)
+            except ConnectionError:
+                await self._give_up()
+                raise
+            if mux.is_there:
+                self._closed = False
+                self._log.leave()
+                return True
+            if self._mux_wanted:
+                if plain is not None:
+                    self._schedule_socket_close(plain)
+                raise NotSupported(
+                    f"{self._base_url} does not speak the multiplexed protocol: leave mux= and tickets out, a plain "
+                    "session is attached to by session_id="
+                )
+            self._handed = plain
+            return False
+
+    async def _connect_async(self) -> Self:
+        await self._find_door()
+        await self._door.connect()
+        return self
+
+    async def _disconnect_async(self) -> None:
+        await self._mux.leave()
+        await super()._disconnect_async()
+
+    async def _ensure_probed(self) -> None:
+        if not self._probed:
+            await self._connect_async()
+
+    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
+        if (message["type"] == "reset" or self._log.eid is None) and await self._find_door():
+            await self._door.connect()
+        patience_s = max(self._message_timeout, self._call_timeout_s(message["type"], message.get("data")))
+        return await self._door.ask(message, patience_s)
+
+    def _call_timeout_s(self, kind: str, data: Any) -> float:
+        """Return the longest time that a request may take by the server's capabilities; 0 where they name none."""
+        capabilities = self._door.capabilities or self._capabilities
+        return 0.0 if capabilities is None or kind != "step" else capabilities.patience_s(data, 0.0)
+
+    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
+        return self._door.begin(kind, data, done)
+
+    async def _fetch(self, t: int, eid: str | None) -> StateAt:
+        return await self._door.state_at(t, eid)

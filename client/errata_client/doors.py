@@ -1,152 +1,106 @@
-"""Chooses the door of a client, its way to the server: multiplexed or plain, at its first connect.
-
-`MuxDoor` on a socket that it shares with the other clients of its event loop, where the server accepts the
-subprotocol; else the socket that it then has is its plain one (`PlainSession`). So a vanilla server is asked nothing
-that it does not know.
-"""
+"""`Door`: what a client needs of its way to the server. `PlainDoor` and `MuxDoor` are the two there are."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
-from typing import Any, Generic, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from errata_protocol.errors import ErrataError, NotSupported, UnknownEpisode
-from errata_protocol.replay import Kind, StateAt
+from errata_protocol.capabilities import Capabilities
+from errata_protocol.replay import ForkReply, Kind, StateAt
 
-from .connection import Connection
-from .dialing import Dial
-from .frames import replayed
-from .mux_door import Begun, MuxDoor, encode
-from .plain_session import PlainSession
-from .plain_ws import ActT, ObsT, StateT
-from .ticket import Ticket
+from .http_door import HttpDoor
+from .late_rewards import Reward
+from .mux_session import MuxSession
+from .sharing import Lease
 
 
-class TwoDoors(PlainSession[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):
-    """A client's session behind either door.
+class Begun(Protocol):
+    """A request that was sent and has no reply yet."""
 
-    Args:
-        connection: Carry it on this connection.
-        mux: True takes no plain socket, False no multiplexed one.
-        retries: See `MuxDoor`.
-        args: `PlainSession`'s.
-        kwargs: Likewise.
-    """
+    def ask_back(self) -> None:
+        """Withdraw it: nobody waits for its reply any more."""
 
-    def __init__(
-        self, *args: Any, connection: Connection | None, mux: bool | None, retries: int, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._mux_wanted = mux
-        self._connection = connection
-        self._retries = retries
-        self._mux = self._new_mux()
 
-    def _new_mux(self, ticket: Ticket | None = None) -> MuxDoor:
-        return MuxDoor(
-            self._log, connection=self._connection, ticket=ticket, durable=self._durable, retries=self._retries
-        )
+class Door(Protocol):
+    """One client's session on a server, however it is reached."""
 
-    async def _connect_async(self) -> Self:
-        await self._find_door()
-        if self._mux.is_there:
-            await self._connect_mux()
-        else:
-            await self.connect_plain()
-        return self
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What the server can do; None where that is not known, or the server is a vanilla one."""
 
-    async def _find_door(self) -> None:
-        """Take the multiplexed door if it is wanted and there, else stay at the plain one."""
-        wanted = self._mux_wanted is not False and (
-            self._mux_wanted or self._connection is not None or not (self._durable or self._session_id is not None)
-        )
-        if not wanted or self._mux.is_there or self.is_open:
-            return
-        async with self.turn():
-            if self._mux.is_there or self.is_open:
-                return
-            self._start_provider_if_needed()
-            assert self._base_url is not None and self._ws_url is not None
-            dial = Dial(
-                self._ws_url,
-                Dial.header_items(self._headers),
-                self._connect_timeout,
-                self._websocket_ping_interval_s,
-                self._websocket_ping_timeout_s,
-                self._max_message_size,
-            )
-            try:
-                plain = await self._mux.find(self._base_url, dial)
-            except ConnectionError:
-                await super()._close_async()  # as upstream: a provider's server is not left behind
-                raise
-            if self._mux.is_there:
-                self._closed = False
-                self._log.leave()
-                return
-            if self._mux_wanted:
-                if plain is not None:
-                    self._schedule_socket_close(plain)
-                raise NotSupported(
-                    f"{self._base_url} does not speak the multiplexed protocol: leave mux= and tickets out, a plain "
-                    "session is attached to by session_id="
-                )
-            self._handed = plain
+    async def connect(self) -> None:
+        """Open the session, or attach to it again, and learn where it stands.
 
-    async def _connect_mux(self) -> None:
-        try:
-            await self._mux.connect(self._connect_timeout)
-        except ConnectionError:
-            await super()._close_async()
-            raise
-        except ErrataError:
-            if self._log.eid is None:  # nothing ever happened in it
-                await self._mux.leave()
-            raise
-        self._capabilities, self._probed = self._mux.capabilities, True
+        Raises:
+            ConnectionError: The server cannot be reached.
+            ErrataError: The server refused.
+        """
 
-    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
-        if not self._mux.is_there and not self.is_open and (message["type"] == "reset" or self._log.eid is None):
-            await self._find_door()
-            if self._mux.is_there:
-                await self._connect_mux()
-        if self._mux.is_there:
-            return await self._mux.ask(message, self._patience_s(message), self._connect_timeout)
-        async with self.turn():
-            frame = await self._ask(message)
-        return {"type": frame.type, "data": frame.data}
+    async def reattach(self) -> None:
+        """Attach to the session again, and return when no request is without outcome.
 
-    def _call_timeout_s(self, kind: str, data: Any) -> float:
-        """Return how long the server says that a request can take; 0 where it says nothing of it."""
-        told = (self._mux.capabilities if self._mux.is_there else None) or self._capabilities
-        return 0.0 if told is None or kind != "step" else told.patience_s(data, 0.0)
+        Raises:
+            NotSupported: The session ended with its socket.
+        """
 
-    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
-        """Send a request of a multiplexed session without waiting for it; None where there is none that is live."""
-        return self._mux.begin(kind, encode(data), done) if self._mux.is_live else None
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send one of OpenEnv's messages and return its reply.
 
-    async def _disconnect_async(self) -> None:
-        await self._mux.leave()
-        await super()._disconnect_async()
+        Raises:
+            ErrataError: The server's error, or why the session is over.
+            TimeoutError: No reply in time.
+            ConnectionError: The server cannot be reached.
+        """
 
-    async def _ensure_probed(self) -> None:
-        if not self._probed:
-            await self._connect_async()
+    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
+        """Send a request without waiting for its reply; None where that is not possible now: use `ask`."""
 
-    async def _fetch(self, t: int, eid: str | None) -> StateAt:
-        """Read one delivery from the server: over the socket if one is open, else without opening a session for it."""
-        target = eid if eid is not None else self._log.eid
-        if target is None or self._mux.is_there or self.is_open:
-            try:
-                if self._mux.is_there:
-                    return await self._mux.state_at(t, eid, self._message_timeout)
-                wanted = {"t": t} if eid is None else {"t": t, "eid": eid}
-                async with self.turn():
-                    frame = await self._ask({"type": "state", "data": wanted})
-                return replayed(frame, t, eid)
-            except UnknownEpisode:
-                if eid is None or eid == self._log.eid:
-                    raise
-        # The socket knows the episodes of its session; the journal knows those of all.
-        assert target is not None
-        return await self._http().state_at(target, t)
+    async def state_at(self, t: int, eid: str | None) -> StateAt:
+        """Read a delivery from the server, verified; ``eid`` None is the running episode."""
+
+    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+        """Fork an episode on the server and give the new session to one of the doors of ``child``.
+
+        Args:
+            t: Delivery the child stands at.
+            eid: Episode as the caller named it; None is the running one.
+            target: Its key.
+            child: ChildDoors of the client of the new session.
+        """
+
+    async def rewards(self, eid: str) -> list[Reward]:
+        """Read the late rewards of an episode."""
+
+
+class Attachable(Protocol):
+    """A door to a given-out session."""
+
+    def attach_to(self, session_id: str, *, ends_at_close: bool) -> None:
+        """Use a given-out session from the next connect on."""
+
+
+class Sharing(Protocol):
+    """A door to a session on a shared connection."""
+
+    def share(self, lease: Lease) -> MuxSession:
+        """Return a new session on a connection, which this door uses from now on."""
+
+    async def leave(self, *, end: bool | None = None) -> None:
+        """Leave the session and the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDoors:
+    """The doors of a fork's client; the fork gives the new session to one of them."""
+
+    plain: Attachable
+    mux: Sharing
+
+
+async def fork_over_http(http: HttpDoor, eid: str, t: int, child: ChildDoors, *, durable: bool) -> ForkReply:
+    """Fork any episode of the journal; the child is a given-out session at its plain door."""
+    reply = await http.fork(eid, t, str(uuid.uuid4()))
+    child.plain.attach_to(reply.session_id, ends_at_close=not durable)
+    return reply

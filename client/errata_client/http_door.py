@@ -29,22 +29,22 @@ def http_base(ws_url: str) -> str:
     return urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, path, "", ""))
 
 
-def why_no_fork(told: Capabilities | None) -> str:
+def why_no_fork(capabilities: Capabilities | None) -> str:
     """Say why a server that does not offer forks has none, and what to change.
 
     Args:
-        told: What it answered to the capability probe; None where it knows none.
+        capabilities: The server's; None for a vanilla one.
     """
-    if told is None:
+    if capabilities is None:
         return (
             "it is none of Errata's: serve the environment with errata_server, or open a new_session() and play the "
             "actions again"
         )
-    if not told.offers("state_at"):
+    if not capabilities.offers("state_at"):
         return "it is in production mode, which has no fork: serve it in simulation mode"
     return (
-        f"environment {told.environment!r} can neither be restored nor run again: give it snapshot() and restore(), "
-        "or, where the same requests give the same observations, serve it with --deterministic "
+        f"environment {capabilities.environment!r} can neither be restored nor run again: give it snapshot() and "
+        "restore(), or, where the same requests give the same observations, serve it with --deterministic "
         "(deterministic=True in code)"
     )
 

@@ -30,7 +30,7 @@ class Reward:
 
 
 def read_reward(data: Any, eid: str | None = None) -> Reward:
-    """Return the reward that a server told of.
+    """Return the reward that a server sent.
 
     Args:
         data: Decoded; HTTP leaves ``eid`` out.
@@ -44,7 +44,7 @@ def read_reward(data: Any, eid: str | None = None) -> Reward:
             episode = data.get("eid", eid)
             if isinstance(episode, str):
                 return Reward(episode, t, float(value), source, reward_id)
-    raise FrameInvalid(f"the server told of a reward that is none: {data!r:.200}")
+    raise FrameInvalid(f"the server sent no valid reward: {data!r:.200}")
 
 
 def read_rewards(payload: bytes | list[Any], eid: str | None = None) -> list[Reward]:
@@ -58,5 +58,5 @@ def read_rewards(payload: bytes | list[Any], eid: str | None = None) -> list[Rew
     except msgspec.DecodeError as error:
         raise FrameInvalid(f"the server's rewards cannot be read: {error}") from error
     if not isinstance(found, list):
-        raise FrameInvalid(f"the server told of rewards that are no list: {found!r:.200}")
+        raise FrameInvalid(f"the server sent rewards that are no list: {found!r:.200}")
     return [read_reward(data, eid) for data in found]

@@ -11,18 +11,19 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported
+from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, UnknownEpisode
 from errata_protocol.mux import Answered, Replied
-from errata_protocol.replay import Kind, StateAt
+from errata_protocol.replay import ForkReply, Kind, StateAt
 
 from .connection import Connection
 from .dialing import Dial
+from .doors import ChildDoors, Sharing, fork_over_http
 from .fallback import DeliveryLog
 from .frames import Frame, FrameInvalid, Stamp, as_kind, replayed
 from .late_rewards import Reward, read_reward, read_rewards
 from .mux_session import MuxSession
 from .outcome import Outcome
-from .plain_ws import REPLY_TYPES, delivery_kind
+from .plain_ws import REPLY_TYPES, SocketClient, delivery_kind
 from .sharing import Lease, join
 from .stats import SessionStats
 from .ticket import Ticket
@@ -63,11 +64,11 @@ class Begun:
     """A request of a batch: one object for each, since there are thousands in flight and the collector visits them all.
 
     Args:
-        door: Whose.
+        door: The door it is sent through.
         session: The session it is sent on.
         kind: Its type.
         data: Its ``data``.
-        done: Who is told.
+        done: Called once, with the decoded ``data`` or the exception.
     """
 
     __slots__ = ("_done", "_door", "_kind", "_request", "_session")
@@ -82,12 +83,12 @@ class Begun:
         self._request = session.begin(kind, data, self._take)
 
     def ask_back(self) -> None:
-        """Let nobody wait for it."""
+        """See `doors.Begun`."""
         self._session.abandon(self._request)
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
-            self._door.told(outcome)
+            self._door.note_error(outcome)
             self._done(outcome)
             return
         try:
@@ -99,9 +100,10 @@ class Begun:
 
 
 class MuxDoor:
-    """One client's session on a connection, and where the connection comes from.
+    """A `Door` with a session on a connection, and where the connection comes from.
 
     Args:
+        client: Whose; its deadlines and its way to the HTTP routes are used.
         log: Where deliveries are kept.
         connection: Use this one; None shares the loop's.
         ticket: Continue this session.
@@ -111,6 +113,7 @@ class MuxDoor:
 
     def __init__(
         self,
+        client: SocketClient[Any, Any, Any],
         log: DeliveryLog,
         *,
         connection: Connection | None,
@@ -121,13 +124,14 @@ class MuxDoor:
         self.stats = SessionStats()
         self.on_reward: Callable[[Reward], None] | None = None
         self.session: MuxSession | None = None
+        self._client = client
         self._log = log
         self._connection = connection
         self._ticket = ticket
         self._durable = durable
         self._retries = retries
         self._lease: Lease | None = None
-        self._told = False  # somebody was told that the session is over
+        self._end_seen = False  # a caller has received the error that ended the session
 
     @property
     def is_there(self) -> bool:
@@ -135,13 +139,8 @@ class MuxDoor:
         return self.session is not None
 
     @property
-    def is_live(self) -> bool:
-        """Whether requests can be sent at once."""
-        return self.session is not None and self.session.is_live
-
-    @property
     def capabilities(self) -> Capabilities | None:
-        """What the server said it can do."""
+        """What the server can do."""
         return None if self._lease is None else self._lease.connection.capabilities
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -165,23 +164,40 @@ class MuxDoor:
         self.session = self._new(self._ticket)
         return None
 
-    async def connect(self, timeout_s: float) -> None:
-        """Open or adopt the session, or another one in place of one that is over and was told to be.
+    async def connect(self) -> None:
+        """Open or adopt the session, or another one in place of one whose end a caller has seen.
 
         Raises:
             As `MuxSession.open`.
         """
+        try:
+            await self._open()
+        except ConnectionError:
+            await self._client._give_up()
+            raise
+        except ErrataError:
+            if self._log.eid is None:  # nothing ever happened in it
+                await self.leave()
+            raise
+        self._client._learn(self.capabilities)
+
+    async def _open(self) -> None:
         session, lease = self.session, self._lease
         assert session is not None and lease is not None
         await lease.connection.connect()
-        if session.ended is not None and self._told:
+        if session.ended is not None and self._end_seen:
             self._log.leave()
             session = self.session = self._new(None)
-            self._told = False
+            self._end_seen = False
         try:
-            await session.open(timeout_s)
+            await session.open(self._client._connect_timeout)
         finally:
-            self._told = session.ended is not None
+            self._end_seen = session.ended is not None
+
+    async def reattach(self) -> None:
+        """See `Door.reattach`: the connection attaches by itself, so this waits for the requests in flight."""
+        assert self.session is not None
+        await self.session.settle(self._client._message_timeout)
 
     async def leave(self, *, end: bool | None = None) -> None:
         """Let go of the session and the connection.
@@ -197,7 +213,7 @@ class MuxDoor:
                     await session.end()
                 else:
                     session.leave()
-                self._told = False
+                self._end_seen = False
         finally:
             if lease is not None:
                 await lease.release()
@@ -212,23 +228,33 @@ class MuxDoor:
             raise NotSupported("there is no multiplexed session to continue: connect() first, or use durable=True")
         return self.session.ticket()
 
-    async def fork(self, t: int, eid: str | None, child: MuxDoor, timeout_s: float) -> dict[str, Any]:
-        """Fork an episode of the session.
+    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+        """See `Door.fork`. Episodes of other sessions are forked over HTTP."""
+        try:
+            return await self._fork(t, eid, child.mux)
+        except UnknownEpisode:  # the session knows its own episodes, the journal all
+            if eid is None:
+                raise
+        return await fork_over_http(self._client._http(), target, t, child, durable=self._durable)
 
-        Returns:
-            ``data`` of the reply: ``sid``, ``eid``, ``t`` and ``origin`` of the child, which ``child`` now has.
-        """
+    async def _fork(self, t: int, eid: str | None, child: Sharing) -> ForkReply:
         session, lease = self.session, self._lease
         assert session is not None and lease is not None
-        child._lease = lease.share()
-        child.session = child._new(None)
+        forked = child.share(lease.share())
         try:
-            reply = await session.fork(t, eid, child.session, timeout_s)
+            reply = await session.fork(t, eid, forked, self._client._message_timeout)
         except BaseException:
             await child.leave(end=False)
             raise
-        told: dict[str, Any] = decode(reply.payload)
-        return told
+        data: dict[str, Any] = decode(reply.payload)
+        return ForkReply.model_validate({"session_id": data.get("sid"), **data})
+
+    def share(self, lease: Lease) -> MuxSession:
+        """Return a new session on a connection, which this door uses from now on."""
+        self._lease = lease
+        session = self.session = self._new(None)
+        self._client._learn(self.capabilities)
+        return session
 
     def _new(self, ticket: Ticket | None) -> MuxSession:
         assert self._lease is not None
@@ -245,7 +271,7 @@ class MuxDoor:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    async def ask(self, message: dict[str, Any], timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Answer one of OpenEnv's messages.
 
         Raises:
@@ -254,8 +280,8 @@ class MuxDoor:
             ConnectionError: The server cannot be reached.
         """
         kind = delivery_kind(message)
-        if self._told and kind == "reset":
-            await self.connect(connect_timeout_s)  # the loss was told: this is a new beginning on purpose
+        if self._end_seen and kind == "reset":
+            await self._open()  # the caller has seen the loss: this is a new beginning on purpose
         session = self.session
         assert session is not None
         try:
@@ -268,20 +294,23 @@ class MuxDoor:
                     return {"type": answer.type, "data": decode(answer.payload)}
             raise InvalidRequest(f"the multiplexed protocol has no {message['type']!r} message")
         finally:
-            self._told = self._told or session.ended is not None
+            self._end_seen = self._end_seen or session.ended is not None
 
-    def begin(self, kind: Kind, data: bytes, done: Callable[[Any], None]) -> Begun:
+    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
         """Send a request without waiting; ``done`` is called once, with its decoded ``data`` or the exception.
+
+        Returns:
+            The request; None where the session is not live.
 
         Raises:
             As `MuxSession.begin`.
         """
-        assert self.session is not None
-        return Begun(self, self.session, kind, data, done)
+        session = self.session
+        return Begun(self, session, kind, encode(data), done) if session is not None and session.is_live else None
 
-    def told(self, error: Exception) -> None:
-        """Note that a caller heard of an error: where it was the session's end, the next reset may begin another."""
-        self._told = self._told or _is_end(error)
+    def note_error(self, error: Exception) -> None:
+        """Note that a caller received an error: where it ended the session, the next reset opens another."""
+        self._end_seen = self._end_seen or _is_end(error)
 
     @staticmethod
     def data_of(kind: Kind, reply: Replied) -> Any:
@@ -294,17 +323,26 @@ class MuxDoor:
             raise FrameInvalid(f"the server answered a {kind} with {reply.type!r}, t={reply.t}")
         return decode(reply.payload)
 
-    async def state_at(self, t: int, eid: str | None, timeout_s: float) -> StateAt:
-        """Read the exact bytes of a delivery from the server, verified."""
+    async def state_at(self, t: int, eid: str | None) -> StateAt:
+        """See `Door.state_at`."""
         assert self.session is not None
         wanted: dict[str, Any] = {"t": t} if eid is None else {"t": t, "eid": eid}
-        return replayed(_frame(await self.session.read("state", encode(wanted), timeout_s)), t, eid)
+        try:
+            answer = await self.session.read("state", encode(wanted), self._client._message_timeout)
+            return replayed(_frame(answer), t, eid)
+        except UnknownEpisode:  # the session knows its own episodes, the journal all
+            if eid is None or eid == self._log.eid:
+                raise
+        return await self._client._http().state_at(eid, t)
 
-    async def rewards(self, eid: str | None, timeout_s: float) -> list[Reward]:
-        """Read the late rewards of an episode."""
+    async def rewards(self, eid: str) -> list[Reward]:
+        """See `Door.rewards`."""
         assert self.session is not None
-        wanted = {} if eid is None else {"eid": eid}
-        return read_rewards((await self.session.read("rewards", encode(wanted), timeout_s)).payload, eid)
+        try:
+            answer = await self.session.read("rewards", encode({"eid": eid}), self._client._message_timeout)
+            return read_rewards(answer.payload, eid)
+        except UnknownEpisode:  # the session knows its own episodes, the journal all
+            return await self._client._http().rewards(eid)
 
     # -- what comes by itself ---------------------------------------------------------------------------------------
 

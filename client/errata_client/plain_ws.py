@@ -11,7 +11,7 @@ import json
 from typing import Any, Generic
 from urllib.parse import quote
 
-from openenv.core.env_client import EnvClient
+from openenv.core.env_client import EnvClient, _is_localhost_ws_url
 from pydantic import ValidationError
 from typing_extensions import TypeVar
 from websockets.exceptions import ConnectionClosed
@@ -23,6 +23,7 @@ from errata_protocol.replay import Kind
 
 from .dialing import TOKEN_HINT
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
+from .http_door import HttpDoor
 
 # With defaults, so that `client = ErrataClient(url)` needs no annotation.
 ActT = TypeVar("ActT", default=Any)
@@ -71,6 +72,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         self._handed: Any = None  # a socket that was opened already, and turned out to be a plain one
         self._lock: asyncio.Lock | None = None
         self._lock_loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._http_door: HttpDoor | None = None
 
     @property
     def is_open(self) -> bool:
@@ -83,6 +86,29 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         if self._lock is None or self._lock_loop is not loop:
             self._lock, self._lock_loop = asyncio.Lock(), loop
         return self._lock
+
+    def _http(self) -> HttpDoor:
+        if self._ws_url is None:
+            raise ConnectionError("the server of this client was stopped with its provider")
+        if self._http_door is None or self._http_door.ws_url != self._ws_url:
+            self._http_door = HttpDoor(
+                self._ws_url,
+                headers=self._headers,
+                timeout_s=self._message_timeout,
+                trust_env=not _is_localhost_ws_url(self._ws_url),
+            )
+        return self._http_door
+
+    def _offers(self, extension: str) -> bool:
+        return self._capabilities is not None and self._capabilities.offers(extension)
+
+    def _learn(self, capabilities: Capabilities | None) -> None:
+        """Keep what the server can do; None for a vanilla one."""
+        self._capabilities, self._probed = capabilities, True
+
+    async def _give_up(self) -> None:
+        """Close as `EnvClient` does when it cannot connect: a provider's server is not left behind."""
+        await super()._close_async()
 
     async def open_socket(self) -> None:
         """Open the socket, to the given-out session if there is one, and learn what the server can do.

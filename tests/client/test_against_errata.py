@@ -176,6 +176,19 @@ async def test_a_fork_goes_its_own_way(server_url: str) -> None:
         assert [s.payload for s in stranger] == [s.payload for s in await grandchild.history()]
 
 
+async def test_an_episode_of_another_session_is_forked_also_by_a_client_without_plain_sockets(server_url: str) -> None:
+    async with ErrataClient(server_url) as other:
+        await other.reset()
+        await other.step({"amount": 2})
+        eid = other.eid
+    async with ErrataClient(server_url, mux=True) as client:
+        await client.reset()
+        child = await client.fork(1, eid=eid)
+        assert child.t == 0 and child.eid not in (None, eid, client.eid)
+        assert (await child.step({"amount": 3})).observation["total"] == 5
+        assert (await client.step({"amount": 1})).observation["total"] == 1
+
+
 async def test_a_durable_session_is_left_and_found_again(server_url: str) -> None:
     async with ErrataClient(server_url, durable=True) as client:
         await client.reset()

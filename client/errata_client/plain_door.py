@@ -1,0 +1,224 @@
+"""The plain door: one session over a plain ``/ws``, and what is in doubt when its socket is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+
+from errata_protocol.capabilities import Capabilities
+from errata_protocol.errors import (
+    ErrataError,
+    InvalidRequest,
+    LocalProtocolError,
+    NotSupported,
+    SessionLost,
+    UnknownEpisode,
+)
+from errata_protocol.payload import digest
+from errata_protocol.replay import ForkReply, Kind, StateAt
+
+from .doors import ChildDoors, fork_over_http
+from .fallback import DeliveryLog
+from .frames import Frame, FrameInvalid, replayed
+from .late_rewards import Reward
+from .plain_ws import SocketClient, delivery_kind, reply_type
+
+
+class PlainDoor:
+    """A `Door` on the socket of an `EnvClient`. It keeps what it received and never takes one session for another.
+
+    Args:
+        client: Whose socket it uses; its ``session_id`` is the given-out session, if there is one.
+        log: Where deliveries are kept.
+        durable: Have the server give the session out.
+
+    Attributes:
+        ends_at_close: The given-out session is ended on the server by `end_given_out`.
+    """
+
+    def __init__(self, client: SocketClient[Any, Any, Any], log: DeliveryLog, *, durable: bool) -> None:
+        self.ends_at_close = False
+        self._client = client
+        self._log = log
+        self._durable = durable
+        self._in_doubt: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What the server can do."""
+        return self._client._capabilities
+
+    async def connect(self) -> None:
+        """Open the socket if it is not, for another session where the one before ended with it."""
+        async with self._client.turn():
+            if not self._client.is_open:
+                if self._client._session_id is None:
+                    self._log.leave()  # a plain session ended with its socket: this is another one
+                await self._open()
+            self._settle()
+
+    async def reattach(self) -> None:
+        """See `Door.reattach`."""
+        if self._client._session_id is None:
+            raise NotSupported(
+                "this session was never given out, so it ends with its socket: use ErrataClient(..., durable=True), "
+                "or fork the episode from its last (eid, t)"
+            )
+        async with self._client.turn():
+            if self._client.is_open:
+                await self._client._disconnect_async()
+            await self._open()
+            self._settle()
+
+    def attach_to(self, session_id: str, *, ends_at_close: bool) -> None:
+        """Use a given-out session from the next connect on."""
+        self._client._session_id = session_id
+        self.ends_at_close = ends_at_close
+
+    async def end_given_out(self) -> None:
+        """Close the socket and end the given-out session, if it is to end with the client."""
+        session_id = self._client._session_id
+        if not self.ends_at_close or session_id is None or self._client._ws_url is None:
+            return
+        await self._client._disconnect_async()  # the server ends no session that a socket is attached to
+        try:
+            await self._client._http().close_session(session_id)
+        except (ErrataError, OSError):
+            pass  # best effort, as upstream's close is: a server that is gone keeps nothing to end
+        self.ends_at_close = False
+
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """See `Door.ask`."""
+        async with self._client.turn():
+            frame = await self._ask(message, timeout_s)
+        return {"type": frame.type, "data": frame.data}
+
+    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> None:
+        """Return None: a plain socket has one request in flight, so each has to wait for its turn."""
+        return
+
+    async def state_at(self, t: int, eid: str | None) -> StateAt:
+        """See `Door.state_at`. Without an open socket it opens no session for a read."""
+        target = eid if eid is not None else self._log.eid
+        if target is None or self._client.is_open:
+            wanted = {"t": t} if eid is None else {"t": t, "eid": eid}
+            try:
+                async with self._client.turn():
+                    frame = await self._ask({"type": "state", "data": wanted}, self._client._message_timeout)
+                return replayed(frame, t, eid)
+            except UnknownEpisode:
+                if eid is None or eid == self._log.eid:
+                    raise
+        # The socket knows the episodes of its session; the journal knows those of all.
+        assert target is not None
+        return await self._client._http().state_at(target, t)
+
+    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+        """See `Door.fork`."""
+        return await fork_over_http(self._client._http(), target, t, child, durable=self._durable)
+
+    async def rewards(self, eid: str) -> list[Reward]:
+        """See `Door.rewards`."""
+        return await self._client._http().rewards(eid)
+
+    async def _open(self) -> None:
+        """Open the socket and learn where the session stands. The caller holds the turn."""
+        self._client._closed = False
+        self._client._start_provider_if_needed()
+        if self._durable and self._client._session_id is None:
+            self._client._session_id = await self._client._http().create_session()
+        await self._client.open_socket()
+        position = self._client._capabilities.session if self._client._capabilities is not None else None
+        session_id = self._client._session_id
+        if session_id is not None and position is not None and position.eid is None and self._log.eid is not None:
+            self._client.drop_socket()  # servers before OpenEnv 0.5 take no notice of session_id
+            raise SessionLost(
+                f"the server attached another environment than that of episode {self._log.eid}: open another session",
+                eid=self._log.eid,
+                t=self._log.t,
+            )
+        if session_id is None or position is None or position.eid is None or position.t is None:
+            return
+        eid, t = position.eid, position.t
+        if eid == self._log.eid and self._log.t is not None and t < self._log.t:
+            self._client.drop_socket()
+            raise SessionLost(
+                f"the server has episode {eid} at t={t} but delivered t={self._log.t} before: acknowledged deliveries "
+                "are gone; fork what is left, or open another session",
+                eid=eid,
+                t=t,
+            )
+        self._log.move(eid, t)
+
+    def _settle(self) -> None:
+        """After an explicit connect an Errata session's position is known, so a lost reply is no longer in doubt."""
+        if self._client._capabilities is not None:
+            self._in_doubt = None
+
+    async def _ask(self, message: dict[str, Any], timeout_s: float) -> Frame:
+        """Answer one request on the session it was meant for. The caller holds the turn."""
+        kind = delivery_kind(message)
+        if not self._client.is_open:
+            if self._client._session_id is None and self._log.eid is not None and kind != "reset":
+                if self._client._closed:
+                    raise LocalProtocolError(
+                        f"this client was closed at t={self._log.t} of episode {self._log.eid}, no {message['type']} "
+                        "was sent: reset() opens another session",
+                        eid=self._log.eid,
+                        t=self._log.t,
+                    )
+                raise SessionLost(
+                    f"the socket of this session was lost at t={self._log.t} of episode {self._log.eid}, and a session "
+                    "that was never given out ends with its socket: reset, or fork the episode from there",
+                    eid=self._log.eid,
+                    t=self._log.t,
+                )
+            await self._open()
+        if self._in_doubt is not None and kind in ("step", "mcp"):
+            raise SessionLost(self._in_doubt) if self._client._capabilities is None else InvalidRequest(self._in_doubt)
+        text = self._client.encode(message)
+        try:
+            frame = self._client.expect(await self._client.exchange(text, timeout_s), reply_type(message))
+        except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError) as error:
+            if kind is not None:
+                self._reply_lost(kind)
+            if self._in_doubt is not None:
+                error.add_note(self._in_doubt)
+            raise
+        if kind is not None:
+            self._received(kind, frame)
+        return frame
+
+    def _reply_lost(self, kind: Kind) -> None:
+        """The server may or may not have acted: refuse to act again until the caller has looked."""
+        if self._client._session_id is None:
+            return
+        way_out = "call reattach() and compare t before the next step"
+        if self._client._capabilities is None:
+            way_out = "this server keeps no record of it: reset to start another episode"
+        self._in_doubt = f"the reply to a {kind} after t={self._log.t} was lost: {way_out}"
+
+    def _received(self, kind: Kind, frame: Frame) -> None:
+        """Verify and keep a delivery. An error frame never comes here: it replaces a delivery and has no t."""
+        stamp = frame.stamp
+        if stamp is None:
+            if kind == "mcp" and (not isinstance(frame.data, dict) or frame.data.get("error") is not None):
+                return
+            if self._client._offers("state_at"):
+                raise FrameInvalid(f"the server delivered a {kind} without eid, t and digest")
+            eid = self._log.eid if kind != "reset" and self._log.eid is not None else f"local-{uuid.uuid4().hex}"
+            t = 0 if kind == "reset" else (self._log.t or 0) + 1
+            self._log.note(StateAt(eid, t, kind, frame.raw, digest(frame.raw), "history"))
+        else:
+            try:
+                stamp.verify(frame.raw)
+            except FrameInvalid:
+                self._log.move(stamp.eid, stamp.t)  # it was delivered; its bytes are not kept
+                raise
+            self._log.note(StateAt(stamp.eid, stamp.t, kind, frame.raw, stamp.digest, "history"))
+        if kind == "reset":
+            self._in_doubt = None
