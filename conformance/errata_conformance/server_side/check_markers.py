@@ -104,6 +104,8 @@ async def _(target: Target) -> None:
 async def _(target: Target) -> None:
     for t, one in enumerate((await of_class(target)).observations()):
         ensure((one.get("severity") is None) == (one.get("error_kind") is None), f"t={t}: {encode(one)[:300]}")
+        if one.get("error_kind") == "output_truncated":
+            ensure(one.get("severity") == "warning", f"t={t}: output_truncated is a warning: {encode(one)[:300]}")
 
 
 @check("R-014-3", "an observation without a kind has no site and no key")
