@@ -109,7 +109,7 @@ class TallyEnvironment(Environment[TallyAction, TallyObservation, State]):
         self._state.step_count += 1
         observation = self.observation_cls(total=self._total, reward=float(action.n), done=action.do == "done")
         if action.do == "mark":
-            site = ErrorSite(action_field="do", action_span=(0, 4), message="mark: command not found")
+            site = ErrorSite(action_field="do", action_span=(0, 4), source="action")
             return observation.with_detection(Detection.of(ErrorKind.COMMAND_NOT_FOUND, site))
         return observation
 

@@ -84,7 +84,7 @@ class Tally(MCPEnvironment):
         self._state.step_count += 1
         text = "x" * 300_000 if what == "big" else ""
         total = math.nan if what == "nan" else self._total
-        metadata = {"error_kind": "own"} if what == "own" else {}
+        metadata: dict[str, Any] = {"error_kind": "own"} if what == "own" else {}
         observation = self.observation_cls(
             total=total, text=text, reward=float(action.n), done=what == "done", metadata=metadata
         )
@@ -94,6 +94,9 @@ class Tally(MCPEnvironment):
                 for word in re.finditer(r"\S+", action.do)
             ]
             return observation.with_detection(Detection.of(ErrorKind.COMMAND_NOT_FOUND, *sites))
+        if what == "own" and isinstance(observation, ErrorMarkers):
+            mirror = {"error_kind": "own", "hint_template_key": None, "error_site": None}
+            return observation.model_copy(update={"error_kind": "own", "severity": "error", "metadata": mirror})
         if what in ("mark", "own") and isinstance(observation, PlainObservation):
             return observation.model_copy(update={"text": "bash: mark: command not found", "exit_code": 127})
         return observation

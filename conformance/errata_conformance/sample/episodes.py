@@ -158,12 +158,12 @@ class World:
         Raises:
             Refusal: It cannot be made.
         """
-        if self.recovery == "none" and not self.wrong("fork-without-recovery"):
-            raise Refusal("NOT_SUPPORTED")
         parent = self.episode(eid, owner)
         if self.wrong("fork-beyond"):
             t = min(t, parent.t)
         payload = self.payload(parent, t)
+        if self.recovery == "none" and not self.wrong("fork-without-recovery"):
+            raise Refusal("UNKNOWN_EPISODE" if self.wrong("no-fork-no-episode") else "NOT_SUPPORTED")
         if self.wrong("child-starts-before"):
             payload = parent.payloads[max(0, t - 1)]
         if self.wrong("site-t-renumbered"):
@@ -211,7 +211,7 @@ class Instance:
         Raises:
             Refusal: The re-execution differs.
         """
-        if self.lost:
+        if self.lost and not self.world.wrong("lost-goes-on"):
             raise Refusal("SESSION_LOST", **self.place)
         if self.env is None:
             self.env = Tally(self.world.wrong, self.world.declared)

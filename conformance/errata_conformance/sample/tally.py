@@ -44,7 +44,7 @@ class Tally:
     def __init__(self, wrong: Callable[[str], bool], declared: bool) -> None:
         self.wrong, self.declared = wrong, declared
         self.total: float = 0.0
-        self.steps = 0
+        self.steps, self.failed = 0, 0
         self.episode_id: str | None = None
 
     def reset(self, episode_id: str | None) -> dict[str, Any]:
@@ -70,6 +70,7 @@ class Tally:
         n, do = action.get("n", 1), action.get("do", "")
         what = do.partition(" ")[0]
         if what == "fail":
+            self.failed += 1
             raise ValueError("the tally is broken")
         if what == "crash":
             raise MachineFailed("the machine of the tally is gone")
@@ -90,6 +91,11 @@ class Tally:
             observation["total"] = math.nan
         if what == "own":
             observation["metadata"]["error_kind"] = "own"
+            if self.declared and not self.wrong("own-kind-without-field"):
+                observation["metadata"] |= {"hint_template_key": None, "error_site": None}
+                observation |= {"error_kind": "own", "severity": "error"}
+        if self.wrong("failed-steps-are-turns"):
+            t += self.failed
         if what == "mark" or (not self.declared and what == "own" and self.wrong("own-marker-overwritten")):
             self._mark(observation, do, t)
         return answer

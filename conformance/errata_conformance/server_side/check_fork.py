@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..exact import encode
-from ..results import Blocked, NotSupported, NotTested, ensure
+from ..results import Blocked, Broken, NotSupported, NotTested, ensure
 from .check_replay import EID, delivered, needed, probed, valid
 from .registry import check
 from .sockets import Message, Wire, name
@@ -148,8 +148,13 @@ async def _(target: Target) -> None:
         if "fork" not in target.extensions:
             answer = await fork(target, eid, 1)
             wrong = f"recovery is {target.recovery}: {answer.status} {answer.body[:200]!r}"
-            ensure(answer.status in (404, 501), wrong)
-            raise NotSupported("the server does not name `fork` in extensions")
+            if answer.status in (404, 405) and b'"code"' not in answer.body:
+                raise NotSupported("the server has no route for forks")
+            ensure((answer.status, answer.json().get("code")) == (501, "NOT_SUPPORTED"), wrong)
+            reply = await wire.ask("reset", {"injected_state": {"episode_id": eid, "t": 1}})
+            if reply.code != "NOT_SUPPORTED":
+                raise Broken(f"a fork in place where recovery is {target.recovery}: {reply}")
+            return
         for where, body, status, code in (
             ("ep_no_such_episode", {"t": 0, "request_id": name()}, 404, "UNKNOWN_EPISODE"),
             (eid, {"t": 9, "request_id": name()}, 404, "T_OUT_OF_RANGE"),
@@ -194,6 +199,18 @@ async def _(target: Target) -> None:
         async with target.plain(f"?session_id={child['session_id']}") as own:
             reply = await own.ask("step", target.probe.need("step")[0])
             ensure(reply.code == "SESSION_LOST", f"SESSION_LOST was expected: {reply}")
+            try:
+                again = await own.ask("step", target.probe.need("step")[0])
+            except Broken:
+                ensure(own.closed is not None, "after SESSION_LOST a step has no answer, and the socket stays open")
+            else:
+                ensure(again.code == "SESSION_LOST", f"after SESSION_LOST the session goes on: {again}")
+        async with target.plain(f"?session_id={child['session_id']}") as later:
+            try:
+                again = await later.ask("step", target.probe.need("step")[0])
+            except Broken:
+                return
+            ensure(again.code in ("SESSION_LOST", "SESSION_ERROR"), f"a lost session is attached again: {again}")
 
 
 @check("R-015-25", "injected_state of an episode and t begins an episode there")

@@ -104,6 +104,8 @@ async def _(target: Target) -> None:
 async def _(target: Target) -> None:
     for t, one in enumerate((await of_class(target)).observations()):
         ensure((one.get("severity") is None) == (one.get("error_kind") is None), f"t={t}: {encode(one)[:300]}")
+        if one.get("error_kind") == "output_truncated":
+            ensure(one.get("severity") == "warning", f"t={t}: output_truncated is a warning: {encode(one)[:300]}")
 
 
 @check("R-014-3", "an observation without a kind has no site and no key")
@@ -158,11 +160,24 @@ async def _(target: Target) -> None:
     for t, _action, one in await marked(target):
         for site in sites(one):
             ensure(site.get("t") in (None, t), f"the delivery at t={t} has a site with t={site.get('t')}")
+    if target.probe.fails is None:
+        return
+    async with target.plain() as wire:
+        await wire.works("reset", {})
+        await wire.ask("step", target.probe.fails)
+        one = (await wire.works("step", target.probe.marked[0])).data["observation"]
+        for site in sites(one):
+            ensure(site.get("t") in (None, 1), f"t=1 follows a step that ended in an error frame: {encode(site)}")
 
 
 @check("R-014-14", "metadata has the three names exactly where there is an error")
 async def _(target: Target) -> None:
-    for t, one in enumerate((await of_class(target)).observations()):
+    seen = (await of_class(target)).observations()
+    if target.probe.own_mark is not None:
+        async with target.plain() as wire:
+            await wire.works("reset", {})
+            seen.append((await wire.works("step", target.probe.own_mark)).data["observation"])
+    for t, one in enumerate(seen):
         metadata = one.get("metadata") or {}
         if one.get("error_kind") is None:
             ensure(not set(MIRRORED) & set(metadata), f"t={t}: metadata {encode(metadata)[:300]}")

@@ -99,6 +99,7 @@ async def _(target: Target) -> None:
             (f'{{"sid":"{sid}","id":9007199254740992,"type":"reset"}}', ("INVALID_ENVELOPE",)),
             (f'{{"sid":"{sid}","id":1,"type":"reset","data":{{"x":{deep}}}}}', ("INVALID_ENVELOPE", "INVALID_JSON")),
             (f'[{{"sid":"{sid}","id":1,"type":"reset"}},{{"sid":"{sid}","id":2', ("INVALID_JSON",)),
+            (f'{{"sid":"{sid}","id":1,"type":"reset","data":{{"seed":NaN}}}}', ("INVALID_JSON",)),
         ):
             await session.wire.send(text)
             try:
@@ -124,6 +125,9 @@ async def _(target: Target) -> None:
             ({"sid": "short", "id": 1, "type": "reset"}, "INVALID_ENVELOPE"),
             ({"sid": sid, "q": 1, "type": "state", "data": {"t": "0"}}, "INVALID_ENVELOPE"),
             ({"sid": sid, "id": 1, "type": "close", "deadline_ms": -1}, "INVALID_ENVELOPE"),
+            ({"sid": name(), "type": "open"}, "INVALID_ENVELOPE"),
+            ({"sid": name(), "type": "open", "data": {"key": "short"}}, "INVALID_ENVELOPE"),
+            ({"sid": name(), "type": "open", "data": {"key": name(), "more": 1}}, "INVALID_ENVELOPE"),
         ):
             await wire.send([{"q": 7, "type": "capabilities"}, bad])
             got = [await wire.next("an answer"), await wire.next(f"the answer to {encode(bad)}")]

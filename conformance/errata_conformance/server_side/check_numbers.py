@@ -38,7 +38,10 @@ async def _(target: Target) -> None:
     actions = target.probe.need("step")
     async with target.session() as session:
         wire = session.wire
-        await session.works("reset")
+        await session.works("reset", {"seed": 1})
+        await wire.send(session.envelope("reset", {"seed": True}, id=1))
+        reply = await session.reply(1)
+        ensure(reply.code == "CONFLICT", f"`true` under the id of a request with `1`: {reply}")
         first = await session.works("step", actions[0])
         for data in (encode(actions[0]), json.dumps(actions[0], indent=1)):
             await wire.send(f'{{"sid":"{session.sid}","id":2,"type":"step","data":{data}}}')
