@@ -103,7 +103,7 @@ def start(
 class _Callbacks:
     """The driver of `start`."""
 
-    __slots__ = ("_loop", "_procedure", "_settled", "_spawn")
+    __slots__ = ("_ended", "_loop", "_procedure", "_settled", "_spawn")
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class _Callbacks:
         self._settled = settled
         self._loop = loop
         self._spawn = spawn
+        self._ended = False
 
     def resume(self, result: Any, error: BaseException | None) -> None:
         """Give the procedure the result of its last wait and begin its next one."""
@@ -137,11 +138,12 @@ class _Callbacks:
             try:
                 wait.start(self.resume, self._loop)
             except Exception as raised:
-                if procedure.gi_frame is None:
+                if self._ended:
                     raise  # not of the operation, which ended at once, but of `settled`
                 result, error = None, raised
                 continue
             return
+        self._ended = True
         self._settled(value, failure)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
