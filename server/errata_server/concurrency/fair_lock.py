@@ -9,19 +9,15 @@ from types import TracebackType
 
 
 class Turn:
-    """Proof that a `FairLock` is held. Only the lock makes one.
+    """Proof that a `FairLock` is held; only the lock gives one.
 
-    A function that takes a ``Turn`` may only be called by the holder of the lock.
+    A function that takes a ``Turn`` may only be called by the holder of the lock. It has no state: all are one object.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ()
 
-    def __init__(self, lock: FairLock) -> None:
-        self._lock = lock
 
-    def release(self) -> None:
-        """Let the next waiter in. Called once."""
-        self._lock._release()
+_TURN = Turn()
 
 
 class FairLock:
@@ -43,14 +39,14 @@ class FairLock:
         return self._held.locked()
 
     def try_acquire(self) -> Turn | None:
-        """Acquire the lock if it is free; the caller releases the turn."""
-        return Turn(self) if self._held.acquire(False) else None
+        """Acquire the lock if it is free, else return None; the caller calls `release`."""
+        return _TURN if self._held.acquire(False) else None
 
     async def acquire(self) -> Turn:
-        """Wait for the lock behind all earlier waiters; the caller releases the turn."""
+        """Wait for the lock behind all earlier waiters; the caller calls `release`."""
         with _GUARD:
             if self._held.acquire(False):
-                return Turn(self)
+                return _TURN
             loop = asyncio.get_running_loop()
             passed: asyncio.Future[None] = loop.create_future()
             if self._waiting is None:
@@ -62,7 +58,11 @@ class FairLock:
             if passed.done() and not passed.cancelled():
                 self._release()  # the lock had been passed on already
             raise
-        return Turn(self)
+        return _TURN
+
+    def release(self, turn: Turn) -> None:
+        """Let the next waiter in."""
+        self._release()
 
     async def __aenter__(self) -> Turn:
         return await self.acquire()

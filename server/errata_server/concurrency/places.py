@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from .calls import Call, CallAbandoned
 from .deadlines import Deadlines
 from .procedures import Done, Operation
-from .step_clock import StepClock, stopped_s
+from .step_clock import StepClock
 
 T = TypeVar("T")
 
@@ -85,18 +85,17 @@ class _Timed(Operation):
     _stopped_before_s: float
     _timeout_s: float
 
-    @abstractmethod
     def _abandon(self) -> CallAbandoned | None:
         """Give up what runs; return None if it has just ended and its result is on the way."""
-
-    def _take_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._started = loop.time()
-        self._stopped_before_s = stopped_s(self._clock())
+        raise NotImplementedError
 
     def _set_deadline(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
         self._done = done
-        self._deadlines = Deadlines.of(loop)
-        self._deadline = self._deadlines.add(self._timeout_s, self, self._started)
+        self._deadlines = deadlines = Deadlines.of(loop)
+        self._started = started = loop.time()
+        clock = self._clock()
+        self._stopped_before_s = 0.0 if clock is None else clock.stopped_s()
+        self._deadline = deadlines.add(self._timeout_s, self, started)
 
     def _ended(self) -> Done | None:
         """Return the callback, the first time."""
@@ -149,7 +148,6 @@ class ThreadCall(Call, _Timed):
         Raises:
             ThreadGone: The place is gone.
         """
-        self._take_time(loop)
         self.prepare(loop)
         self._place.start(self)
         self._set_deadline(done, loop)
@@ -223,7 +221,6 @@ class TaskCall(_Timed):
 
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
         """Begin in a new task; see `Operation.start`."""
-        self._take_time(loop)
         self.task = loop.create_task(self._run(), context=self._context)
         self._set_deadline(done, loop)
 

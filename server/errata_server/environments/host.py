@@ -203,21 +203,27 @@ class EnvHost:
     ) -> Procedure[Observation]:
         """Step the environment, with those of ``given``'s keys that its signature takes."""
         method = self.env.step_async if self._async_step else self.env.step
-        kwargs = accepted(method, given) if given else {}
-        kwargs.pop("action", None)
-        try:
-            if self._async_step:
-                step = functools.partial(method, action, **kwargs)
-                return (yield from self._on_loop("step", step, timeout_s, self._scope.copy()))
-            step = functools.partial(self._scope.copy().run, method, action, **kwargs)
-            result = yield from self._in_thread("step", step, timeout_s)
-            if inspect.isawaitable(result):
-                result = yield from self._on_loop("step", lambda: result, timeout_s, self._scope.copy())
-            return result
-        except ErrataError:
-            raise
+        scope = self._scope.copy()
+        call: TaskCall | ThreadCall
+        if given:
+            kwargs = accepted(method, given)
+            kwargs.pop("action", None)
+            method = functools.partial(method, **kwargs)
+        if self._async_step:
+            call = TaskCall(functools.partial(method, action), scope, timeout_s, self.clock)
+        else:
+            step = functools.partial(scope.run, method, action)
+            call = ThreadCall(step, self._place or self._threads.free(), timeout_s, self.clock)
+        try:  # as in `_call`, but without a generator more: this is on the path of every step
+            result = yield call
         except Exception as error:
+            failure = yield from self._failure("step", call, error, timeout_s)
+            if isinstance(failure, ErrataError):
+                raise failure from failure.__cause__
             raise EnvironmentFailed(str(error)) from error
+        if not self._async_step and inspect.isawaitable(result):
+            return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
+        return result
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a mapping."""
@@ -347,31 +353,46 @@ class EnvHost:
             raise EnvironmentFailed(str(error)) from error
 
     def _in_thread(self, name: str, function: Callable[[], T], timeout_s: float) -> Procedure[T]:
-        place = self._place or self._threads.free()
+        call = ThreadCall(function, self._place or self._threads.free(), timeout_s, self.clock)
         try:
-            returned: T = yield ThreadCall(function, place, timeout_s, self.clock)
+            returned: T = yield call
             return returned
-        except ThreadGone as error:
-            raise ThreadLost(
-                f"{name} did not run: a call of another session hangs on the thread that this one shared"
-            ) from error
-        except CallAbandoned as error:
-            self._half_run = self._half_run or error.ran
-            raise StepTimeout(f"{name} {error.described(timeout_s)}") from error
+        except Exception as error:
+            failure = yield from self._failure(name, call, error, timeout_s)
+            raise failure from failure.__cause__
 
     def _on_loop(
-        self, name: str, call: Callable[[], Awaitable[T]], timeout_s: float, context: contextvars.Context
+        self, name: str, function: Callable[[], Awaitable[T]], timeout_s: float, context: contextvars.Context
     ) -> Procedure[T]:
         """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
-        running = TaskCall(call, context, timeout_s, self.clock)
+        call = TaskCall(function, context, timeout_s, self.clock)
         try:
-            returned: T = yield running
+            returned: T = yield call
             return returned
-        except CancelledByItself as error:
-            raise EnvironmentFailed(f"{name} was cancelled by its own code") from error
-        except CallAbandoned as error:
-            yield self._give_up(running.task)
-            raise StepTimeout(f"{name} {error.described(timeout_s)}") from error
+        except Exception as error:
+            failure = yield from self._failure(name, call, error, timeout_s)
+            raise failure from failure.__cause__
+
+    def _failure(
+        self, name: str, call: ThreadCall | TaskCall, error: Exception, timeout_s: float
+    ) -> Procedure[Exception]:
+        """Clean up after a call that failed, and return what to raise: ours, or what the environment raised."""
+        failure: ErrataError
+        if isinstance(error, ThreadGone):
+            failure = ThreadLost(
+                f"{name} did not run: a call of another session hangs on the thread that this one shared"
+            )
+        elif isinstance(error, CallAbandoned):
+            self._half_run = self._half_run or error.ran
+            if isinstance(call, TaskCall):
+                yield self._give_up(call.task)
+            failure = StepTimeout(f"{name} {error.described(timeout_s)}")
+        elif isinstance(error, CancelledByItself):
+            failure = EnvironmentFailed(f"{name} was cancelled by its own code")
+        else:
+            return error
+        failure.__cause__ = error
+        return failure
 
     async def _give_up(self, task: asyncio.Task[Any]) -> None:
         """Abandon a call on the event loop that ran too long, even if it ignores that it is cancelled."""

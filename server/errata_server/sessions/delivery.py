@@ -22,7 +22,6 @@ from ..concurrency.procedures import Procedure
 from ..environments.host import EnvHost, ThreadLost
 from ..ids import name_of
 from ..journal.base import EpisodeRow, Record
-from ..recovery import NONE
 from ..runtime.rows import Admitted, error_row
 from ..runtime.runtime import Runtime
 from .commits import commit_delivery, commit_with_rewards
@@ -88,64 +87,59 @@ class Delivery:
             ErrataError: See `Sessions.admit`.
         """
         outcome, started = "ok", loop.time()
+        turn = session.lock.try_acquire()
         try:
-            turn = session.lock.try_acquire()
             if turn is None:
                 turn = yield session.lock.acquire()
+            if socket is not None and session.attached is not socket:
+                raise SessionUnknown("another socket speaks for this session now: attach again")
+            if not self._writable(loop):
+                yield self._runtime.store.wait_until_writable()
+            host = session.usable_host
+            if host is None:
+                host = yield self._awake(turn, session)  # a lost session is refused before an id is drawn
+            created = session.last_used = self._runtime.clock.time()
+            eid, t = session.eid, session.t
+            new_episode = eid is None or t is None or request.kind == "reset"
+            if eid is None or new_episode:
+                eid = self._runtime.ids.episode()
+                request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
+            t = 0 if request.kind == "reset" else (t or 0) + 1
+            sha = request.sha or hashlib.sha256(request.data).digest()
+            admitted = Admitted(eid, t, session.row.sid, request.id, request.kind, request.data, created, sha)
             try:
-                return (yield from self._deliver(turn, session, request, socket, loop))
-            finally:
-                turn.release()
+                try:
+                    executed = yield from self._execution.run(host, admitted, request)
+                except ThreadLost:  # nothing ran: once more, on another thread
+                    host = yield self._awake(turn, session)
+                    executed = yield from self._execution.run(host, admitted, request)
+                if not host.recovery.survives_restart:
+                    self._note_recovery(turn, session, host)
+                records: list[Record] = [] if session.committed else [session.row]
+                if new_episode:
+                    records.append((yield self._episode_row(host, session, eid, request)))
+            except ServiceError as error:
+                yield self._restore(turn, session, admitted, error)
+                raise
+            # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
+            committed: Committed
+            try:
+                if executed.rewards:
+                    committed = yield commit_with_rewards(self._runtime.rewards, session.row, executed, records)
+                else:
+                    committed = yield commit_delivery(self._runtime.store, executed.row, records)
+            except (Exception, asyncio.CancelledError):
+                yield self._instances.drop(turn, session, "a delivery could not be journaled")
+                raise
+            session.advance(turn, committed)
+            return Reply.of(committed)
         except BaseException as error:
             outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # one of few: it is a label
             raise
         finally:
+            if turn is not None:
+                session.lock.release(turn)
             self._runtime.metrics.request(self._environment, request.kind, outcome, loop.time() - started)
-
-    def _deliver(
-        self, turn: Turn, session: Session, request: Request, socket: object | None, loop: asyncio.AbstractEventLoop
-    ) -> Procedure[Reply]:
-        if socket is not None and session.attached is not socket:
-            raise SessionUnknown("another socket speaks for this session now: attach again")
-        if not self._writable(loop):
-            yield self._runtime.store.wait_until_writable()
-        host = session.usable_host
-        if host is None:
-            host = yield self._awake(turn, session)  # a lost session is refused before an id is drawn
-        created = session.last_used = self._runtime.clock.time()
-        eid, t = session.eid, session.t
-        new_episode = eid is None or t is None or request.kind == "reset"
-        if eid is None or new_episode:
-            eid = self._runtime.ids.episode()
-            request = drawn(host, request, session.row.seed, eid, first=session.eid is None)
-        t = 0 if request.kind == "reset" else (t or 0) + 1
-        sha = request.sha or hashlib.sha256(request.data).digest()
-        admitted = Admitted(eid, t, session.row.sid, request.id, request.kind, request.data, created, sha)
-        try:
-            try:
-                executed = yield from self._execution.run(host, admitted, request)
-            except ThreadLost:  # nothing ran: once more, on another thread
-                host = yield self._awake(turn, session)
-                executed = yield from self._execution.run(host, admitted, request)
-            self._note_recovery(turn, session, host)
-            records: list[Record] = [] if session.committed else [session.row]
-            if new_episode:
-                records.append((yield self._episode_row(host, session, eid, request)))
-        except ServiceError as error:
-            yield self._restore(turn, session, admitted, error)
-            raise
-        # From here to the commit the environment is ahead of the journal: the reply is held as long as it takes.
-        committed: Committed
-        try:
-            if executed.rewards:
-                committed = yield commit_with_rewards(self._runtime.rewards, session.row, executed, records)
-            else:
-                committed = yield commit_delivery(self._runtime.store, executed.row, records)
-        except (Exception, asyncio.CancelledError):
-            yield self._instances.drop(turn, session, "a delivery could not be journaled")
-            raise
-        session.advance(turn, committed)
-        return Reply.of(committed)
 
     def _writable(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether a commit can be made durable now, as of `LOOK_S` ago."""
@@ -173,10 +167,9 @@ class Delivery:
 
     def _note_recovery(self, turn: Turn, session: Session, host: EnvHost) -> None:
         """Record what a first snapshot may have shown: that the environment's ``snapshot()`` is not ours."""
-        if not host.recovery.survives_restart:
-            self._instances.recovery = host.recovery
-            if session.recoverable:
-                session.row = replace(session.row, recovery=NONE.name)
+        self._instances.recovery = host.recovery
+        if session.recoverable:
+            session.row = replace(session.row, recovery=host.recovery.name)
 
     async def _restore(self, turn: Turn, session: Session, admitted: Admitted, error: ServiceError) -> None:
         """Bring the session back to its last commit: it never continues half-run (PROTOCOL D10)."""

@@ -85,13 +85,9 @@ class Reply(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, row: Committed) -> Reply:
         """Return the reply that a committed delivery is."""
-        return cls(row.eid, _t_of(row), row.payload, wire_digest(row.digest))
-
-
-def _t_of(row: Committed) -> int:
-    if row.t is None:
-        raise ValueError(f"a {row.kind} without t is no delivery")
-    return row.t
+        if row.t is None:
+            raise ValueError(f"a {row.kind} without t is no delivery")
+        return cls(row.eid, row.t, row.payload, wire_digest(row.digest))
 
 
 class Session:
@@ -127,7 +123,7 @@ class Session:
     def advance(self, turn: Turn, row: Committed) -> None:
         """Let the session stand at a delivery that was committed."""
         self.committed = True
-        self.eid, self.t = row.eid, _t_of(row)
+        self.eid, self.t = row.eid, row.t
 
     def take_host(self, turn: Turn) -> EnvHost | None:
         """Return the instance and have none any more; the caller closes it."""
