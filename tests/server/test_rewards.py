@@ -234,7 +234,7 @@ async def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     again = Runtime(Settings(), journal=IndexedJournal(tmp_path / "journal"))
     assert (await again.rewards.post("e", 1, 0.5, "v", "b", None)).seq == 2
     assert (await again.rewards.post("e", 1, 0.5, "v", "a", None)).seq == 1
-    again.journal.close()
+    again.store.journal.close()
 
 
 async def test_a_session_that_nothing_is_pushed_to_has_no_numbers(journal: Journal) -> None:
