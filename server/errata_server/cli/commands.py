@@ -250,7 +250,7 @@ def demo(
         typer.Argument(metavar="NAME", help="Which demo, terminal without a name; then its own options."),
     ] = None,
 ) -> None:
-    """Run a demonstration on real input: terminal, swe, training or learning.
+    """Run a demonstration: terminal, swe, training or learning.
 
     The ones named terminal and swe play a scripted agent: markers, state(t), a crash, a fork.
     """
