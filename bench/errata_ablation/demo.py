@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 1
     if options.plot:
         _draw(found.curve, options.plot)
-    print(json.dumps(found.data()) if options.json else _told(found, time.monotonic() - started))
+    print(json.dumps(found.data()) if options.json else _text(found, time.monotonic() - started))
     for failure in found.failures:
         print(f"errata demo learning: {failure}", file=sys.stderr)
     return 1 if found.failures else 0
 
 
-def _told(found: Learned, took_s: float) -> str:
+def _text(found: Learned, took_s: float) -> str:
     first, last = found.known[0], found.known[-1]
     lines = ["", "rollouts  reward on held-out tasks, each played once"]
     for one in found.curve:

@@ -27,7 +27,7 @@ from .project_subject import ProjectSubject, hinted_success
 from .projects import Habits, Project
 from .records import Run
 from .report import ArmReport, data_of, reports, text
-from .training import Subject, Told, train
+from .training import Reporter, Subject, train
 from .trl_sdpo import train_trl_sdpo
 from .warmup import conversations, taught, tokenizer_of
 
@@ -72,15 +72,15 @@ class Result:
         """The tables."""
         if self.held_out is not None:
             return f"{self.held_out}{self.finished} of {self.wanted} runs\n"
-        told = ""
+        heading = ""
         if self.precondition is not None:
             had = self.precondition
-            told = (
+            heading = (
                 f"before training, the same weights: reward {had.plain:.3f} without a hint, {had.hinted:.3f} with one; "
                 f"difference {had.difference:.3f} +- {had.half:.3f} (95 % over {had.tasks} tasks, "
                 f"{had.samples} episodes of each)\n\n"
             )
-        return f"{told}{text(self.arms)}{self.finished} of {self.wanted} runs\n"
+        return f"{heading}{text(self.arms)}{self.finished} of {self.wanted} runs\n"
 
 
 def controlled_plan(plan: Plan) -> Plan:
@@ -113,7 +113,7 @@ def policy_of(plan: Plan, seed: int) -> int:
 
 
 @contextmanager
-def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Iterator[Subject]:
+def subject_of(plan: Plan, directory: Path, say: Reporter, policy: int = 0) -> Iterator[Subject]:
     """Make ready what is trained: teach the policy, start the server."""
     family = plan.subject.get("family")
     if family == "projects":
@@ -145,7 +145,7 @@ def subject_of(plan: Plan, directory: Path, say: Told, policy: int = 0) -> Itera
         yield BoxesSubject(boxes, taught_policy, url)
 
 
-def _check_hints(subject: ProjectSubject, least: float, say: Told) -> None:
+def _check_hints(subject: ProjectSubject, least: float, say: Reporter) -> None:
     """Measure whether the policy follows hints, before any training: else channel 2 has nothing to teach.
 
     Raises:
@@ -163,7 +163,7 @@ def _check_hints(subject: ProjectSubject, least: float, say: Told) -> None:
 def run(
     plan: Plan,
     directory: Path,
-    say: Told,
+    say: Reporter,
     *,
     command: str,
     resume: bool = True,
@@ -175,7 +175,7 @@ def run(
     Args:
         plan: What to run.
         directory: Where runs and reports are kept.
-        say: Is told of progress.
+        say: Called with each line of progress.
         command: How it was asked for, for the report.
         resume: Take finished runs as they are; without, all are made again.
         only_report: Make no run.
@@ -210,17 +210,17 @@ def run(
                 number += 1
                 began, place = time.monotonic(), f"run {number}/{len(wanted)}, {arm.name} seed {seed}"
 
-                def told(line: str, place: str = place) -> None:
+                def report(line: str, place: str = place) -> None:
                     say(f"{place}: {line}")
 
                 if arm == TRL_SDPO:
                     assert isinstance(subject, BoxesSubject)
-                    made = train_trl_sdpo(plan, subject, arm, seed, told)
+                    made = train_trl_sdpo(plan, subject, arm, seed, report)
                 else:
-                    made = train(plan, subject, arm, seed, told)
+                    made = train(plan, subject, arm, seed, report)
                 records.write(made, directory)
                 finished.append(made)
-                told(f"finished in {time.monotonic() - began:.0f} s")
+                report(f"finished in {time.monotonic() - began:.0f} s")
                 if not plan.evaluation:  # that of many arms takes longer to draw than a run takes to step
                     shown(_report(plan, directory, finished, had, command, len(wanted)))
     return _report(plan, directory, finished, had, command, len(wanted))

@@ -132,7 +132,7 @@ def learn(directory: Path, *, say: Callable[[str], None] = lambda line: None) ->
 
     Args:
         directory: Of the policy, the tasks and the server's data.
-        say: Is told of progress.
+        say: Called with each line of progress.
 
     Raises:
         ServiceError: The server did not start, or episodes were lost.

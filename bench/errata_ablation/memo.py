@@ -1,4 +1,4 @@
-"""Sessions that remember: each history of commands is played once in the real environment, and then told from memory.
+"""Sessions that remember: each history of commands is played once in the real environment, then answered from memory.
 
 The tasks of a controlled family are deterministic, so the same files and the same steps so far have the same answer. A
 remembered session returns the recorded one, with its marker and reward; a history that was never played is played in a
@@ -206,16 +206,16 @@ class RememberedSession:
         answer = self._memo.reset(task)
         self._task, self._history, self._ts = task, (self._memo.files_of(task),), (answer["t"],)
         self.eid = f"remembered-{self._memo.number()}"
-        return self._told(answer)
+        return self._reply(answer)
 
     def step(self, action: Any) -> Any:
         """Act."""
         history = (*self._history, json.dumps(action, sort_keys=True))
         answer = self._memo.step(self._task, history)
         self._history, self._ts = history, (*self._ts, answer["t"])
-        return self._told(answer)
+        return self._reply(answer)
 
-    def _told(self, answer: dict[str, Any]) -> Any:
+    def _reply(self, answer: dict[str, Any]) -> Any:
         self.t = answer["t"]
         return StepResult(
             observation=dict(answer["observation"]),

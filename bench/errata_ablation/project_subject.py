@@ -70,7 +70,7 @@ class ProjectSubject:
         url: Of a terminal that has the tasks.
         warmup_steps: Of teaching the policy.
         warmup_batch: Conversations of each of them.
-        say: Is told of progress.
+        say: Called with each line of progress.
     """
 
     def __init__(

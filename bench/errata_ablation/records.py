@@ -27,7 +27,7 @@ class Batch:
     failed: tuple[int, ...]
     sampled_tokens: int
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return it in a few words."""
         counted = [reward for reward in self.rewards if reward is not None]
         reward = f"{sum(counted) / len(counted):.2f}" if counted else "none"

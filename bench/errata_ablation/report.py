@@ -112,13 +112,13 @@ def data_of(arms: Sequence[ArmReport]) -> list[dict[str, Any]]:
     """Return reports as plain data; an interval of one seed has no width."""
     found = []
     for arm in arms:
-        told = asdict(arm)
-        told["figures"] = {name: _plain(one) for name, one in arm.figures.items()}
-        told["against"] = {
+        row = asdict(arm)
+        row["figures"] = {name: _plain(one) for name, one in arm.figures.items()}
+        row["against"] = {
             name: {**_plain(one.difference), "seen": one.seen, "seeds_needed": one.seeds_needed}
             for name, one in arm.against.items()
         }
-        found.append(told)
+        found.append(row)
     return found
 
 

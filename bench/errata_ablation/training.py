@@ -25,7 +25,7 @@ from errata_trainer.sites import observation_of
 from .plan import Arm, Plan
 from .records import Batch, Evaluation, Run
 
-Told = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 class Subject(Protocol):
@@ -132,18 +132,18 @@ class Progress(TrainerCallback):  # type: ignore[misc]
     """Says after each step how far a run is.
 
     Args:
-        say: Is told.
+        say: Called with each line.
         batches: Grows as the run goes on.
     """
 
-    def __init__(self, say: Told, batches: list[Batch]) -> None:
+    def __init__(self, say: Reporter, batches: list[Batch]) -> None:
         self._say, self._batches = say, batches
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell reward and errors of the last batch."""
         last = self._batches[-1] if self._batches else None
         if last is not None:
-            self._say(f"step {state.global_step}/{state.max_steps}, {last.told()}")
+            self._say(f"step {state.global_step}/{state.max_steps}, {last.summary()}")
 
 
 class Evaluator(TrainerCallback):  # type: ignore[misc]
@@ -261,7 +261,7 @@ def train(
     subject: Subject,
     arm: Arm,
     seed: int,
-    say: Told,
+    say: Reporter,
     *,
     trainer_class: type[RecordedTrainer] = RecordedTrainer,
 ) -> Run:
@@ -272,7 +272,7 @@ def train(
         subject: What is trained.
         arm: The weights.
         seed: Of sampling and the order of tasks.
-        say: Is told of progress.
+        say: Called with each line of progress.
         trainer_class: A subclass may sample in another way.
 
     Raises:
@@ -306,7 +306,7 @@ def train(
             )
         except TypeError as error:
             raise InvalidRequest(f"a table of the plan does not fit: {error}") from error
-        trainer.remove_callback(PrinterCallback)  # `say` is told
+        trainer.remove_callback(PrinterCallback)  # `say` gets the lines
         trainer.add_callback(Progress(say, trainer.batches))
         evaluator = Evaluator(plan, subject, arm, seed, trainer) if plan.evaluation else None
         if evaluator is not None:

@@ -35,7 +35,7 @@ from .controlled import COPIES, BoxesSubject
 from .plan import Arm, Plan
 from .precondition import THREADS, met, play_turn, wrong_key
 from .records import Batch, Run
-from .training import DEFAULTS, Costs, Progress, Told, losses_of, teacher_costs
+from .training import DEFAULTS, Costs, Progress, Reporter, losses_of, teacher_costs
 
 TEMPLATES = {"reprompt_template": "{prompt}{solution}{feedback}", "feedback_template": "\n{feedback_raw}"}
 """Its own end in a request that the tiny policy never read."""
@@ -83,7 +83,7 @@ class Player:
         return rewards
 
 
-def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: Told) -> Run:
+def train_trl_sdpo(plan: Plan, subject: BoxesSubject, arm: Arm, seed: int, say: Reporter) -> Run:
     """Train TRL's `SDPOTrainer` with one seed, from the start; arguments and errors as `training.train`."""
     from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 

@@ -79,7 +79,7 @@ def taught(
         steps: Of the warm-up.
         seed: Of the weights.
         batch: Conversations of a step.
-        say: Is told of progress.
+        say: Called with each line of progress.
     """
     texts = ["".join(text for text, _ in one) for one in islice(stream(), 200)]
     made_of = [
