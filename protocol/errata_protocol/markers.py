@@ -96,7 +96,8 @@ class Detection:
     Args:
         error_kind: None when nothing is wrong.
         severity: ``"error"``, or ``"warning"`` when the detector is unsure; warnings never carry a hint into a loss.
-            None exactly when ``error_kind`` is: where a kind is given without it, it becomes ``"error"``.
+            None exactly when ``error_kind`` is: where a kind is given without it, it becomes ``"error"``. Always
+            ``"warning"`` for ``output_truncated``.
         error_site: The first site, or None when no place is certain.
         error_sites: All sites in order of appearance, the first one included.
         hint_template_key: Key of the hint template that fits, None without a kind.
@@ -126,6 +127,8 @@ class Detection:
 
 
 def _severity(kind: str | None, given: Severity | None) -> Severity | None:
+    if kind == ErrorKind.OUTPUT_TRUNCATED:
+        return "warning"  # nothing failed (R-014-2)
     return None if kind is None else given or "error"
 
 
@@ -146,7 +149,7 @@ class ErrorMarkers(BaseModel):
         error_site: First site, or None.
         error_sites: All sites.
         severity: ``"error"`` or ``"warning"``; None exactly when ``error_kind`` is. Payloads of version 1 of the
-            extension have ``"error"`` there and are read as None.
+            extension have ``"error"`` there and are read as None. Always ``"warning"`` for ``output_truncated``.
     """
 
     error_kind: str | None = None

@@ -72,6 +72,12 @@ def test_a_site_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
         ErrorSite(**wrong)  # type: ignore[arg-type]
 
 
+def test_truncated_output_is_always_a_warning() -> None:
+    assert Detection.of(ErrorKind.OUTPUT_TRUNCATED).severity == "warning"
+    assert Marked(error_kind="output_truncated").severity == "warning"
+    assert Marked(error_kind="output_truncated", severity="error").severity == "warning"
+
+
 def test_severity_is_null_exactly_where_there_is_no_kind() -> None:
     assert (Marked().severity, NOTHING_WRONG.severity) == (None, None)
     assert Marked().with_detection(NOTHING_WRONG).model_dump()["severity"] is None
