@@ -1,12 +1,12 @@
 """A controlled family of terminal tasks in which the hint carries what the student lacks.
 
-In each task there is a box, and ``./open KEY`` opens it. Which key fits is told by nothing but the program's own
-complaint about a wrong one, in the way of ``argparse``::
+In each task there is a box, and ``./open KEY`` opens it. Only the program's complaint about a wrong key, in the way of
+``argparse``, names the key that fits::
 
     open: error: invalid choice: 'red' (choose from blue)
 
 The terminal marks the failing command, and the template that ships for ``args.invalid`` quotes the complaint. An
-episode is one command: a student that chose wrong is told so, and the episode is over. So a group of rollouts in which
+episode is one command: it is over when the student gets that complaint. So a group of rollouts in which
 nobody guessed right teaches GRPO nothing, while each of its failing turns has a hint. That is the family's purpose, and
 its limit: it says whether the channels use what a hint carries, not how often hints of real tasks carry as much.
 """

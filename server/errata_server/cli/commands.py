@@ -216,7 +216,7 @@ def serve(
         volatile=volatile or (),
         detect=detect,
     )
-    if any(recovery_class(told.recovery).repeats_requests for told in served.capabilities.values()):
+    if any(recovery_class(offered.recovery).repeats_requests for offered in served.capabilities.values()):
         # A class or spec says that it is deterministic, which only loading it shows.
         hash_seed.fix(served.runtime.data_dir or journal_dir)
     server.run(served, bind)

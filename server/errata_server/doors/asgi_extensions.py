@@ -14,7 +14,7 @@ from errata_protocol.errors import FrameTooLarge, Overloaded
 from errata_protocol.mux import Allowance
 
 RETRY_AFTER_S = 1.0
-"""What a client is told to wait whose message found no room, seconds."""
+"""``retry_after`` of a message for which there was no memory, seconds."""
 
 TOGETHER = "errata.together"
 """Name of the extension that hands over messages which arrived together; see `uvicorn_protocols.BoundedSocket`."""
@@ -43,7 +43,7 @@ class Unread(Struct, frozen=True):
     overloaded: bool = False
 
     def error(self) -> FrameTooLarge | Overloaded:
-        """Return what its sender is told."""
+        """Return the error that its sender gets."""
         if self.overloaded:
             return Overloaded(
                 f"a frame of {self.size_bytes} bytes was not kept: unfinished messages of your sockets hold the "

@@ -21,7 +21,7 @@ from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, error_json, told
+from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, bounded_errors, error_json
 from .mcp import McpDoor, read_rpc
 from .strict_json import parse_json, parse_object
 
@@ -144,7 +144,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
         except ValidationError as error:
             raise InvalidRequest(
                 'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
-                errors=told(error.errors(include_url=False)),
+                errors=bounded_errors(error.errors(include_url=False)),
             ) from error
         deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
         return _json(deleted.model_dump(mode="json"))
@@ -159,7 +159,8 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
             asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
         except ValidationError as error:
             raise InvalidRequest(
-                'a fork request is {"t": 5, "request_id": "..."}', errors=told(error.errors(include_url=False))
+                'a fork request is {"t": 5, "request_id": "..."}',
+                errors=bounded_errors(error.errors(include_url=False)),
             ) from error
         return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
@@ -171,7 +172,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
         except ValidationError as error:
             raise InvalidRequest(
                 'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
-                errors=told(error.errors(include_url=False)),
+                errors=bounded_errors(error.errors(include_url=False)),
             ) from error
         rows = await runtime.rewards.post_all(eid, posts, principal(request))
         made = [reward_record(row).model_dump() for row in rows]

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_ERRORS = 20
-"""Errors told of one request."""
+"""Most errors that an answer lists for one request."""
 
 _FASTAPI_COULD_NOT_PARSE = "There was an error parsing the body"
 
@@ -27,7 +27,7 @@ MAX_QUOTED = 500
 """Bytes of JSON up to which a value is quoted whole."""
 
 
-def told(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def bounded_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return pydantic's errors with long, infinite or unencodable values cut or escaped."""
     quoted: dict[int, Any] = {}
 
@@ -50,7 +50,7 @@ def error_json(data: Any) -> bytes:
 async def answer_invalid(_: Request, error: Exception) -> Response:
     """Answer a request whose body or query FastAPI could not validate: upstream's ``detail``, and our code."""
     assert isinstance(error, RequestValidationError)
-    detail = told(error.errors())
+    detail = bounded_errors(error.errors())
     message = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in detail[:3])
     body = {"code": "VALIDATION_ERROR", "message": message, "detail": detail}
     return Response(error_json(body), 422, media_type="application/json")

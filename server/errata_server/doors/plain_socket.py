@@ -36,7 +36,7 @@ from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .capabilities import capabilities_data
 from .injected_state import reset_to
-from .input_errors import error_json, told
+from .input_errors import bounded_errors, error_json
 from .mcp import McpDoor, parse_rpc
 from .session_socket import SocketDoor
 from .strict_json import parse_object
@@ -99,7 +99,7 @@ class PlainSocket(SocketDoor):
             return await self._dispatch(session, frame)
         except ValidationError as error:
             return _error_frame(
-                {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": told(_errors_of(error))}
+                {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": bounded_errors(_errors_of(error))}
             )
         except EnvironmentOutputInvalid as error:
             # Upstream fails alike on it, under its general code; a client that knows ours has asked for capabilities.

@@ -120,7 +120,7 @@ class SocketDoor(ABC):
         try:
             await self._send(frame)
         except WebSocketDisconnect:
-            pass  # it left before it could be told
+            pass  # it left before it could get an answer
         await self._close()
 
     async def _close(self) -> None:

@@ -57,7 +57,7 @@ class Piece:
 
     Args:
         begin: Offset in the bytes that were read.
-        end: Likewise.
+        end: Offset of the first byte after it.
         record: The record; None if none can be read.
         is_head: It is the head of a frame, good or not.
         is_one: It is exactly one record, or the head of a frame.

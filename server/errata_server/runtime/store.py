@@ -254,7 +254,7 @@ class Store:
     def keyed_sessions(self, keys: Sequence[SessionKey]) -> Awaitable[list[StoredSession | None]]:
         """Return the session of each key; None where there is none, or where the key or its owner is another's.
 
-        The two are not told apart, not by the time either: as much is read of both (PROTOCOL D7).
+        The error is the same for both, and so is the time: as much is read for one as for the other (PROTOCOL D7).
         """
         return self._read(lambda: [self._keyed_session(key) for key in keys])
 

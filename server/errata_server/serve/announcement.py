@@ -33,9 +33,9 @@ def announced(found: Sequence[Servable], capabilities: Mapping[str, Capabilities
     ]
 
 
-def _recovery(servable: Servable, told: Capabilities) -> str:
-    fork = "and can be forked" if "fork" in told.extensions else "and this mode has no fork"
-    recovery = recovery_class(told.recovery)
+def _recovery(servable: Servable, offered: Capabilities) -> str:
+    fork = "and can be forked" if "fork" in offered.extensions else "and this mode has no fork"
+    recovery = recovery_class(offered.recovery)
     if recovery.survives_restart:
         return f"recovery {recovery.name}: its sessions survive a restart {recovery.means} {fork}{recovery.caveat}"
     unknown = "" if isinstance(servable.factory, type) else ", as far as a function that makes it tells"

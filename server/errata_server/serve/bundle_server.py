@@ -133,8 +133,8 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
     @app.get("/capabilities", tags=["Errata"])
     async def capabilities() -> dict[str, Any]:
         # 1 and not markers.VERSION: a bundle holds payloads as they were sent, maybe by an older server.
-        told = {"protocol": PROTOCOL_NAME, "extensions": {"error_markers": 1, "state_at": 1}, "recovery": "none"}
-        return {"environments": {name: {**told, "environment": name} for name in archive.environments}}
+        offered = {"protocol": PROTOCOL_NAME, "extensions": {"error_markers": 1, "state_at": 1}, "recovery": "none"}
+        return {"environments": {name: {**offered, "environment": name} for name in archive.environments}}
 
     @app.get("/health", tags=["Health"])
     async def health() -> dict[str, str]:

@@ -148,7 +148,7 @@ def build(
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)
         return Served(app, runtime, specs, capabilities, announcement)
-    replayable = all("state_at" in told.extensions for told in capabilities.values())
+    replayable = all("state_at" in offered.extensions for offered in capabilities.values())
     composed = compose(apps, runtime, replayable=replayable, insecure=bind.insecure)
     return Served(composed, runtime, specs, capabilities, announcement)
 

@@ -124,7 +124,7 @@ class InstanceLoader:
         """
         if last.eid == session.eid and last.t is not None:
             restoration = _Restoration(self, session, host, last, last.t, differed)
-            # An environment that has snapshots by now is restored from them, whatever the client was told.
+            # An environment that has snapshots by now is restored from them, whatever class its client was promised.
             if await host.recovery.restore(restoration) or await session.recovery.restore(restoration):
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
@@ -225,7 +225,7 @@ class _Restoration:
         if reexecution is None or not self._session.recovery.repeats_requests:
             return False
         if not self._host.recovery.survives_restart:
-            self._host.recovery = REEXECUTE  # what its client was told holds, whatever is declared now
+            self._host.recovery = REEXECUTE  # the class that its client was promised holds, whatever is declared now
         await self._loader._run_again(self._session, self._host, self._last.eid, self._t, self._differed, reexecution)
         return True
 

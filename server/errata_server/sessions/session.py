@@ -197,7 +197,7 @@ class Session:
 
     @property
     def recovery(self) -> RecoveryClass:
-        """Its recovery class, as its client was told."""
+        """The recovery class that its client was promised."""
         return recovery_class(self.row.recovery)
 
     @property

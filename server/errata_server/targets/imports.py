@@ -70,7 +70,7 @@ def attribute_of_package(package: Package) -> Any:
     try:
         return _member(_import(name), path)
     except ImportError:
-        raise InvalidRequest(f"cannot import {package.app} of {package.directory}: {told(first)}") from first
+        raise InvalidRequest(f"cannot import {package.app} of {package.directory}: {described(first)}") from first
 
 
 def _refuse_mixing(package: Package, name: str, first: ImportError) -> None:
@@ -82,8 +82,8 @@ def _refuse_mixing(package: Package, name: str, first: ImportError) -> None:
         others.add(top)
     if others:
         raise InvalidRequest(
-            f"cannot import {package.app} of {package.directory}: {told(first)}; and as a program neither, because "
-            f"another module is called {sorted(others)[0]!r} in this process: serve it in a process of its own"
+            f"cannot import {package.app} of {package.directory}: {described(first)}; and as a program neither, "
+            f"because another module is called {sorted(others)[0]!r} in this process: serve it in a process of its own"
         ) from first
 
 
@@ -129,7 +129,7 @@ def module(name: str) -> ModuleType:
             raise InvalidRequest(
                 f"there is no module {missing!r} in {Path.cwd()} or among the installed packages"
             ) from error
-        raise InvalidRequest(f"cannot import {name!r}: {told(error)}") from error
+        raise InvalidRequest(f"cannot import {name!r}: {described(error)}") from error
 
 
 def _import(name: str) -> ModuleType:
@@ -138,7 +138,7 @@ def _import(name: str) -> ModuleType:
     except (ImportError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a module may even exit
-        raise InvalidRequest(f"cannot import {name!r}: {told(error)}") from error
+        raise InvalidRequest(f"cannot import {name!r}: {described(error)}") from error
 
 
 def _member(owner: ModuleType, path: str) -> Any:
@@ -196,7 +196,7 @@ def _as_package(package: Package) -> str:
         made.__path__ = [str(package.directory)]
     except BaseException as error:
         del sys.modules[name]
-        raise InvalidRequest(f"cannot import {name!r} from {package.directory}: {told(error)}") from error
+        raise InvalidRequest(f"cannot import {name!r} from {package.directory}: {described(error)}") from error
     return name
 
 
@@ -217,8 +217,8 @@ def _places(owner: ModuleType, *, above: bool = True) -> set[Path]:
     return {*paths, *(path.parent for path in paths if above)}
 
 
-def told(error: BaseException) -> str:
-    """Say what failed and where, with the failure that it happened in the handling of."""
+def described(error: BaseException) -> str:
+    """Return what failed and where, and the earlier failures that it was caused by or followed."""
     lines = []
     known: BaseException | None = error
     while known is not None and len(lines) < 3:

@@ -236,10 +236,10 @@ def _find(target: str) -> tuple[Any, EnvironmentSpec | None]:
 
 def _unknown(target: str) -> str:
     known = ", ".join(sorted({*discovery.published(), *discovery.packages()})) or "none"
-    told = f"no environment named {target!r} is installed (installed: {known})"
+    problem = f"no environment named {target!r} is installed (installed: {known})"
     if "." in target:
-        return f"{told}; of a module say which attribute: {target}:app or {target}:MyEnvironment"
-    return f"{told}; give a name, a directory with an {discovery.MANIFEST}, or module:attribute"
+        return f"{problem}; of a module say which attribute: {target}:app or {target}:MyEnvironment"
+    return f"{problem}; give a name, a directory with an {discovery.MANIFEST}, or module:attribute"
 
 
 def _made_by(found: Any, target: str) -> Any:
@@ -272,7 +272,7 @@ def _made_by(found: Any, target: str) -> Any:
             made.close()
             return type(made)
     except Exception as error:
-        raise InvalidRequest(f"{target}() failed: {imports.told(error)}") from error
+        raise InvalidRequest(f"{target}() failed: {imports.described(error)}") from error
     if isinstance(made, Starlette | _UpstreamServer):
         return made
     raise InvalidRequest(f"{target}() returned a {type(made).__name__}: {_POSSIBLE}")

@@ -16,7 +16,7 @@ from ...journal.base import DeliveryRow
 from ...runtime.rows import wire_digest
 from ...sessions.decoding import read_action
 from ...sessions.session import Request
-from ..input_errors import told
+from ..input_errors import bounded_errors
 from ..mcp import McpDoor, invalid_call, parse_rpc
 from ..strict_json import parse_object
 
@@ -74,7 +74,7 @@ class RequestDecoder:
         except ValidationError as error:
             raise InvalidRequest(
                 f"this is no {self._action_cls.__name__}: see errors",
-                errors=told(error.errors(include_context=False, include_url=False)),
+                errors=bounded_errors(error.errors(include_context=False, include_url=False)),
             ) from error
 
 
