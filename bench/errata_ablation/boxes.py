@@ -25,6 +25,8 @@ from errata_protocol.rollouts import ErrorMarker
 from errata_trainer.hints import FailedTurn, TemplateHinter
 from errata_trainer.rollout import Call, Rollout, Turn
 
+from .task_files import TASK_TOML
+
 KEYS = (
     "red", "blue", "green", "gold", "black", "white", "pink", "gray",
     "north", "south", "east", "west", "sun", "moon", "star", "rain",
@@ -53,19 +55,6 @@ from errata_verify import check, path
 @check()
 def the_box_is_open():
     assert os.path.exists(path("opened")), "it is closed"
-"""
-_TASK = """\
-version = "1.0"
-
-[metadata]
-difficulty = "easy"
-category = "controlled"
-
-[verifier]
-timeout_sec = 20.0
-
-[errata]
-deterministic = true
 """
 
 
@@ -110,7 +99,7 @@ class Boxes:
             root = directory / self.task_id(box)
             (root / "environment").mkdir(parents=True, exist_ok=True)
             (root / "tests").mkdir(exist_ok=True)
-            (root / "task.toml").write_text(_TASK)
+            (root / "task.toml").write_text(TASK_TOML)
             (root / "instruction.md").write_text(self.instruction(box) + "\n")
             (root / "tests" / "verify.py").write_text(_VERIFY)
             program = root / "environment" / "open"

@@ -23,6 +23,8 @@ from errata_protocol.rollouts import ErrorMarker
 from errata_trainer.hints import FailedTurn, TemplateHinter
 from errata_trainer.rollout import Call, Rollout, Turn
 
+from .task_files import TASK_TOML
+
 VALUES = ("red", "blue", "green", "gold", "black", "white")
 NAMES = (
     "oak", "elm", "ash", "fir", "yew", "fig", "pear", "plum",
@@ -74,19 +76,6 @@ def the_first_step_is_done():
 @check()
 def the_second_step_is_done():
     assert os.path.exists(path("{second}")), "it is not"
-"""
-_TASK = """\
-version = "1.0"
-
-[metadata]
-difficulty = "easy"
-category = "controlled"
-
-[verifier]
-timeout_sec = 20.0
-
-[errata]
-deterministic = true
 """
 
 
@@ -208,7 +197,7 @@ class Project:
             root = directory / task.task_id
             (root / "environment").mkdir(parents=True, exist_ok=True)
             (root / "tests").mkdir(exist_ok=True)
-            (root / "task.toml").write_text(_TASK)
+            (root / "task.toml").write_text(TASK_TOML)
             (root / "instruction.md").write_text(task.instruction + "\n")
             first, second = (f"{step.operation}.done" for step in task.steps)
             (root / "tests" / "verify.py").write_text(_VERIFY.format(first=first, second=second))

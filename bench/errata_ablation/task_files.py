@@ -1,0 +1,18 @@
+"""What the files of all generated tasks have in common."""
+
+from __future__ import annotations
+
+TASK_TOML = """\
+version = "1.0"
+
+[metadata]
+difficulty = "easy"
+category = "controlled"
+
+[verifier]
+timeout_sec = 20.0
+
+[errata]
+deterministic = true
+"""
+"""``task.toml`` of a task that a verifier grades in a second."""
