@@ -87,7 +87,8 @@ def test_a_failing_turn_on_a_real_repository_trains_all_three_channels(url: str,
         "asked in forks"
     )
     assert log["dpo/votes/consensus"] == 2.0 and log["dpo/pairs"] == 2.0
-    assert log["dpo/pool/teachers/posted"] == 2.0, "votes are late rewards of their states"
+    # Posted behind the batch, so perhaps after its log; the pool ends after its posts.
+    assert pool.metrics()["teachers/posted"] == 2, "votes are late rewards of their states"
     states = [message for prompt in teachers[0].asked for message in prompt.messages]
     assert any(instance().problem_statement.strip()[:40] in str(message) for message in states), "state(0)'s own text"
     for channel in ("grpo", "sdpo_kl", "trace_replay_dpo"):
