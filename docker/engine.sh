@@ -35,7 +35,7 @@ install_packages() {
         made=1
     fi
     local status=0
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } \
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y -o DPkg::Lock::Timeout=300 --no-install-recommends "${missing[@]}"; } \
         >"$directory/apt.log" 2>&1 || status=$?
     [ -z "$made" ] || rm -f "$policy"
     [ "$status" = 0 ] || { tail -n 5 "$directory/apt.log" >&2; cannot "apt-get install ${missing[*]} failed ($directory/apt.log)"; }

@@ -22,12 +22,12 @@ for lock in requirements/"$name"-*.lock; do
         say "installing up to $(grep -c '==' "$lock") Python packages into $venv (a minute or two)"
         "$python" -m venv "$venv"
         if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --progress-bar off \
-            -r "$lock" 2>&1 | tee .cache/pip.log |
+            -r "$lock" 2>&1 | tee .cache/pip-$name.log |
             awk -v name="$name" '/^Collecting/ { if (++n % 25 == 0) { print name ":   fetched " n; fflush() } }
                  /^Installing collected/ { print name ":   unpacking"; fflush() }' >&2; then
-            grep -v '^  ' .cache/pip.log | tail -n 3 >&2
+            grep -v '^  ' .cache/pip-$name.log | tail -n 3 >&2
             rm -rf "$venv"
-            say "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
+            say "pip failed (.cache/pip-$name.log): check the network or pip's index, then run this again"
             exit 1
         fi
         touch "$venv/.packages"

@@ -19,10 +19,10 @@ if [ ! -e "$venv/.packages" ]; then
     say "installing $(grep -c '==' "$lock") Python packages into $venv (a minute)"
     "$python" -m venv "$venv"
     if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --progress-bar off \
-        -r "$lock" >.cache/pip.log 2>&1; then
-        tail -n 3 .cache/pip.log >&2
+        -r "$lock" >.cache/pip-upstream-envs.log 2>&1; then
+        tail -n 3 .cache/pip-upstream-envs.log >&2
         rm -rf "$venv"
-        say "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
+        say "pip failed (.cache/pip-upstream-envs.log): check the network or pip's index, then run this again"
         exit 1
     fi
     touch "$venv/.packages"

@@ -17,9 +17,9 @@ cmp -s "$to/requirements.txt" "$to/fetched.txt" && exit 0
 rm -rf "$to/dist"
 for kind in only no; do
     if ! "$python" -m pip download --disable-pip-version-check --no-input --no-deps --progress-bar off -q \
-        --require-hashes "--$kind-binary" :all: -d "$to/dist" -r "$to/requirements.txt" >.cache/pip.log 2>&1; then
-        tail -n 3 .cache/pip.log >&2
-        say "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
+        --require-hashes "--$kind-binary" :all: -d "$to/dist" -r "$to/requirements.txt" >.cache/pip-upstream-patches.log 2>&1; then
+        tail -n 3 .cache/pip-upstream-patches.log >&2
+        say "pip failed (.cache/pip-upstream-patches.log): check the network or pip's index, then run this again"
         exit 1
     fi
 done

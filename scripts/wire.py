@@ -22,14 +22,14 @@ from errata_protocol.markers import ErrorMarkers
 from errata_protocol.mux import (
     CLIENT_MESSAGES,
     SERVER_MESSAGES,
+    AnswerRead,
     ClientProtocol,
     ClientRequest,
     Effect,
-    Find,
-    Read,
-    Record,
-    Reply,
-    Run,
+    EncodedReply,
+    FindSession,
+    RecordError,
+    RunRequest,
     ServerConfig,
     ServerProtocol,
     Stored,
@@ -59,25 +59,25 @@ class Shell:
         """Do what the machine asks for."""
         server = self.protocol
         for effect in effects:
-            if isinstance(effect, Find):
+            if isinstance(effect, FindSession):
                 stored = Stored(eid="e-77", t=0) if effect.session.sid == CHILD else Stored(recovery="snapshot")
                 self.perform(server.found(effect, stored, 0.0))
-            elif isinstance(effect, Record):
+            elif isinstance(effect, RecordError):
                 self.perform(server.completed(effect, effect.reply, 0.0))
-            elif isinstance(effect, Run):
+            elif isinstance(effect, RunRequest):
                 reply = {
-                    "fork": Reply(
+                    "fork": EncodedReply(
                         "forked", b'{"sid":"%s","eid":"e-77","t":0,"origin":{"eid":"e-5f0c","t":1}}' % CHILD.encode()
                     ),
-                    "close": Reply("closed", b"{}"),
+                    "close": EncodedReply("closed", b"{}"),
                 }.get(effect.kind)
                 if reply is None:
                     payload = PAYLOAD if effect.kind != "mcp" else b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}'
                     kind = "mcp" if effect.kind == "mcp" else "observation"
-                    reply = Reply(kind, payload, EID, self._deliveries[effect.kind], digest(payload))
+                    reply = EncodedReply(kind, payload, EID, self._deliveries[effect.kind], digest(payload))
                 self.perform(server.completed(effect, reply, 0.0))
-            elif isinstance(effect, Read):
-                self.perform(server.answered(effect, _answer(effect)))
+            elif isinstance(effect, AnswerRead):
+                self.perform(server.read_answered(effect, _answer(effect)))
 
     def push(self) -> None:
         """Let a late reward come."""
@@ -189,22 +189,22 @@ def _part(data: bytes, address: bytes) -> bytes:
     return b'{"sid":"%s",%s,"type":"part","data":%s}' % (SID.encode(), address, data)
 
 
-def _answer(effect: Read) -> Reply:
+def _answer(effect: AnswerRead) -> EncodedReply:
     match effect.kind:
         case "state" if "t" in effect.fields:
-            return Reply("state_at", PAYLOAD, EID, 1, digest(PAYLOAD), "step")
+            return EncodedReply("state_at", PAYLOAD, EID, 1, digest(PAYLOAD), "step")
         case "state":
-            return Reply("state", b'{"episode_id":"alias","step_count":1}')
+            return EncodedReply("state", b'{"episode_id":"alias","step_count":1}')
         case "capabilities":
             told = Capabilities(environment="terminal", extensions={"mux": 1}).model_dump(
                 mode="json", exclude_none=True
             )
-            return Reply("capabilities", json.dumps(told, separators=(",", ":")).encode())
+            return EncodedReply("capabilities", json.dumps(told, separators=(",", ":")).encode())
         case "rewards":
-            return Reply("rewards", b"[" + REWARD + b"]")
+            return EncodedReply("rewards", b"[" + REWARD + b"]")
         case "close_group":
-            return Reply("group_closed", b'{"closed":0}')
-    return Reply("mcp", b'{"jsonrpc":"2.0","id":2,"result":{"tools":[]}}')
+            return EncodedReply("group_closed", b'{"closed":0}')
+    return EncodedReply("mcp", b'{"jsonrpc":"2.0","id":2,"result":{"tools":[]}}')
 
 
 def _model(side: str, envelope: dict[str, Any]) -> str:

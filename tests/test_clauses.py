@@ -7,6 +7,7 @@ decision as ``decision 51``. A letter and a number alone is refused: it could be
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -32,6 +33,7 @@ NO_PROSE = re.compile(r"noqa: .*|type: ignore\S*|ruff: .*")
 HERE = {"tests/test_clauses.py"}
 
 
+@functools.cache
 def files() -> list[Path]:
     """Return the files that cite."""
     listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
@@ -64,12 +66,14 @@ def _of_python(text: str) -> Iterator[str]:
             yield re.sub(r"``.*?``|`[^`\n]*`", " ", node.value.value, flags=re.S)
 
 
+@functools.cache
 def clauses() -> set[str]:
     """Return the clauses and sections that the text has."""
     text = PROTOCOL.read_text()
     return {"Terms", *re.findall(r"^## ([A-G])\. ", text, re.M), *re.findall(r"^### ([A-G]\d+)\. ", text, re.M)}
 
 
+@functools.cache
 def decisions() -> dict[str, tuple[str, str]]:
     """Return the title and the file name of each decision by its number."""
     found: dict[str, tuple[str, str]] = {}

@@ -119,7 +119,7 @@ def test_the_launchers_program_imports_its_own_folder_and_the_standard_library_o
                 assert node.level == 0, f"{file.name} is no module of a package when it runs"
                 names = [str(node.module)]
             assert {name.partition(".")[0] for name in names} <= allowed, file.name
-    assert len(programs) == 8
+    assert len(programs) == 9
 
 
 def test_every_package_of_the_server_has_a_charter() -> None:

@@ -110,7 +110,7 @@ INTERNALS = (
     Internals("websockets.http11:Response", "headers status_code", SOCKET, "knows whether it upgrades", "response"),
     Internals("websockets.frames", "apply_mask", "errata_server.serve.ws_frames", "unmasks payload in C"),
     Internals(
-        "websockets.asyncio.client:ClientConnection", "transport", "errata_client.carrier", "drops a stuck socket"
+        "websockets.asyncio.client:ClientConnection", "transport", "errata_client.driver", "drops a stuck socket"
     ),
     # starlette
     Internals("starlette.datastructures:State", "_state", "errata_server.app.adoption", "hands state on to mounts"),

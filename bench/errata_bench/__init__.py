@@ -1,1 +1,1 @@
-"""The benchmark: stock OpenEnv and Errata in alternating rounds on one machine; see docs/performance.md."""
+"""The benchmark: measures stock OpenEnv and Errata in alternating rounds on one machine (docs/performance.md)."""

@@ -1,4 +1,4 @@
-"""``python -m errata_bench``, where the ``errata`` command is not installed."""
+"""Runs the benchmark as ``python -m errata_bench`` where the ``errata`` command is not installed."""
 
 import sys
 

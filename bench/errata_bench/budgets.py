@@ -1,4 +1,4 @@
-"""What has to be reached, and whether it was."""
+"""Budgets: the bounds that measured figures have to keep."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Budget:
     """A bound on a figure, or on its ratio to another arm.
 
     Args:
-        arm: Whose figure.
-        key: Which figure.
+        arm: Name of the arm.
+        key: Name of the figure.
         bound: ``>=`` or ``<=``.
-        limit: The bound itself.
-        to: The arm that the ratio is taken to; None for the figure itself.
-        to_key: The other arm's figure, if it is another one.
-        share: ``limit`` is a share of the sessions, so 1.0 asks for all of them.
-        at: Sessions at which it is meant; at other sizes it is shown and not judged. None judges at any.
+        limit: Value of the bound.
+        to: Arm in the denominator of the ratio; None bounds the figure itself.
+        to_key: Name of that arm's figure, if it differs from ``key``.
+        share: ``limit`` is a share of the sessions: 1.0 means all of them.
+        at: Number of sessions at which the budget is judged; at others the figure is only shown. None judges always.
     """
 
     arm: str
@@ -33,13 +33,13 @@ class Budget:
     at: int | None = 10_000
 
     def measured(self, arms: Arms) -> Spread | None:
-        """Return what the bound is held against, None where it was not measured."""
+        """Return the values that are compared with the bound, None where they were not measured."""
         if self.to is not None:
             return ratio(arms, self.arm, self.to, self.key, self.to_key)
         return spread(arms, self.arm, self.key)
 
     def met(self, arms: Arms, sessions: int) -> bool | None:
-        """Return whether the median of the rounds keeps the bound; None where it cannot be judged."""
+        """Return whether the median of the rounds keeps the bound; None if the budget is not judged."""
         found = self.measured(arms)
         if found is None or (self.at is not None and sessions != self.at):
             return None
@@ -47,7 +47,7 @@ class Budget:
         return found.median >= limit if self.bound == ">=" else found.median <= limit
 
     def text(self, unit: str) -> str:
-        """Return it in words."""
+        """Return the budget as text."""
         if self.to is not None:
             return f"{self.bound} {self.limit:g} x {self.to}"
         if self.share:

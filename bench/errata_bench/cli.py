@@ -1,4 +1,4 @@
-"""``errata bench``."""
+"""The command ``errata bench``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for, print the table; return the exit status: 1 where something failed."""
+    """Run the chosen scenarios and print the table; return the exit status, 1 if a scenario failed."""
     options = _parser().parse_args(arguments)
     from . import machine, suite, table
     from .report import Report
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     load_before = os.getloadavg()[0]
     _say(f"{directory} on {disk}, load average {load_before:.2f}")
     reports = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its servers would outlive it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the servers would go on running
     interrupted = False
     for scenario in scenarios:
         plan = Plan(
@@ -138,7 +138,7 @@ def _positive(text: str) -> int:
 
 
 def _command(options: argparse.Namespace, name: str) -> str:
-    """Return the command that makes one scenario's figures again."""
+    """Return the command that measures one scenario again."""
     words = ["errata", "bench", "--only", name]
     if options.quick:
         words.append("--quick")

@@ -1,4 +1,4 @@
-"""The environments that both servers serve, unmodified; nothing of Errata is imported here."""
+"""Echo environments that stock OpenEnv and Errata serve unmodified. Imports nothing of Errata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openenv.core.env_server.types import Action, Observation, State
 from .factories import Tally
 
 COUNTER_VARIABLE = "ERRATA_BENCH_COUNTER"
-"""Names the file in which environments count themselves."""
+"""Environment variable with the path of the file in which instances are counted (`factories.Tally`)."""
 
 WORK_S = 0.020
 BLOCKED_S = 0.2
@@ -23,19 +23,19 @@ _COUNTER = Tally(Path(os.environ[COUNTER_VARIABLE])) if COUNTER_VARIABLE in os.e
 
 
 class EchoAction(Action):
-    """Say something."""
+    """A text to be returned."""
 
     text: str = ""
 
 
 class EchoObservation(Observation):
-    """What was said."""
+    """The text of the action."""
 
     text: str = ""
 
 
 class PinnedEcho(Environment[EchoAction, EchoObservation, State]):
-    """Synchronous: all its calls on one thread."""
+    """Synchronous environment; all its calls run on one thread."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -59,13 +59,13 @@ class PinnedEcho(Environment[EchoAction, EchoObservation, State]):
 
 
 class FreeEcho(PinnedEcho):
-    """Synchronous, on any thread."""
+    """Synchronous environment that may be called from any thread."""
 
     ANY_THREAD = True
 
 
 class AsyncEcho(PinnedEcho):
-    """On the event loop."""
+    """Asynchronous environment; it runs on the event loop."""
 
     async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> EchoObservation:
         return self.reset(seed, episode_id)
@@ -75,7 +75,7 @@ class AsyncEcho(PinnedEcho):
 
 
 class BusyEcho(PinnedEcho):
-    """A step computes for 20 ms, in Python, whatever else the machine does meanwhile."""
+    """A step uses 20 ms of its thread's CPU time, in Python."""
 
     def step(self, action: EchoAction, timeout_s: float | None = None, **_: Any) -> EchoObservation:
         end = time.thread_time() + WORK_S
@@ -93,7 +93,7 @@ class BlockingEcho(PinnedEcho):
 
 
 class FreeBlockingEcho(BlockingEcho):
-    """The same, and it says that it does not care for threads."""
+    """A step blocks its thread for 0.2 s; the environment may be called from any thread."""
 
     ANY_THREAD = True
 
@@ -106,4 +106,4 @@ KINDS: dict[str, type[PinnedEcho]] = {
     "blocking": BlockingEcho,
     "blocking-any-thread": FreeBlockingEcho,
 }
-"""By the names that scenarios use."""
+"""Environment classes by the names that scenarios use."""

@@ -1,4 +1,4 @@
-"""How many environment instances were made, counted in one process and read in another: a file with a byte for each."""
+"""Counts environment instances across processes: the server appends one byte to a file for each, the load reads it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 
 class Tally:
-    """Counts.
+    """Counts instances.
 
     Args:
-        path: The file.
+        path: File that gets one byte for each instance.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def add(self) -> None:
-        """Count one more."""
+        """Count one instance."""
         os.write(self._file, b".")
 
 
-class Ahead:
-    """Whether each answer came after the instance it speaks of was made.
+class FactoryCheck:
+    """Checks that no ``opened`` reply arrives before the session's instance was made.
 
     Args:
-        path: The file of a `Tally`; None looks at nothing.
+        path: File of a `Tally`; None checks nothing.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -34,14 +34,14 @@ class Ahead:
         self._least: int | None = None
 
     def answered(self, answers: int) -> None:
-        """Take that so many sessions have been answered by now."""
+        """Compare the number of instances with the number of sessions that were answered so far."""
         if self._path is not None:
             spare = self._size() - self._before - answers
             self._least = spare if self._least is None else min(self._least, spare)
 
     @property
     def missing(self) -> float:
-        """The most instances that were missing at any answer; 0 means that every answer came after its factory ran."""
+        """Largest number of instances missing at any answer; 0 means that each answer came after its factory ran."""
         return float(max(0, -(self._least or 0)))
 
     def _size(self) -> int:

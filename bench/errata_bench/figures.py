@@ -1,7 +1,7 @@
-"""The arithmetic: medians and ranges over rounds, and ratios that are taken within each round.
+"""Medians and ranges over rounds, and ratios within each round.
 
-A round measures every arm once, one after the other, so what else the machine does weighs on all of them; a ratio of
-two medians would compare different moments.
+A round measures every arm once, one after the other, so other load on the machine affects all arms alike. A ratio of
+two medians would compare different times.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ class Spread:
     """Values of several rounds.
 
     Args:
-        rounds: In order.
+        rounds: One value a round, in order.
     """
 
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one, or the mean of the middle two."""
+        """The middle value, or the mean of the two in the middle."""
         return statistics.median(self.rounds)
 
     @property
     def low(self) -> float:
-        """The smallest."""
+        """The smallest value."""
         return min(self.rounds)
 
     @property
     def high(self) -> float:
-        """The largest."""
+        """The largest value."""
         return max(self.rounds)
 
 
@@ -52,17 +52,17 @@ def spread(arms: Arms, arm: str, key: str) -> Spread | None:
 
 
 def ratio(arms: Arms, arm: str, to: str, key: str, to_key: str | None = None) -> Spread | None:
-    """Return a figure of one arm through that of another, round by round.
+    """Divide a figure of one arm by that of another, round by round.
 
     Args:
         arms: All rounds.
-        arm: Above the line.
-        to: Below it.
-        key: Which figure.
-        to_key: The other arm's, if it is another one.
+        arm: Arm in the numerator.
+        to: Arm in the denominator.
+        key: Name of the figure.
+        to_key: Name of the denominator's figure, if it differs.
 
     Returns:
-        None where one of them is missing, or zero below the line.
+        None where a figure is missing or a denominator is zero.
 
     Raises:
         ValueError: The arms have different numbers of rounds, so that there are no pairs.

@@ -1,4 +1,4 @@
-"""A journal with many deliveries, written at once and not through sessions, which would take hours."""
+"""Writes a journal with many deliveries directly; to fill it through sessions would take hours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from errata_server.journal import DeliveryRow, EpisodeRow, IndexedJournal, Sessi
 from errata_server.journal.base import Record
 
 DELIVERIES = 100
-"""Of each episode."""
+"""Deliveries of each episode."""
 GROUP = 50
 """Episodes in one commit."""
 REQUEST = b'{"text":"%s"}' % (b"x" * 64)
@@ -18,7 +18,7 @@ REQUEST_SHA = hashlib.sha256(REQUEST).digest()
 
 
 def payload(eid: str, t: int) -> bytes:
-    """Return P_t, about 1 KiB, which says whose it is."""
+    """Return P_t of about 1 KiB; it contains its eid and t."""
     return b'{"eid":"%s","t":%d,"observation":{"text":"%s"},"reward":1.0,"done":false}' % (
         eid.encode(),
         t,
@@ -48,8 +48,8 @@ def _episode(number: int, environment: str) -> list[Record]:
         EpisodeRow(eid, sid, environment, 1.0),
     ]
     for t in range(DELIVERIES):
-        said = payload(eid, t)
-        digest = hashlib.sha256(said).digest()
+        body = payload(eid, t)
+        digest = hashlib.sha256(body).digest()
         rows.append(
             DeliveryRow(
                 eid=eid,
@@ -60,7 +60,7 @@ def _episode(number: int, environment: str) -> list[Record]:
                 request=REQUEST,
                 request_sha=REQUEST_SHA,
                 status="ok",
-                payload=said,
+                payload=body,
                 digest=digest,
                 semantic_digest=digest,
                 state=None,

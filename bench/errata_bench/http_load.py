@@ -22,7 +22,7 @@ class HttpLoad:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def read_states(self, episodes: int, deliveries: int, reads: int, seed: int) -> dict[str, float]:
-        """Read states at uniform random, and check whose they are by what they say.
+        """Read states chosen uniformly at random, and check that each names its episode and t.
 
         Args:
             episodes: Episodes ``ep_000000000000`` and so on.
@@ -54,7 +54,7 @@ class HttpLoad:
         return {"value": sum(values)}
 
     def abandon(self) -> None:
-        """End the connection after a failure: the rest of an answer may still be under way."""
+        """Close the connection after a failure: the rest of a response may still arrive."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

@@ -1,4 +1,4 @@
-"""An echo environment that comes back after a crash, for what only Errata does."""
+"""An echo environment that survives a crash, for scenarios that only Errata supports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .environments import AsyncEcho
 
 
 class KeptEcho(AsyncEcho):
-    """Counts its steps, and goes on counting where its snapshot stood."""
+    """Counts its steps; its snapshot is the count."""
 
     async def snapshot(self) -> Snapshot:
         """Return the count."""
         return Snapshot(str(self._state.step_count).encode())
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a count."""
+        """Set the count."""
         self._state = State(episode_id="echo", step_count=int(snapshot.state))

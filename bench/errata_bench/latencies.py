@@ -1,4 +1,4 @@
-"""Latencies of one phase, in milliseconds."""
+"""Computes percentiles of the latencies of one phase, in milliseconds."""
 
 from __future__ import annotations
 

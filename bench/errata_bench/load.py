@@ -1,8 +1,8 @@
-"""A load generator in a process of its own, and the handle of it.
+"""Load generators, each in a process of its own, and the class that controls one.
 
 ``python -m errata_bench.load DOOR OPTIONS`` reads one JSON command a line, ``["step", {"seconds": 4, ...}]``, and
-prints one JSON result each: the figures, or ``{"error": ...}``. It imports nothing of Errata's: what is measured must
-not measure itself.
+prints one JSON result for each: the figures, or ``{"error": ...}``. It imports nothing of Errata, so that Errata's code
+does not measure itself.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LINE_BYTES = 1024 * 1024
 
 
 class LoadFailed(RuntimeError):
-    """A load generator met something else than the answer it asked for."""
+    """A load generator received an unexpected answer."""
 
 
 class Load:
     """A running load generator.
 
     Args:
-        process: It.
+        process: Its process.
 
     Attributes:
-        failed: It has failed once and let go of its sockets.
+        failed: It has failed once and closed its sockets.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -43,22 +43,22 @@ class Load:
 
     @classmethod
     async def start(cls, door: str, port: int, **options: Any) -> Self:
-        """Start one; ``options`` are those of `PlainLoad`, `MuxLoad` or `HttpLoad`."""
+        """Start a load generator; ``options`` are those of `PlainLoad`, `MuxLoad` or `HttpLoad`."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "errata_bench.load", door, json.dumps({"port": port, **options})),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LINE_BYTES,
-                start_new_session=True,  # a ^C is for the benchmark; this one ends with its standard input
+                start_new_session=True,  # the benchmark handles ^C; this process ends with its standard input
             )
         )
 
     async def do(self, name: str, /, **arguments: Any) -> dict[str, float]:
-        """Let it do something and return its figures.
+        """Send a command and return its figures.
 
         Raises:
-            LoadFailed: The server answered something else, or the process is gone.
+            LoadFailed: The server sent an unexpected answer, or the process has ended.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -74,7 +74,7 @@ class Load:
         return found
 
     async def stop(self) -> None:
-        """End it, its sockets and whatever it still does."""
+        """End the process, its sockets and any command that still runs."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
@@ -87,7 +87,7 @@ async def _serve(door: str, options: dict[str, Any]) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a phase allocates no cycles worth a pause in the middle of a latency
+    gc.disable()  # a collection in the middle of a phase would be part of a latency
     while line := await reader.readline():
         name, arguments = json.loads(line)
         try:
@@ -100,7 +100,7 @@ async def _serve(door: str, options: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Obey until standard input ends."""
+    """Run commands until standard input ends."""
     door, options = sys.argv[1], json.loads(sys.argv[2])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(door, options))

@@ -1,4 +1,4 @@
-"""What the machine is, and what its disk is."""
+"""Describes the machine, its disk and a second interpreter; raises the limit of open files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PACKAGES = ("openenv-errata", "openenv", "uvicorn", "uvloop", "websockets", "pyd
 
 
 def file_system(directory: Path, mounts: str | None = None) -> str:
-    """Return the kind of file system that a directory lies on.
+    """Return the type of the file system that holds a directory.
 
     Args:
-        directory: Which.
-        mounts: Text of ``/proc/mounts``; this process's own by default.
+        directory: The directory.
+        mounts: Text of ``/proc/mounts``; that of this process by default.
     """
     best = ("", "unknown")
     for line in (Path("/proc/mounts").read_text() if mounts is None else mounts).splitlines():
@@ -35,7 +35,7 @@ def file_system(directory: Path, mounts: str | None = None) -> str:
 
 
 def describe(directory: Path, load_before: float) -> Machine:
-    """Return this machine's facts, and its load since the run began."""
+    """Return the description of this machine, with its load before the run and now."""
     cpus = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -57,7 +57,7 @@ def describe(directory: Path, load_before: float) -> Machine:
 
 
 def interpreter(python: Path) -> Interpreter:
-    """Return the facts of a second interpreter.
+    """Return the description of a second interpreter.
 
     Raises:
         ValueError: It does not start, has no Errata, or has the same installation as this interpreter.
@@ -82,7 +82,7 @@ def interpreter(python: Path) -> Interpreter:
 
 
 def allow_descriptors() -> int:
-    """Raise this process's limit of open files, which its children inherit, as far as may be; return it."""
+    """Raise this process's limit of open files to the hard limit; child processes inherit it. Return it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

@@ -1,4 +1,4 @@
-"""What load over multiplexed sockets is made of: envelopes by hand, a session's address, a socket with its sessions."""
+"""Parts of the load over multiplexed sockets: envelopes written by hand, sessions, and sockets with their sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .websocket import MUX, WebSocket, prepared
 
 
 class Envelope(Struct, gc=False):
-    """What the server says, as far as load looks at it."""
+    """The fields of a server's envelope that the load reads."""
 
     type: str
     sid: str | None = None
@@ -33,7 +33,7 @@ def envelopes(text: bytes) -> list[Envelope]:
 
 
 def framed(messages: Sequence[bytes], size: int) -> bytes:
-    """Return messages in as few frames as ``size`` messages each allow, one after the other."""
+    """Return messages in frames of at most ``size`` messages each, joined into one byte string."""
     if size == 1:
         return b"".join([prepared(message) for message in messages])
     return b"".join(
@@ -42,7 +42,7 @@ def framed(messages: Sequence[bytes], size: int) -> bytes:
 
 
 class Session:
-    """One session: its address, the id of its next request, the prepared halves of its envelopes."""
+    """One session: its id, the id of its next request, and the prepared parts of its envelopes."""
 
     __slots__ = ("delivered", "head", "id", "key", "left", "link", "sent", "sid")
 
@@ -65,11 +65,11 @@ class Session:
         return b'{"sid":"%s","q":1,"type":"state"}' % self.sid.encode()
 
     def entry(self) -> dict[str, object]:
-        """Return what a resume says of it."""
+        """Return the session's entry in a resume message."""
         return {"sid": self.sid, "key": self.key, "last": self.id - 1}
 
     def message(self, kind: bytes, data: bytes) -> bytes:
-        """Return a request under the next id, which is used up by its reply."""
+        """Return a request with the next id; the reply to it uses the id up."""
         return b'%s%d,"type":"%s","data":%s}' % (self.head, self.id, kind, data)
 
 
@@ -77,8 +77,8 @@ class Link:
     """One socket and its sessions.
 
     Attributes:
-        take: What to do with each envelope, per phase.
-        batch: What to do when everything that came at once was taken.
+        take: Called with each envelope; a phase sets it.
+        batch: Called after all envelopes that arrived together.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Link:
         self._socket.send(frames)
 
     def flush(self, size: int) -> None:
-        """Send what is ready in full frames, the rest only when no reply is awaited that could fill it up."""
+        """Send the messages that fill frames; send the rest only if no awaited reply could fill the last frame."""
         ready = self.ready
         full = len(ready) - len(ready) % size if self.in_flight else len(ready)
         if full:
@@ -119,20 +119,20 @@ class Link:
             self.ready = ready[full:]
 
     def cut(self) -> None:
-        """Drop the connection without a word, and take no notice of what it may still bring."""
+        """Drop the connection without a close handshake, and ignore what still arrives on it."""
         self.take, self.batch, self.lost = lambda envelope: None, lambda: None, lambda: None
         if self._socket is not None:
             self._socket.cut()
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Close the socket with a handshake."""
         self.lost = lambda: None
         if self._socket is not None:
             await self._socket.close()
 
 
 class Phase:
-    """Waits for so many sessions, or for the first thing that goes wrong."""
+    """Waits until a number of sessions is done, or for the first error."""
 
     def __init__(self, links: Sequence[Link], sessions: int) -> None:
         self._left = sessions
@@ -142,22 +142,22 @@ class Phase:
             self._done.set_result(None)
 
     def one(self) -> None:
-        """One more is done."""
+        """Count one session as done."""
         self._left -= 1
         if not self._left and not self._done.done():
             self._done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """It has gone wrong."""
+        """End the phase with an error."""
         if not self._done.done():
             self._done.set_exception(error)
 
     def lost(self) -> None:
-        """A socket is gone."""
+        """End the phase because a socket was closed."""
         self.fail(ConnectionResetError(f"the server closed a socket; {self._left} sessions waited for an answer"))
 
     def guard(self, take: Callable[[Envelope], None]) -> Callable[[Envelope], None]:
-        """Return ``take``, whose exceptions end the phase: the socket's callbacks have nobody to raise to."""
+        """Return ``take`` such that an exception ends the phase: nothing catches one in a socket's callback."""
 
         def guarded(envelope: Envelope) -> None:
             try:
@@ -168,5 +168,5 @@ class Phase:
         return guarded
 
     async def over(self) -> None:
-        """Wait."""
+        """Wait for the end of the phase."""
         await self._done

@@ -1,4 +1,4 @@
-"""Load over a few multiplexed sockets: envelopes by hand, built once per session, without Errata's client."""
+"""Load over a few multiplexed sockets. Envelopes are written by hand, once a session, without Errata's client."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from .factories import Ahead
+from .factories import FactoryCheck
 from .latencies import spread_ms
 from .mux_link import Envelope, Link, Phase, Session, framed
 from .websocket import prepared
 
 RESUME_ENTRIES = 256
-"""Sessions that one resume names."""
+"""Sessions in one resume message."""
 
 RECONNECT_S = 0.02
-"""Between two attempts to reach a server that is being started."""
+"""Seconds between two attempts to reach a server that is starting."""
 
 
 class MuxLoad:
@@ -27,7 +27,7 @@ class MuxLoad:
 
     Args:
         port: The server's.
-        sockets: How many; each takes as many requests in flight as the server advertises, 1,024 by default.
+        sockets: Number of sockets; each has as many requests in flight as the server advertises, 1,024 by default.
     """
 
     def __init__(self, port: int, *, sockets: int = 16) -> None:
@@ -48,15 +48,15 @@ class MuxLoad:
         """Open sessions, all at once.
 
         Args:
-            sessions: How many.
+            sessions: Number of sessions.
             frame: Envelopes a frame.
-            then: What has to be answered until one counts as open: ``nothing`` but the open, or also ``state`` or
-                ``reset``, which are sent in the same frame.
+            then: Request that has to be answered before a session counts as open: ``state`` or ``reset``, which is
+                sent in the same frame as the open, or ``nothing`` but the open.
             reset: Arguments of reset.
-            counter: File in which the environments count themselves; see `Ahead`.
-            limit_s: How long all of it may take; sessions that are not open then are missing from ``opened``.
+            counter: File in which instances are counted; see `FactoryCheck`.
+            limit_s: Time limit for all sessions; those that are not open by then are missing from ``opened``.
         """
-        ahead = Ahead(counter)
+        check = FactoryCheck(counter)
         began, cpu = time.perf_counter(), time.process_time()
         await self._connect()
         fresh = [Session(self._links[n % len(self._links)]) for n in range(sessions)]
@@ -83,13 +83,13 @@ class MuxLoad:
 
         try:
             async with asyncio.timeout(limit_s):
-                await self._exchange(fresh, frame, messages, on_reply, on_batch=lambda: ahead.answered(len(took)))
+                await self._exchange(fresh, frame, messages, on_reply, on_batch=lambda: check.answered(len(took)))
         except TimeoutError:
             pass  # as with a plain socket: those that are not open are counted, not fatal
         elapsed = time.perf_counter() - began
         return {
             "opened": float(len(took)),
-            "factories_missing": ahead.missing,
+            "factories_missing": check.missing,
             "opens_per_s": len(took) / elapsed,
             "seconds": elapsed,
             "client_cpu_us": (time.process_time() - cpu) / sessions * 1e6,
@@ -101,14 +101,14 @@ class MuxLoad:
     ) -> dict[str, float]:
         """Step every session back to back.
 
-        Each socket sends a frame when that many of its sessions wait for their next step, or when it waits for no
-        reply that could fill it up.
+        Each socket sends a frame when ``frame`` of its sessions are ready for their next step, or when no awaited
+        reply could fill the frame.
 
         Args:
-            seconds: How long a session's next step is still sent.
-            action: What each step does.
+            seconds: Time after which no further step is sent.
+            action: The action of each step.
             frame: Envelopes a frame.
-            limit: Steps of each session at most.
+            limit: Largest number of steps of each session.
         """
         took: list[float] = []
         data = json.dumps(action, separators=(",", ":")).encode()
@@ -161,10 +161,10 @@ class MuxLoad:
         link.flush(frame)
 
     async def cut_while_stepping(self, action: dict[str, Any], after_s: float) -> dict[str, float]:
-        """Step back to back without an end, and drop every socket with requests and replies under way.
+        """Step back to back, and drop every socket while requests and replies are in flight.
 
         Returns:
-            ``cut_at``: when, in seconds of the machine's monotonic clock.
+            ``cut_at``: the time of the cut, in seconds of the machine's monotonic clock.
         """
         stepping = asyncio.ensure_future(self.step(1e9, action))
         await asyncio.wait((stepping,), timeout=after_s)
@@ -178,7 +178,7 @@ class MuxLoad:
         return {"cut_at": cut_at}
 
     async def lose(self, action: dict[str, Any]) -> dict[str, float]:
-        """Step back to back until the server is gone."""
+        """Step back to back until the server has ended."""
         stepping = asyncio.ensure_future(self.step(1e9, action))
         await asyncio.wait((stepping,))
         error = stepping.exception()
@@ -193,14 +193,14 @@ class MuxLoad:
     ) -> dict[str, float]:
         """Connect again, resume every session, and make one step in each.
 
-        A session whose step was accepted before the cut gets that reply first; each reply has to name the delivery that
-        its id asks for, so a step that acted twice, or got lost, fails the benchmark.
+        A session whose step was accepted before the cut gets that reply first. Each reply has to name the delivery that
+        belongs to its id, so a step that acted twice, or was lost, fails the benchmark.
 
         Args:
-            since: When it began, in the machine's monotonic clock.
-            action: The same as before, because a step whose reply is missed is sent again under its id.
+            since: Start of the outage on the machine's monotonic clock.
+            action: The action of the steps before: a step whose reply is missing is sent again under its id.
             frame: Envelopes a frame.
-            timeout_s: How long the server may be unreachable.
+            timeout_s: Longest time for which the server may be unreachable.
         """
         data = json.dumps(action, separators=(",", ":")).encode()
         first = resumed = stepped = 0.0
@@ -210,7 +210,7 @@ class MuxLoad:
         left_to_resume = len(sessions)
         phase = Phase(self._links, len(sessions))
         for session in sessions.values():
-            session.left = 0  # ids the server has accepted and will answer by itself
+            session.left = 0  # ids that the server has accepted and answers without another request
 
         def take(link: Link, envelope: Envelope) -> None:
             nonlocal first, resumed, stepped, missed, left_to_resume
@@ -272,12 +272,12 @@ class MuxLoad:
         }
 
     async def detach(self) -> dict[str, float]:
-        """Drop every socket; the sessions stay."""
+        """Drop every socket and keep the sessions."""
         self.abandon()
         return {}
 
     def abandon(self) -> None:
-        """Drop every socket after a failure: the others would step on."""
+        """Drop every socket after a failure, so that the other sessions stop stepping."""
         for link in self._links:
             link.cut()
         self._connected = False

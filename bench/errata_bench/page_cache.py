@@ -1,4 +1,4 @@
-"""What of a file lies in the kernel's page cache: look, drop, fill. Takes no privilege, as ``drop_caches`` would."""
+"""Measures, drops and fills the pages of files in the kernel's page cache. Unlike ``drop_caches`` it needs no root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK = 8 * 1024**2
 
 
 def drop(files: list[Path]) -> float:
-    """Let go of what is cached of some files; return the share that stayed, e.g. because a process maps it."""
+    """Drop the cached pages of some files; return the share that stayed, for example because a process maps it."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -31,10 +31,10 @@ def fill(files: list[Path]) -> None:
 
 
 def cached_share(files: list[Path]) -> float:
-    """Return which share of the files' pages is cached.
+    """Return the share of the files' pages that is cached.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not report it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Load over plain sockets: one session each, as every OpenEnv client has it."""
+"""Load over plain sockets, one for each session, as OpenEnv's client uses them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import time
 from typing import Any
 
-from .factories import Ahead
+from .factories import FactoryCheck
 from .latencies import spread_ms
 from .websocket import WebSocket, prepared
 
 PING_S = 20.0
-"""OpenEnv's client sends a ping so often, and gives up after as long without a pong."""
+"""Interval in seconds of the pings of OpenEnv's client, and its time limit for a pong."""
 CONNECT_S = 10.0
-"""How long OpenEnv's client waits for the handshake."""
+"""Time limit in seconds of OpenEnv's client for the handshake."""
 
 STATE = b'{"type":"state"}'
 
 
 def is_observation(text: bytes) -> bool:
-    """Whether a message is one, whichever way its JSON is spaced."""
+    """Return whether a message is an observation, whatever white space its JSON has."""
     return text[:24].replace(b" ", b"").startswith(b'{"type":"observation"')
 
 
@@ -47,17 +47,17 @@ class PlainLoad:
         reset: dict[str, Any] | None = None,
         counter: str | None = None,
     ) -> dict[str, float]:
-        """Open sessions, so many at a time.
+        """Open sessions, ``parallel`` at a time.
 
         Args:
-            sessions: How many.
-            then: What has to be answered until one counts as open: ``nothing`` but the handshake (the environment's
-                factory has not run yet), ``state`` or ``reset``.
-            parallel: How many are opened at a time.
+            sessions: Number of sessions.
+            then: Request that has to be answered before a session counts as open: ``state``, ``reset``, or ``nothing``
+                but the handshake, at which the environment's factory has not run yet.
+            parallel: Number of sessions that are opened at a time.
             reset: Arguments of reset.
-            counter: File in which the environments count themselves; see `Ahead`.
+            counter: File in which instances are counted; see `FactoryCheck`.
         """
-        ahead = Ahead(counter)
+        check = FactoryCheck(counter)
         gate = asyncio.Semaphore(parallel)
         took: list[float] = []
         asked = _reset(reset) if then == "reset" else STATE
@@ -73,7 +73,7 @@ class PlainLoad:
                     if then == "state" and b'"state"' not in text[:24]:
                         raise RuntimeError(f"state was answered {text[:300]!r}")
                 took.append(time.perf_counter() - began)
-                ahead.answered(len(took))
+                check.answered(len(took))
                 return socket
 
         began, cpu = time.perf_counter(), time.process_time()
@@ -82,7 +82,7 @@ class PlainLoad:
         self._keep_alive()
         return {
             "opened": float(sessions),
-            "factories_missing": ahead.missing,
+            "factories_missing": check.missing,
             "opens_per_s": sessions / elapsed,
             "client_cpu_us": (time.process_time() - cpu) / sessions * 1e6,
             **spread_ms(took),
@@ -92,9 +92,9 @@ class PlainLoad:
         """Open all sessions at once, each within a time limit; then reset those that are open.
 
         Args:
-            sessions: How many.
-            timeout_s: For connection and handshake, as OpenEnv's ``connect_timeout_s``.
-            retries: How often one that failed is tried again, afterwards, counted apart.
+            sessions: Number of sessions.
+            timeout_s: Time limit for connection and handshake, as OpenEnv's ``connect_timeout_s``.
+            retries: Number of further attempts for sessions that failed; they are counted separately.
         """
         began = time.perf_counter()
         last = began
@@ -133,9 +133,9 @@ class PlainLoad:
         """Step every session back to back.
 
         Args:
-            seconds: How long a session's next step is still sent.
-            action: What each step does.
-            limit: Steps of each session at most.
+            seconds: Time after which no further step is sent.
+            action: The action of each step.
+            limit: Largest number of steps of each session.
         """
         message = json.dumps({"type": "step", "data": action}, separators=(",", ":")).encode()
         frames = {deflate: prepared(message, deflate=deflate) for deflate in (False, True)}
@@ -154,7 +154,7 @@ class PlainLoad:
         }
 
     def abandon(self) -> None:
-        """Drop every socket after a failure: the others would step on."""
+        """Drop every socket after a failure, so that the other sessions stop stepping."""
         self._stop_pings()
         for socket in self._sockets:
             socket.cut()
@@ -178,7 +178,7 @@ class PlainLoad:
             self._pinging = None
 
     async def _ping(self) -> None:
-        """Spread the pings of all sockets over `PING_S`, as sockets opened one after the other would."""
+        """Send the pings of all sockets, spread over `PING_S` as for sockets opened one after the other."""
         slices = 200
         while True:
             for part in range(slices):

@@ -1,4 +1,4 @@
-"""The results as data: what ``--json`` writes. A changed field changes `SCHEMA`."""
+"""Models of the results, as ``--json`` writes them. A changed field changes `SCHEMA`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Values(_Model):
 
     @classmethod
     def of(cls, found: Spread) -> Values:
-        """Return them rounded to six digits."""
+        """Return the values, rounded to six digits."""
         return cls(
             rounds=[_short(value) for value in found.rounds],
             median=_short(found.median),
@@ -40,13 +40,13 @@ class Figure(_Model):
     """One figure of one arm.
 
     Attributes:
-        arm: What was measured: ``stock``, ``mux, frames of 1``, ...
-        key: The figure's name.
-        label: The same in words.
+        arm: Name of the arm: ``stock``, ``mux, frames of 1``, ...
+        key: Name of the figure.
+        label: Its name for readers.
         unit: Its unit, empty for a count.
-        values: By round.
-        ratio: To the baseline arm, taken in each round; None for the baseline itself and where it has no such figure.
-        against: To the same arm on the second interpreter, taken in each round; None where there is none.
+        values: Its values by round.
+        ratio: Ratio to the baseline arm in each round; None for the baseline itself and where it has no such figure.
+        against: Ratio to the same arm on the second interpreter in each round; None where there is none.
     """
 
     arm: str
@@ -59,7 +59,7 @@ class Figure(_Model):
 
 
 class Judged(_Model):
-    """A budget and what was measured; ``met`` is None where it was not judged."""
+    """A budget and the measured values; ``met`` is None if the budget was not judged."""
 
     arm: str
     key: str
@@ -69,7 +69,7 @@ class Judged(_Model):
 
 
 class ScenarioReport(_Model):
-    """One scenario.
+    """Results of one scenario.
 
     Attributes:
         status: ``ok``; ``partly``: the arms in ``failed_arms`` failed, each for its reason; ``failed``: there are no
@@ -101,7 +101,7 @@ class Interpreter(_Model):
         executable: Its path, as given by ``--against``.
         python: Its version.
         errata: The version of Errata that it has installed.
-        location: Where that lies.
+        location: Directory of that installation.
     """
 
     executable: str
@@ -111,7 +111,7 @@ class Interpreter(_Model):
 
 
 class Machine(_Model):
-    """Where it was measured."""
+    """Description of the machine."""
 
     cpu: str
     cores: int
@@ -126,7 +126,7 @@ class Machine(_Model):
 
 
 class Report(_Model):
-    """One run."""
+    """Results of one run."""
 
     schema_: Literal["errata-bench/2"] = Field(default=SCHEMA, alias="schema")
     made: str
@@ -165,7 +165,7 @@ def figures(scenario: Scenario, arms: Arms) -> list[Figure]:
 
 
 def judged(scenario: Scenario, arms: Arms, sessions: int, *, smoke: bool) -> list[Judged]:
-    """Return a scenario's budgets with what was measured; a smoke run judges nothing."""
+    """Return a scenario's budgets with the measured values; a smoke run judges none."""
     units = {metric.key: metric.unit for metric in scenario.metrics}
 
     def one(budget: Budget) -> Judged:

@@ -1,4 +1,4 @@
-"""What a scenario is: arms that are measured in turn, the figures they give, the budgets these are held to."""
+"""Scenarios: arms that are measured in turn, the figures of each arm, and the budgets for these figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .budgets import Budget
 from .figures import Arms, Round
 
 ACTION: dict[str, Any] = {"text": "x" * 64}
-"""What a step says in every echo environment."""
+"""The action of a step in every echo environment."""
 
 STOCK = "stock"
 PLAIN = "errata, plain sockets"
@@ -37,9 +37,9 @@ class Metric:
 
     Args:
         key: Its name in the rounds.
-        label: In words.
+        label: Its name for readers.
         unit: Its unit, empty for a count.
-        compared: Whether its ratio to the baseline says anything.
+        compared: Whether its ratio to the baseline is meaningful.
     """
 
     key: str
@@ -50,16 +50,16 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a scenario is to run.
+    """How to run a scenario.
 
     Args:
-        sessions: How many.
-        rounds: How often each arm is measured.
-        seconds: Of stepping, in each arm and round.
+        sessions: Number of sessions.
+        rounds: Number of times that each arm is measured.
+        seconds: Duration of stepping, in each arm and round.
         sockets: Multiplexed sockets that the sessions share.
-        directory: On the disk that is measured; each server gets a directory of its own in it.
-        smoke: Small and quick: shows that it runs, measures nothing.
-        progress: Takes one line.
+        directory: Directory on the disk that is measured; each server gets a directory of its own in it.
+        smoke: Small and quick: it shows that everything runs and gives no figures.
+        progress: Called with each line of progress.
         against: A second interpreter, with another version of Errata: each Errata arm is also measured with it.
         stock: Whether stock OpenEnv is measured.
     """
@@ -81,14 +81,14 @@ class Plan:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a directory that is gone afterwards."""
+        """Yield a directory that is removed afterwards."""
         with tempfile.TemporaryDirectory(dir=self.directory, ignore_cleanup_errors=True) as made:
             yield Path(made)
 
 
 @dataclass(slots=True)
 class Found:
-    """What a scenario found: rounds by arm, what a reader has to know, and which arms failed and why."""
+    """Results of a scenario: rounds by arm, notes for the reader, and the arms that failed, with the reasons."""
 
     arms: Arms
     notes: list[str] = field(default_factory=list)
@@ -97,19 +97,19 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Something that is measured.
+    """A measurement with its arms.
 
     Args:
-        name: For ``--only``.
-        title: In words.
-        run: Measures.
+        name: Its name for ``--only``.
+        title: Its name for readers.
+        run: Function that measures.
         metrics: The figures, in the order of the table.
-        budgets: What has to be reached.
-        sessions: How many, in a whole run; a smoke run has `smoke_sessions`.
-        smoke_sessions: How many in a smoke run; 0 leaves it out, where other scenarios run the same code.
-        seconds: Of stepping, in each arm and round.
-        rounds: How often each arm is measured in a whole run.
-        baseline: The arm that ratios are taken to.
+        budgets: The bounds that figures have to keep.
+        sessions: Number of sessions in a whole run.
+        smoke_sessions: Their number in a smoke run; 0 skips the scenario there, where others run the same code.
+        seconds: Duration of stepping, in each arm and round.
+        rounds: Number of times that each arm is measured in a whole run.
+        baseline: The arm in the denominator of ratios.
         descriptors: Sockets that one process holds for each session.
         counted: What ``sessions`` counts.
         pairs: Whether it can measure a second interpreter, and leave the stock arm out.
@@ -133,7 +133,7 @@ class Scenario:
 async def alternate(plan: Plan, arms: Mapping[str, Callable[[], Awaitable[Round]]], notes: Sequence[str] = ()) -> Found:
     """Measure every arm in each round: in the given order, then backwards, and so on.
 
-    An arm that fails is measured no more and its rounds are dropped; the others go on.
+    An arm that fails is not measured again and its rounds are dropped; the others go on.
 
     Raises:
         RuntimeError: Every arm failed.

@@ -1,4 +1,4 @@
-"""The servers that are measured, each in a process of its own, and what ``/proc`` says of them."""
+"""The servers that are measured, each in a process of its own, and their CPU and memory from ``/proc``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANNOUNCED = re.compile(r"serving .*127\.0\.0\.1:(\d+)")
 HARNESS = Path(__file__).parents[1]
 
 STOP_S = 90.0
-"""Stock takes up to a quarter of a minute to let 10,000 threads go."""
+"""Stock takes up to a quarter of a minute to end 10,000 threads."""
 
 
 class Server:
@@ -30,7 +30,7 @@ class Server:
 
     Args:
         process: Its process.
-        port: Where it listens on 127.0.0.1.
+        port: Its port on 127.0.0.1.
     """
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
@@ -53,9 +53,9 @@ class Server:
         env: dict[str, str] | None = None,
         python: Path | None = None,
     ) -> Server:
-        """Start ``errata serve``; ``python`` is another interpreter than this one.
+        """Start ``errata serve``, under the interpreter ``python`` if one is given.
 
-        Another interpreter serves the environments of this harness all the same, so that both serve the same ones.
+        That interpreter imports the environments of this harness too, so that both servers have the same ones.
         """
         env = dict(env or {})
         if python is not None:
@@ -65,9 +65,9 @@ class Server:
         return cls(running.process, int(running.url.rsplit(":", 1)[1]))
 
     @classmethod
-    def forgetful(cls, target: str, sessions: int, env: dict[str, str] | None = None) -> Server:
-        """Start Errata with its journal in memory; see `errata_bench.forgetful`."""
-        command = [sys.executable, "-m", "errata_bench.forgetful", target, "--sessions", str(sessions)]
+    def errata_in_memory(cls, target: str, sessions: int, env: dict[str, str] | None = None) -> Server:
+        """Start Errata with its journal in memory; see `errata_bench.memory_server`."""
+        command = [sys.executable, "-m", "errata_bench.memory_server", target, "--sessions", str(sessions)]
         return cls._announced(command, env)
 
     @classmethod
@@ -79,7 +79,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a ^C at the terminal is for the benchmark, which then stops its servers
+            start_new_session=True,  # the benchmark handles a ^C at the terminal, and then stops its servers
             env={**os.environ, **(env or {})},
         )
         assert process.stdout is not None
@@ -92,7 +92,7 @@ class Server:
         raise RuntimeError(f"{command[2]} ended with status {process.wait()}: {''.join(said).strip()[-500:]}")
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads, ended ones included; those of its child processes are not in it."""
+        """CPU seconds of all its threads, ended ones included, without those of its child processes."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -105,7 +105,7 @@ class Server:
         return self._status("Threads")
 
     async def quiet(self, threads: int, timeout_s: float = STOP_S) -> None:
-        """Wait until it has at most ``threads`` threads and uses next to no CPU, so that nobody pays for its past."""
+        """Wait until it has at most ``threads`` threads and uses next to no CPU: earlier work must not count."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             before = self.cpu_s()
@@ -114,12 +114,12 @@ class Server:
                 return
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the process, as a crash does."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End it as an operator does; kill it if that takes longer than `STOP_S`."""
+        """Stop it with a signal, as an operator does; kill it if that takes longer than `STOP_S`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -140,7 +140,7 @@ def _drain(stream: IO[str]) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free now: a server that is killed and started again needs to keep its address."""
+    """Return a port that is free now, for a server that is killed and started again at the same address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -15,17 +15,17 @@ from .scenario import AGAINST, ERRATA, STOCK, Plan
 from .servers import Server
 
 DOORS = 2
-"""A server may hold all sessions at two doors at once."""
+"""Limit of sessions in multiples of the plan's: a server may hold all sessions over two kinds of sockets at once."""
 SPARE = 10
-"""Places beyond that: sessions of an earlier round may still be ending."""
+"""Additional sessions of the limit: those of an earlier round may still be ending."""
 
 
 class Stage:
-    """What a scenario runs on.
+    """The servers and load generators of a scenario.
 
     Args:
-        plan: How it is to run.
-        directory: Where its servers keep their data.
+        plan: How to run it.
+        directory: Directory for the data of its servers.
     """
 
     def __init__(self, plan: Plan, directory: Path) -> None:
@@ -59,7 +59,7 @@ class Stage:
         """Start all servers that the plan measures with one of our environments.
 
         Args:
-            kind: Which environment.
+            kind: Name of the environment.
             deflate: The stock server compresses.
             env: Environment variables by server.
 
@@ -75,9 +75,9 @@ class Stage:
             starting[name] = self.errata(target(kind), name=name, env=env.get(name), python=python)
         return dict(zip(starting, await asyncio.gather(*starting.values()), strict=True))
 
-    async def forgetful(self, target: str) -> Server:
+    async def errata_in_memory(self, target: str) -> Server:
         """Start Errata with its journal in memory."""
-        return await self._start(partial(Server.forgetful, target, self._places))
+        return await self._start(partial(Server.errata_in_memory, target, self._places))
 
     async def load(self, door: str, server: Server, **options: Any) -> Load:
         """Start a load generator for a server."""
@@ -88,9 +88,9 @@ class Stage:
         return load
 
     async def opened(self, door: str, server: Server, **options: Any) -> Load:
-        """Return a load generator that holds all sessions open, the same one each time it is asked for.
+        """Return the load generator that holds all sessions open; a second call returns the same one.
 
-        Called by each arm rather than before all of them, so that a door that does not open fails its own arms only.
+        Each arm calls it, so that sessions that cannot be opened fail only their own arms.
         """
         load = self._opened.get((door, server.port))
         if load is None or load.failed:
@@ -101,14 +101,14 @@ class Stage:
         return load
 
     async def end(self) -> None:
-        """End all of them; load generators first, whose sockets a server would wait for."""
+        """End all processes, load generators first: a server would wait for their sockets."""
         await asyncio.gather(*(load.stop() for load in self._loads))
         started = await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in started if isinstance(server, Server)))
         self._starting, self._loads, self._opened = [], [], {}
 
     async def _start(self, start: Callable[[], Server]) -> Server:
-        # No task, which the end of the event loop would cancel: what a thread starts is ended when it is there.
+        # In a thread, not a task: the end of the event loop would cancel a task, and its server would not be ended.
         starting = asyncio.get_running_loop().run_in_executor(None, start)
         self._starting.append(starting)
         return await asyncio.shield(starting)
@@ -120,7 +120,7 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def stage(plan: Plan) -> AsyncIterator[Stage]:
-    """Give a stage, and end it whatever happens."""
+    """Yield a stage, and end it also after an error."""
     with plan.scratch() as directory:
         made = Stage(plan, directory)
         try:
@@ -130,14 +130,14 @@ async def stage(plan: Plan) -> AsyncIterator[Stage]:
 
 
 def target(kind: str) -> str:
-    """Return what ``errata serve`` calls one of our environments."""
+    """Return the target of ``errata serve`` for one of our environments."""
     from .environments import KINDS
 
     return f"errata_bench.environments:{KINDS[kind].__name__}"
 
 
 async def stepping(server: Server, load: Load, seconds: float, **how: Any) -> Round:
-    """Step all sessions of a load for a while, and add what it costs the server."""
+    """Step all sessions of a load for a while, and add the server's CPU time to the figures."""
     cpu = server.cpu_s()
     figures = await load.do("step", seconds=seconds, **how)
     return {

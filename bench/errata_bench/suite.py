@@ -1,4 +1,4 @@
-"""Run scenarios one after the other; one that fails loses no other's results."""
+"""Runs scenarios one after the other. One that fails does not affect the results of the others."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .scenario import Found, Plan, Scenario
 
 SPARE_DESCRIPTORS = 200
 SCENARIO_S = 3 * 3600.0
-"""A scenario that takes longer hangs."""
+"""Time limit of a scenario in seconds."""
 SMOKE_S = 60.0
 
 
 async def run(scenario: Scenario, plan: Plan, command: str) -> ScenarioReport:
-    """Run one scenario; whatever goes wrong in it is its report.
+    """Run one scenario; its report also describes errors.
 
     Args:
-        scenario: Which.
-        plan: How.
-        command: What makes its figures again.
+        scenario: The scenario.
+        plan: How to run it.
+        command: Command that measures it again.
     """
     began, load = time.monotonic(), os.getloadavg()[0]
     reason = ""
@@ -61,16 +61,16 @@ async def run(scenario: Scenario, plan: Plan, command: str) -> ScenarioReport:
 def chosen(
     scenarios: Sequence[Scenario], only: Sequence[str], *, smoke: bool = False, pairs: bool = False
 ) -> list[Scenario]:
-    """Return the scenarios of these names in their own order; without names all, in a smoke run those that are small.
+    """Return the named scenarios in their own order; without names all, in a smoke run those that are small.
 
     Args:
-        scenarios: All there are.
-        only: The names.
+        scenarios: All scenarios.
+        only: Their names.
         smoke: Whether it is a smoke run.
         pairs: Only those that can measure a second interpreter, or leave the stock arm out.
 
     Raises:
-        ValueError: There is none of a name, or one of these names cannot be measured in pairs.
+        ValueError: A name does not exist, or a named scenario cannot be measured in pairs.
     """
     known = {scenario.name for scenario in scenarios}
     unknown = [name for name in only if name not in known]

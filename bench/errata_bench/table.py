@@ -8,7 +8,7 @@ from .report import Figure, Judged, Report, ScenarioReport, Values
 from .scenario import AGAINST
 
 Row = tuple[str, ...]
-"""Name, median, range, ratio, its range, ratio to the second interpreter, its range, budget."""
+"""Widths of the columns: name, median, range, ratio, its range, ratio to the second interpreter, its range, budget."""
 
 
 def text(report: Report) -> str:
@@ -95,7 +95,7 @@ def _range(values: Values | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three or four digits that count."""
+    """Return a number with three or four significant digits."""
     if value == 0:
         return "0"
     size = abs(value)

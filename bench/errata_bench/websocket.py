@@ -1,6 +1,6 @@
-"""A WebSocket client by hand, as cheap as Python allows: client and server share the machine that is measured.
+"""A WebSocket client written by hand, as cheap as Python allows: client and server share the measured machine.
 
-Frames are prepared once and sent often, masked with zeros (which changes no byte); no library looks at them again.
+Frames are prepared once and sent often, without a library. Their mask is zero, which changes no byte.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 
 MUX = "openenv.mux.v1"
 DEFLATE = "permessage-deflate; client_max_window_bits"
-"""What the ``websockets`` client offers unless told otherwise, and with it OpenEnv's."""
+"""The compression that the ``websockets`` client, and so OpenEnv's, offers by default."""
 
 
 def prepared(text: bytes, *, deflate: bool = False) -> bytes:
@@ -48,9 +48,9 @@ class WebSocket(asyncio.Protocol):
 
     Attributes:
         on_message: Called with the text of each message.
-        on_batch: Called when everything that came at once was handed to ``on_message``.
-        lost: Done when the socket is closed, whoever closed it.
-        deflated: The server took the offer to compress.
+        on_batch: Called after ``on_message`` was called with all messages that arrived together.
+        lost: Done when either side has closed the socket.
+        deflated: The server accepted the offer to compress.
         pongs_missing: Pings without an answer yet.
     """
 
@@ -73,7 +73,7 @@ class WebSocket(asyncio.Protocol):
         """Return an open socket.
 
         Raises:
-            OSError: Nobody listens, or the connection was lost in the handshake.
+            OSError: The port does not listen, or the connection was lost in the handshake.
             ConnectionError: The server refused the upgrade or the subprotocol.
         """
         loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class WebSocket(asyncio.Protocol):
         return socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's
         lines = [
             "GET /ws HTTP/1.1",
             "Host: 127.0.0.1",
@@ -129,12 +129,12 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._upgraded.done():
             self._upgraded.set_exception(exc or ConnectionResetError("closed in the handshake"))
-            self._upgraded.exception()  # nobody may be waiting any more
+            self._upgraded.exception()  # its waiter may have been cancelled
         if not self.lost.done():
             self.lost.set_result(None)
 
     def send(self, frames: bytes) -> None:
-        """Send what `prepared` made, one frame or several after each other."""
+        """Send frames made by `prepared`, one or several joined."""
         assert self._transport is not None
         self._transport.write(frames)
 
@@ -144,12 +144,12 @@ class WebSocket(asyncio.Protocol):
         self.send(_PING)
 
     def cut(self) -> None:
-        """Drop the connection without a word."""
+        """Drop the connection without a close handshake."""
         assert self._transport is not None
         self._transport.abort()
 
     async def close(self) -> None:
-        """Say goodbye, and wait until the server has closed."""
+        """Send a close frame, and wait until the server has closed the connection."""
         if not self.lost.done():
             self.send(_CLOSE)
         await self.lost

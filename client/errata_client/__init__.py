@@ -1,8 +1,9 @@
 """Client of Errata and of vanilla OpenEnv servers.
 
-`ErrataClient` reaches a server by one of two doors (`doors.Door`): a multiplexed connection or a plain socket.
+`ErrataClient` reaches a server in one of two ways (`doors.Door`): over a multiplexed connection or a plain socket.
 """
 
+from . import openenv_import  # noqa: F401 # before any other module imports OpenEnv
 from .client import ErrataClient
 from .connection import Connection
 from .dialing import Backoff

@@ -1,8 +1,8 @@
-"""The event loop that blocking clients of this process share, in one daemon thread.
+"""The event loop that all blocking clients of this process share, in one daemon thread.
 
-OpenEnv's blocking client has a loop and a thread of its own; a trainer with 1,000 rollouts would have 1,000, and no
-two could share a socket. After ``os.fork`` the child has none of its parent's threads: it begins with a loop of its
-own, and what was opened before the fork belongs to the parent (`forks`).
+OpenEnv's blocking client has a loop and a thread of its own: a trainer with 1,000 rollouts would have 1,000, and no two
+could share a connection. After ``os.fork`` the child process has none of its parent's threads. It starts a loop of its
+own and must not use what was opened before the fork (`forks`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _forks = 0
 
 
 def forks() -> int:
-    """Return how often this process was forked off since the module was loaded: what was made before is not usable."""
+    """Return how many forks lie between the import of this module and this process.
+
+    An object that was made at another count belongs to a parent process and must not be used.
+    """
     return _forks
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop of the background thread, started where it is not."""
+    """Return the running loop of the background thread; start the thread if there is none."""
     global _loop, _thread
     with _lock:
         if _loop is None or _thread is None or not _thread.is_alive():
@@ -43,12 +46,12 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def at_exit(close: Callable[[asyncio.AbstractEventLoop], Awaitable[None]]) -> None:
-    """Have ``close(loop)`` awaited on the background loop when the interpreter ends, a few seconds at most."""
+    """Register a coroutine function: ``close(loop)`` runs on the background loop at exit, three seconds at most."""
     _closers.append(close)
 
 
 def after_fork(forget: Callable[[], None]) -> None:
-    """Have ``forget()`` called in a process that was forked off: what this one holds is not usable there."""
+    """Register a function to be called in the child process after ``os.fork``."""
     _forgetters.append(forget)
 
 
@@ -60,7 +63,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 def _after_fork() -> None:
     global _lock, _loop, _thread, _forks
-    _lock = threading.Lock()  # the parent's may be held, by a thread that is not here
+    _lock = threading.Lock()  # a thread of the parent, which the child does not have, may hold the old one
     _loop = _thread = None
     _forks += 1
     for forget in _forgetters:
@@ -79,7 +82,7 @@ def _shutdown() -> None:
     ended = asyncio.run_coroutine_threadsafe(close(), running)
     try:
         ended.result(_SHUTDOWN_S + 1.0)
-    except Exception as error:  # the process ends: what the server still holds, it reclaims by itself
+    except Exception as error:  # the process ends anyway, and the server ends the sessions when they expire
         _log.debug("clients were not closed at exit: %r", error)
     running.call_soon_threadsafe(_cancel_all, running)
     thread.join(1.0)

@@ -1,4 +1,4 @@
-"""Requests to several sessions at once, their outcomes in the order they come, and one deadline for all."""
+"""Sends requests to several sessions at once and collects their outcomes, with one deadline for all."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.replay import Kind
 
 from .client import ErrataClient
-from .doors import Begun
+from .doors import PendingRequest
 
 Client = ErrataClient[Any, Any, Any]
 Result = Any
-"""A `StepResult`, or the exception of an environment that failed."""
+"""A `StepResult`, or the exception of a request that failed."""
 
 
 class Batch:
-    """What becomes of one request for each of several clients.
+    """One request for each of several clients; they are sent when it is made.
 
     Args:
-        requests: (client, ``data``) by place.
+        requests: (client, ``data``) for each place of the batch.
         kind: reset or step.
-        settled: Called once for each place with its result.
+        settled: Called with (kind, result) once for each place.
 
     Attributes:
-        call_timeout_s: How long the server says that the longest of them can take; 0 where it says nothing.
+        results: Results by place; None for those that are pending.
+        call_timeout_s: Longest time that one of the requests may take by the servers' capabilities; 0 where they name
+            none.
     """
 
     def __init__(
         self, requests: Sequence[tuple[Client, Any]], kind: Kind, settled: Callable[[Kind, Result], None]
     ) -> None:
         self.results: list[Result] = [None] * len(requests)
-        self._pending: dict[int, Begun | _Asked | None] = {}
+        self._pending: dict[int, PendingRequest | _TaskRequest | None] = {}
         self._arrived: deque[int] = deque()
         self._changed: asyncio.Future[None] | None = None
         self._kind = kind
@@ -47,13 +49,13 @@ class Batch:
                 fields = client._step_payload(data) if kind == "step" else dict(data)
                 self.call_timeout_s = max(self.call_timeout_s, client._call_timeout_s(kind, fields))
                 done = partial(self._take, place, client._parse_result)
-                self._pending[place] = client._begin(kind, fields, done) or _Asked(client, kind, fields, done)
-            except Exception as error:  # of this environment only
+                self._pending[place] = client._begin(kind, fields, done) or _TaskRequest(client, kind, fields, done)
+            except Exception as error:  # fails this place only
                 self._settle(place, error)
 
     def _take(self, place: int, parse: Callable[[Any], Any], outcome: Any) -> None:
         if place not in self._pending:
-            return  # its caller is gone
+            return  # the batch timed out or was cancelled
         if not isinstance(outcome, BaseException):
             try:
                 outcome = parse(outcome)
@@ -71,23 +73,23 @@ class Batch:
             changed.set_result(None)
 
     async def all(self, timeout_s: float) -> list[Result]:
-        """Wait for every result; what takes longer than ``timeout_s`` is asked back, and its result is TimeoutError."""
+        """Wait for every result. Requests without a reply after ``timeout_s`` are cancelled and give TimeoutError."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._pending:
                     await self._change()
         except TimeoutError:
-            self.give_up(timeout_s)
+            self._time_out(timeout_s)
         except BaseException:
-            self.drop()
+            self.cancel()
             raise
         return self.results
 
     async def next(self, until: float) -> int | None:
-        """Return the place of the next result, None when all were returned.
+        """Wait for the next result and return its place; None when all were returned.
 
         Args:
-            until: Loop time after which what is missing is asked back.
+            until: Loop time at which the pending requests are cancelled and give TimeoutError.
         """
         if not self._arrived and self._pending:
             loop = asyncio.get_running_loop()
@@ -97,32 +99,35 @@ class Batch:
                     while not self._arrived:
                         await self._change()
             except TimeoutError:
-                self.give_up(until - since)
+                self._time_out(until - since)
         return self._arrived.popleft() if self._arrived else None
 
     async def _change(self) -> None:
         self._changed = asyncio.get_running_loop().create_future()
         await self._changed
 
-    def give_up(self, waited_s: float) -> None:
-        """Ask back what has no result, and let it be TimeoutError."""
+    def _time_out(self, waited_s: float) -> None:
+        """Cancel the pending requests; their result is TimeoutError."""
         for place, begun in list(self._pending.items()):
             if begun is not None:
-                begun.ask_back()
-            text = f"no reply to a {self._kind} within {waited_s:g} s; it was asked back and may still act: see by t"
+                begun.cancel()
+            text = (
+                f"no reply to a {self._kind} within {waited_s:g} s; it was cancelled, which may have come too late: "
+                "compare t"
+            )
             self._settle(place, TimeoutError(text))
 
-    def drop(self) -> None:
-        """Ask back what has no result; nobody waits."""
+    def cancel(self) -> None:
+        """Cancel the pending requests, whose results nobody will read."""
         pending, self._pending = self._pending, {}
         for begun in pending.values():
             if begun is not None:
-                begun.ask_back()
-            self._settled(self._kind, ErrataError("nobody waits for it any more"))
+                begun.cancel()
+            self._settled(self._kind, ErrataError("the batch was cancelled"))
 
 
-class _Asked:
-    """A request where nothing can be sent at once: on a plain socket, or of a session that is not open yet."""
+class _TaskRequest:
+    """A `PendingRequest` in a task: on a plain socket, or of a session that is not open yet."""
 
     __slots__ = ("_done", "_task")
 
@@ -131,8 +136,8 @@ class _Asked:
         self._task = asyncio.ensure_future(client._send_and_receive({"type": kind, "data": fields}))
         self._task.add_done_callback(self._take)
 
-    def ask_back(self) -> None:
-        """Let nobody wait for it."""
+    def cancel(self) -> None:
+        """See `PendingRequest.cancel`."""
         self._task.cancel()
 
     def _take(self, task: asyncio.Task[dict[str, Any]]) -> None:

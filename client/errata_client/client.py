@@ -1,9 +1,9 @@
 """The Errata client: OpenEnv's `EnvClient` with state(t), fork, history and sessions that outlive their sockets.
 
-Against an Errata server every delivery is verified by its digest and any past one is read back from the journal.
-Against a vanilla OpenEnv server the client answers state(t) from the bytes it received itself (`DeliveryLog`).
+On an Errata server every delivery is verified by its digest, and past ones are read from the server's journal. On a
+vanilla OpenEnv server the client answers state(t) from the bytes that it received itself (`DeliveryLog`).
 
-Whether it goes over a multiplexed socket or a plain one is decided at its first connect (`Door`).
+The first connect chooses between a multiplexed connection and a plain socket (`Door`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from errata_protocol.replay import Kind, StateAt
 from .codec import Codec
 from .connection import Connection
 from .dialing import Dial
-from .doors import Begun, ChildDoors, Door
+from .doors import ChildDoors, Door, PendingRequest
 from .fallback import DeliveryLog
 from .frames import FrameInvalid
 from .http_door import why_no_fork
@@ -44,26 +44,27 @@ if TYPE_CHECKING:
 class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     """Client of one environment session, on an Errata server or a vanilla OpenEnv one.
 
-    It takes and returns mappings. With ``action_cls``, ``observation_cls`` and ``state_cls``, or together with the
-    environment's own client (``class MyClient(ErrataClient, MyEnv)``), it is typed.
+    Actions, observations and states are mappings, or objects of ``action_cls``, ``observation_cls`` and ``state_cls``;
+    with ``class MyClient(ErrataClient, MyEnv)`` they are those of the environment's own client.
 
     ``reset``, ``step``, ``state``, ``connect``, ``close``, ``new_session`` and ``from_docker_image`` are `EnvClient`'s.
     In sync code use ``client.sync()`` or ``with ErrataClient(...) as client``; the methods below are coroutines.
 
     Args:
-        base_url: As `EnvClient` has it, and so are the other positional arguments.
+        base_url: As for `EnvClient`, and so are the other positional arguments.
         action_cls: Class of actions; None takes mappings and Pydantic models as they are.
         observation_cls: Class of observations; None gives mappings.
         state_cls: Class of the state; None gives mappings.
         session_id: Attach to this given-out session instead of opening a new one. ``close`` detaches from it.
         durable: Have the server give the session out at the first connect, so that any OpenEnv client can attach to it
             by `attach_url`. ``close`` detaches from it; `end_session` ends it. Forked children are durable if their
-            parent is, else they end at ``close``. Without ``mux`` or ``connection`` such a session is a plain one.
-        connection: Carry the session on this multiplexed connection; by default clients of an event loop share one.
-        mux: True takes no plain socket, False no multiplexed one; None takes the multiplexed one where it is offered,
-            except for sessions by `session_id`. On a multiplexed socket every session survives a lost socket.
-        retries: How often a request is sent again by itself after an infrastructure failure that the server rolled back
-            (SANDBOX_FAILED); only on a multiplexed socket. `stats` counts them.
+            parent is, else they end at ``close``. Without ``mux`` or ``connection`` the socket is a plain one.
+        connection: The multiplexed connection to use; by default clients of an event loop share one.
+        mux: True requires a multiplexed connection, False a plain socket. None uses a multiplexed connection where the
+            server offers it, and a plain socket with ``session_id`` or ``durable``. Sessions on a multiplexed
+            connection survive a lost socket.
+        retries: How often a request is sent again after an infrastructure failure that the server rolled back
+            (SANDBOX_FAILED); only on a multiplexed connection. `stats` counts them.
     """
 
     def __init__(
@@ -120,54 +121,55 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
 
     @property
     def eid(self) -> str | None:
-        """Key of the running episode; None before a reset. A vanilla server mints none, so the client does."""
+        """Key of the running episode; None before a reset. The client makes one where a vanilla server has none."""
         return self._log.eid
 
     @property
     def t(self) -> int | None:
-        """Last delivery of the running episode that is known of: 0 is the reset's. None before a reset."""
+        """Index of the last known delivery of the running episode: 0 is the reset's. None before a reset."""
         return self._log.t
 
     @property
     def session_id(self) -> str | None:
-        """Address of a given-out session, to attach again with; None for a session that ends with its socket."""
+        """Id of a given-out session, with which a client attaches to it; None for a session that was not given out."""
         return self._session_id
 
     @property
     def attach_url(self) -> str | None:
         """``base_url`` with which any OpenEnv client attaches to the given-out session; None where there is none.
 
-        As secret as `session_id`, which stands in it.
+        It contains `session_id`: keep it as secret.
         """
         return None if self._session_id is None else f"{self._base_url}/ws?session_id={self._session_id}&"
 
     @property
     def stats(self) -> SessionStats:
-        """What this client had to ask for again, and what became of it; on a plain socket nothing is counted."""
+        """Counters of requests, retries and reconnects; on a plain socket nothing is counted."""
         return self._mux.stats
 
     async def capabilities(self) -> Capabilities | None:
-        """Return what the server can do, None on a vanilla one. Connects if this client never did."""
+        """Return the server's capabilities; None for a vanilla server. Connects if this client never did."""
         self._enter()
         await self._ensure_probed()
         return self._capabilities
 
     async def state_at(self, t: int, eid: str | None = None) -> StateAt:
-        """Return the exact bytes that were delivered as ``t``. Never disturbs the session.
+        """Return the payload of delivery ``t``, byte for byte. The session is not changed.
 
         Args:
             t: Delivery index: 0 is the reset's.
             eid: Episode; None is the running one. Episodes that have ended stay readable.
 
         Returns:
-            The payload, verified against its digest; ``source`` says whether the server's journal or, on a vanilla
-            server, this client's own record answered.
+            The payload, verified by its digest. Its ``source`` is ``server``, or ``history`` where the server has no
+            journal and this client's own record answered.
 
         Raises:
             StateOutOfRange: The episode has no delivery ``t``.
-            UnknownEpisode: No such episode.
+            UnknownEpisode: There is no such episode.
             NoReset: No episode is running, or ``t=0`` was never delivered.
-            DigestMismatch: The bytes changed on the way.
+            DigestMismatch: The bytes do not have the digest that the server sent.
+            InvalidRequest: ``t`` is not an integer.
         """
         self._enter()
         if type(t) is not int:
@@ -178,12 +180,12 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return await self._fetch(t, eid)
 
     async def history(self, eid: str | None = None) -> list[StateAt]:
-        """Return the deliveries of an episode in order, a fork's beginning with those of its parent before the fork.
+        """Return the deliveries of an episode in order; for a fork, after those of its parent before the fork.
 
-        A forked child's first own delivery (its t=0) is its parent's at the fork, so that one is not listed twice.
+        The parent's delivery at the fork is the child's t=0, and is listed once.
 
         Args:
-            eid: Episode; None is the running one. What this client did not receive itself is fetched.
+            eid: Episode; None is the running one. Deliveries that this client did not receive are read from the server.
 
         Returns:
             The deliveries; empty when no episode is running.
@@ -203,14 +205,14 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return await self._lineage.trace(target)
 
     async def fork(self, t: int, *, eid: str | None = None) -> ErrataClient[ActT, ObsT, StateT]:
-        """Start another session from delivery ``t``; this one goes on undisturbed.
+        """Start another session from delivery ``t``. This session is not changed.
 
         Args:
-            t: The delivery the child stands at, as its own t=0.
+            t: The delivery that is the child's t=0.
             eid: Episode to fork; None is the running one. It may have ended.
 
         Returns:
-            A connected client of the same class and parameters. It needs no reset, and is closed with this one.
+            A connected client of the same class and parameters. It needs no reset, and is closed when this client is.
 
         Raises:
             NotSupported: The server cannot fork.
@@ -229,37 +231,37 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return child
 
     async def reattach(self) -> Self:
-        """Attach again to the session, after its socket was lost or another process took it over.
+        """Attach to the session again, after its socket was lost or another process took the session over.
 
-        Afterwards `eid` and `t` say where the session stands: a ``t`` one further than before means that the step
-        whose reply was lost did act, and ``state_at(client.t)`` is its outcome. On a multiplexed socket, which attaches
-        again by itself, it waits until no request is without outcome.
+        Afterwards `eid` and `t` are the session's position. A ``t`` that is one larger than before means that the step
+        whose reply was lost did run, and ``state_at(client.t)`` is its outcome. A multiplexed connection attaches again
+        by itself; there this waits until every request has an outcome.
 
         Raises:
             NotSupported: The session was never given out and ended with its socket.
-            SessionUnknown: The server does not know it (any more).
+            SessionUnknown: The server does not have the session.
             ConnectionError: The server cannot be reached.
-            TimeoutError: A request is still running after ``message_timeout_s``.
+            TimeoutError: A request has no outcome after ``message_timeout_s``.
         """
         self._enter()
         await self._door.reattach()
         return self
 
     async def end_session(self) -> None:
-        """End a given-out session on the server and close this client. Its episodes stay readable."""
+        """End the session on the server, also a given-out one, and close this client. Its episodes stay readable."""
         self._enter()
         await self._end()
         await self._close_async()
 
     async def rewards(self, eid: str | None = None) -> list[Reward]:
-        """Return the rewards that came after their step, in the order they came.
+        """Return the late rewards of an episode, in the order in which they were posted.
 
         Args:
-            eid: Episode; None is the running one.
+            eid: Episode; None is the latest one of this session, also when it is over.
 
         Raises:
             UnknownEpisode: No such episode.
-            NoReset: No episode is running.
+            NoReset: ``eid`` is None and this session has had no episode.
         """
         self._enter()
         await self._ensure_probed()
@@ -269,33 +271,35 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return await self._door.rewards(target)
 
     def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
-        """Have ``callback`` called, on the event loop, with each late reward that the server pushes, once and in order.
+        """Set a callback for late rewards: called on the event loop with each one, once and in order. None removes it.
 
-        Only multiplexed sessions are pushed to. Read earlier ones by `rewards`.
+        The server pushes rewards on multiplexed connections only. `rewards` returns earlier ones.
         """
         self._mux.on_reward = callback
 
     def ticket(self) -> Ticket:
-        """Return what another process needs to continue the multiplexed session: `resume`. JSON-able, and secret.
+        """Return a ticket with which another process continues the session by `resume`. It can be written as JSON.
 
-        From now on the session does not end with this client; a request in flight is delivered to its next process.
+        It gives access to the session: keep it secret. From now on the session does not end with this client, and the
+        reply to a request in flight is delivered to the next process too.
 
         Raises:
             NotSupported: There is no multiplexed session.
+            ErrataError: The session is not open, was taken over, or ended.
         """
         return self._mux.ticket()
 
     @classmethod
     def resume(cls, base_url: str, ticket: Mapping[str, Any], **kwargs: Any) -> Self:
-        """Return a client that continues a session of another process when it connects. ``close`` leaves the session.
+        """Return a client that continues a session of another process when it connects. ``close`` detaches from it.
 
         Args:
-            base_url: Of the same environment.
+            base_url: Base URL of the same environment.
             ticket: What `ticket` returned.
-            kwargs: As for the class.
+            kwargs: Further arguments of the class.
 
         Raises:
-            InvalidRequest: It is no ticket.
+            InvalidRequest: ``ticket`` is no ticket.
         """
         client = cls(base_url, **kwargs)
         client._mux_wanted = True
@@ -303,13 +307,17 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return client
 
     async def call_tool(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Call a tool of an MCP environment within this session; a delivery like a step.
+        """Call a tool of an MCP environment within this session. The call is a delivery, as a step is.
+
+        Args:
+            name: Name of the tool.
+            arguments: Its arguments; None is no arguments.
 
         Returns:
             The JSON-RPC ``result``.
 
         Raises:
-            ServiceError: The tool call failed; `t` tells whether that was a delivery.
+            ServiceError: The tool call failed. Where it was a delivery, `t` is one larger than before.
         """
         self._enter()
         params = {"name": name, "arguments": arguments or {}}
@@ -332,7 +340,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return client
 
     def __enter__(self) -> SyncErrataClient[ActT, ObsT, StateT]:
-        """Connect and return the blocking form: ``with ErrataClient(url) as client`` is sync code."""
+        """Connect and return the blocking form, as in ``with ErrataClient(url) as client``."""
         return self.sync().connect()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -344,7 +352,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return self
 
     async def _end(self) -> None:
-        """Have the session ended by the close that follows."""
+        """End the multiplexed session now, and a session with a ``session_id`` when this client is closed."""
         await self._mux.leave(end=True)
         self._plain.ends_at_close = self._session_id is not None
 
@@ -361,7 +369,11 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return self._codec.state(payload) if theirs is None else theirs(payload)
 
     def _of_other_base(self, name: str) -> Callable[[Any], Any] | None:
-        """Return a method of the environment's own client: ``class MyClient(ErrataClient, MyEnv)`` speaks its types."""
+        """Return the method ``name`` of a base class after `ErrataClient`, bound to this client.
+
+        In ``class MyClient(ErrataClient, MyEnv)`` it is the method of ``MyEnv``. Abstract methods are skipped; None if
+        no base class implements it.
+        """
         bases = type(self).__mro__
         for base in bases[bases.index(ErrataClient) + 1 :]:
             method = vars(base).get(name)
@@ -387,7 +399,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             raise NoReset("no episode is running here: call reset() first, or name an eid")
         child = self._create_session_client()
         reply = await self._door.fork(t, eid, target, ChildDoors(child._plain, child._mux))
-        child._log.seed(self._lineage.ancestors(target, t))
+        child._log.add(self._lineage.ancestors(target, t))
         child._log.move(reply.eid, reply.t)
         child._lineage.origins.update({**self._lineage.origins, reply.eid: reply.origin})
         return child
@@ -407,7 +419,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
                     await self._http_door.aclose()
 
     def _enter(self) -> None:
-        """Claim async use of this client, unless the blocking form called from its own loop."""
+        """Mark this client as used by async code, unless its blocking form makes the call."""
         if self._execution_mode != "sync" or self._sync_client is None or not self._sync_client.owns_running_loop():
             self._claim_execution_mode("async")
 
@@ -415,30 +427,31 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
 
     @property
     def _door(self) -> Door:
-        """The multiplexed door while it has a session, else the plain one."""
-        return self._mux if self._mux.is_there else self._plain
+        """The multiplexed door while it has a session, else the plain door."""
+        return self._mux if self._mux.has_session else self._plain
 
     def _new_mux(self, ticket: Ticket | None = None) -> MuxDoor:
         durable, connection, retries = self._durable, self._connection, self._retries
         return MuxDoor(self, self._log, connection=connection, ticket=ticket, durable=durable, retries=retries)
 
     async def _find_door(self) -> bool:
-        """Choose the multiplexed door if it is wanted and the server has one; the socket found else is the plain one.
+        """Choose the multiplexed door if it is wanted and the server speaks the protocol.
 
-        So a vanilla server is asked nothing that it does not know.
+        The handshake offers the protocol. A socket whose server did not accept it is used by the plain door, so that a
+        vanilla server sees one handshake.
 
         Returns:
-            Whether the multiplexed door was chosen now, and is to be connected.
+            Whether the multiplexed door has a session that is to be connected.
         """
         wanted = self._mux_wanted is not False and (
             self._mux_wanted or self._connection is not None or not self._durable
         )
         mux = self._mux
-        if not wanted or self._session_id is not None or mux.is_there or self.is_open:
+        if not wanted or self._session_id is not None or mux.has_session or self.is_open:
             return False
         async with self.turn():
-            if mux.is_there or self.is_open:
-                return mux.is_there
+            if mux.has_session or self.is_open:
+                return mux.has_session
             self._start_provider_if_needed()
             assert self._base_url is not None and self._ws_url is not None
             dial = Dial(
@@ -452,11 +465,11 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             try:
                 plain = await mux.find(self._base_url, dial)
             except ConnectionError:
-                await self._give_up()
+                await self._close_unconnected()
                 raise
-            if mux.is_there:
+            if mux.has_session:
                 self._closed = False
-                self._log.leave()
+                self._log.end_episode()
                 return True
             if self._mux_wanted:
                 if plain is not None:
@@ -465,7 +478,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
                     f"{self._base_url} does not speak the multiplexed protocol: leave mux= and tickets out, a plain "
                     "session is attached to by session_id="
                 )
-            self._handed = plain
+            self._opened_socket = plain
             return False
 
     async def _connect_async(self) -> Self:
@@ -484,15 +497,15 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
         if (message["type"] == "reset" or self._log.eid is None) and await self._find_door():
             await self._door.connect()
-        patience_s = max(self._message_timeout, self._call_timeout_s(message["type"], message.get("data")))
-        return await self._door.ask(message, patience_s)
+        timeout_s = max(self._message_timeout, self._call_timeout_s(message["type"], message.get("data")))
+        return await self._door.ask(message, timeout_s)
 
     def _call_timeout_s(self, kind: str, data: Any) -> float:
-        """Return the longest time that a request may take by the server's capabilities; 0 where they name none."""
+        """Return the longest time that a request may take by the server's capabilities, seconds; 0 if unknown."""
         capabilities = self._door.capabilities or self._capabilities
-        return 0.0 if capabilities is None or kind != "step" else capabilities.patience_s(data, 0.0)
+        return 0.0 if capabilities is None or kind != "step" else capabilities.step_timeout_s(data, 0.0)
 
-    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
+    def _begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> PendingRequest | None:
         return self._door.begin(kind, data, done)
 
     async def _fetch(self, t: int, eid: str | None) -> StateAt:

@@ -1,4 +1,4 @@
-"""Between an environment's own classes and the mappings on the wire."""
+"""`Codec`: converts between an environment's classes and the mappings on the wire."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .frames import FrameInvalid
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Which classes a client speaks in; None stands for plain mappings, as `GenericEnvClient` has it.
+    """The Pydantic classes that a client uses; None means plain mappings, as in OpenEnv's `GenericEnvClient`.
 
     Args:
-        action_cls: A Pydantic class, as the others are. Actions given as mappings are validated by it.
-        observation_cls: What `StepResult.observation` is.
-        state_cls: What ``state()`` returns.
+        action_cls: Class of actions; an action that is a mapping is validated by it.
+        observation_cls: Class of `StepResult.observation`.
+        state_cls: Class of what ``state()`` returns.
     """
 
     action_cls: type[Any] | None = None
@@ -29,10 +29,10 @@ class Codec:
     state_cls: type[Any] | None = None
 
     def action(self, action: Any) -> dict[str, Any]:
-        """Return the ``data`` of a step.
+        """Return an action as the ``data`` of a step.
 
         Raises:
-            InvalidRequest: It is neither a model nor a mapping, or does not fit ``action_cls``.
+            InvalidRequest: It is neither a Pydantic model nor a mapping, or is no valid ``action_cls``.
         """
         if isinstance(action, Mapping) and self.action_cls is not None:
             try:
@@ -49,11 +49,11 @@ class Codec:
         """Return the `StepResult` of a decoded payload.
 
         Raises:
-            FrameInvalid: The observation does not fit ``observation_cls``.
+            FrameInvalid: The observation is no valid ``observation_cls``.
         """
         observation: Any = payload.get("observation", {})
         if self.observation_cls is not None:
-            # Upstream's server moves reward and done out of the observation; a model has them inside.
+            # OpenEnv's server moves reward and done out of the observation; the class has them as fields.
             outer = {key: payload[key] for key in ("reward", "done", "metadata") if payload.get(key) is not None}
             observation = _fit(self.observation_cls, {**outer, **observation})
         return StepResult(
@@ -67,7 +67,7 @@ class Codec:
         """Return the state of a decoded ``state`` reply.
 
         Raises:
-            FrameInvalid: It does not fit ``state_cls``.
+            FrameInvalid: It is no valid ``state_cls``.
         """
         return payload if self.state_cls is None else _fit(self.state_cls, payload)
 

@@ -1,4 +1,4 @@
-"""One multiplexed socket to a server (PROTOCOL D), shared by the sessions of many clients."""
+"""`Connection`: a multiplexed connection to a server (PROTOCOL D), shared by the sessions of many clients."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from errata_protocol.mux import Answered, ClientSession
 from errata_protocol.mux.records import ReadKind
 
 from . import background
-from .carrier import Carrier, Outcome
 from .dialing import Backoff, Dial, ws_url_of
+from .driver import ProtocolDriver, ReadOutcome
 
 _log = logging.getLogger("errata.client")
 
 
-class Connection(Carrier):
-    """One socket that carries the sessions of many clients: ``ErrataClient(url, connection=connection)``.
+class Connection(ProtocolDriver):
+    """A connection for the sessions of many clients: ``ErrataClient(url, connection=connection)``.
 
-    It belongs to the event loop that first uses it; blocking clients share the process's background loop. It connects
-    at its first use and again whenever the socket is lost.
+    It belongs to the event loop that first uses it; blocking clients share the process's background loop. It opens its
+    socket at its first use, and again whenever the socket is lost.
 
     Args:
-        base_url: Base URL of one environment, as `ErrataClient` takes it.
+        base_url: Base URL of one environment, as for `ErrataClient`.
         headers: Sent with each handshake, e.g. the token.
-        connect_timeout_s: For one handshake.
+        connect_timeout_s: Timeout of one handshake, seconds.
         websocket_ping_interval_s: Seconds between pings; None sends none, and a half-open socket is not noticed.
         websocket_ping_timeout_s: Seconds until an unanswered ping means that the socket is lost.
-        max_message_size_mb: Largest frame taken, MiB.
-        backoff: Waits between attempts, and when to give up.
-        group: Name of 21 to 128 characters ``A-Z a-z 0-9 _ -`` under which sessions are opened, so that another process
-            can end them all with `close_group`; random by default. Whoever knows it can end them.
+        max_message_size_mb: Largest incoming message, MiB.
+        backoff: Waits between attempts to connect, and when to give up.
+        group: Name of 21 to 128 characters ``A-Z a-z 0-9 _ -`` under which sessions are opened, so that any process
+            that knows it can end them all with `close_group`; random by default.
     """
 
     def __init__(
@@ -68,43 +68,46 @@ class Connection(Carrier):
 
     @property
     def sessions(self) -> int:
-        """Sessions it carries."""
+        """How many sessions use this connection."""
         return len(self._listeners)
 
     async def connect(self) -> Self:
-        """Connect, if there is no socket, and learn what the server can do.
+        """Open a socket, unless there is one, and read the server's capabilities.
 
         Raises:
             ConnectionError: The server cannot be reached.
-            NotSupported: It does not speak the multiplexed protocol.
+            NotSupported: The server does not speak the multiplexed protocol.
         """
         self.enter()
         while not self.is_open:
-            self._run_on()
-            assert self._up is not None
-            await asyncio.shield(self._up)
+            self._start()
+            assert self._connected is not None
+            await asyncio.shield(self._connected)
         if self.capabilities is None:
             await self.read("capabilities")
         return self
 
     @classmethod
     def on(cls, base_url: str, dial: Dial, socket: ClientConnection) -> Connection:
-        """Return a connection that begins with a socket whose server speaks the protocol.
+        """Return a connection whose first socket is open already.
 
         Args:
             base_url: The server's base URL.
-            dial: What opened the socket, and opens the ones after it.
-            socket: Open, of the running loop.
+            dial: Opens further sockets.
+            socket: A socket of the running loop whose server accepted the multiplexed protocol.
         """
         connection = cls(base_url)
         connection.dial = dial
         connection.enter()
-        connection._socket = socket
-        connection._run_on()
+        connection._first_socket = socket
+        connection._start()
         return connection
 
     async def aclose(self) -> None:
-        """End the sessions that end with their clients, within two seconds, and close the socket."""
+        """Close the connection for good: end the sessions that end with their clients, then close the socket.
+
+        Ending the sessions takes two seconds at most; the server ends the others when they expire.
+        """
         if self._closing:
             return
         self._closing = True
@@ -122,18 +125,18 @@ class Connection(Carrier):
             if runner is not None:
                 runner.cancel()
                 await asyncio.gather(runner, return_exceptions=True)
-            if self._socket is not None:
-                self._part(self._socket)
+            if self._first_socket is not None:
+                self._close_socket(self._first_socket)
             self._fail(ConnectionError("the connection was closed: make another Connection"))
             if self._timer is not None:
                 self._timer.cancel()
-            await asyncio.gather(*self._farewells, return_exceptions=True)
+            await asyncio.gather(*self._closing_sockets, return_exceptions=True)
 
     def close(self) -> None:
-        """Do `aclose` from another thread than the loop's, e.g. in blocking code.
+        """Do `aclose` from another thread than the event loop's, e.g. in blocking code.
 
         Raises:
-            LocalProtocolError: It was called in the connection's own event loop, which it would stop.
+            LocalProtocolError: It was called in the connection's own event loop, which it would block.
         """
         try:
             in_own_loop = asyncio.get_running_loop() is self._loop
@@ -158,27 +161,27 @@ class Connection(Carrier):
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """Return it; its first blocking client connects it."""
+        """Return the connection; its first blocking client connects it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     async def close_group(self, group: str) -> int:
-        """End all sessions that were opened under ``group``, wherever they are attached.
+        """End all sessions that were opened under ``group``, on this connection or others.
 
         Returns:
-            How many there were.
+            How many sessions were ended.
         """
         answer = await self.read("close_group", data=msgspec.json.encode({"group": group}))
         found: dict[str, Any] = msgspec.json.decode(answer.payload)
         return int(found["closed"])
 
     def enter(self) -> None:
-        """Check that it may be used here.
+        """Check that the connection may be used by the caller; the first call binds it to the running loop.
 
         Raises:
-            LocalProtocolError: It is closed, belongs to another event loop, or to the process before a fork.
+            LocalProtocolError: It is closed, belongs to another event loop, or was made before ``os.fork``.
         """
         if background.forks() != self._forks:
             raise LocalProtocolError(
@@ -194,16 +197,21 @@ class Connection(Carrier):
             raise LocalProtocolError("this connection is closed: make another")
 
     async def read(self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}") -> Answered:
-        """Ask a read until it is answered.
+        """Send a read and return its answer; it is sent again on the next socket when one is lost.
+
+        Args:
+            kind: Type of the read.
+            session: The session to read; None for reads of the server.
+            data: Its ``data``, JSON.
 
         Raises:
             ErrataError: The answer is an error.
-            ConnectionError: Nothing could be sent for too long.
+            ConnectionError: There was no socket for `Backoff.give_up_s`.
         """
         self.enter()
         answered: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
-        def settle(outcome: Outcome) -> None:
+        def settle(outcome: ReadOutcome) -> None:
             if answered.done():
                 return
             if isinstance(outcome, Exception):
@@ -215,15 +223,15 @@ class Connection(Carrier):
 
         read = self.machine.read(kind, session, data)
         self._reads[read] = settle
-        self.stir()
+        self.schedule_send()
         try:
             return await answered
         finally:
-            if self._reads.pop(read, None) is not None:  # the caller is gone
+            if self._reads.pop(read, None) is not None:  # the caller was cancelled
                 self.machine.drop(read)
 
     async def _end_sessions(self) -> None:
-        """End the sessions that end with their clients: all by their group, or each by itself if some are to stay."""
+        """End the sessions that end with their clients: all by their group, or one by one where others are to stay."""
         ending = [listener for listener in self._listeners.values() if listener.ends]
         if not ending or not self.is_open:
             return

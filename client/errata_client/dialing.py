@@ -1,4 +1,4 @@
-"""How a socket of a server is opened, which failures pass by themselves, and how long to wait before another try."""
+"""Opens sockets to a server; which failures are transient, and how long to wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from websockets.typing import Subprotocol
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 
-_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Of a proxy whose server restarts, or that asks for patience."""
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Status codes of proxies whose server restarts, and of servers that ask the client to try again."""
 TOKEN_HINT = ': give the server\'s token as headers={"Authorization": "Bearer TOKEN"}'
 
 
 class ConnectRefused(ConnectionError):
-    """The server answered, and trying again changes nothing: wrong token, no such route, no such protocol."""
+    """Connecting failed, and would fail again: wrong token, no such route, no such protocol."""
 
 
 def ws_url_of(base_url: str) -> str:
@@ -33,15 +33,15 @@ def ws_url_of(base_url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Where a server is and how its sockets are opened. Equal ones may share a socket.
+    """The address of a server and the parameters of its sockets. Clients with equal ones may share a connection.
 
     Args:
         ws_url: The server's ``.../ws`` URL.
         headers: Sent with the handshake.
-        connect_timeout_s: For one handshake.
+        connect_timeout_s: Timeout of one handshake, seconds.
         ping_interval_s: Seconds between pings; None sends none.
         ping_timeout_s: Seconds until a ping without answer means that the socket is lost.
-        max_size: Largest message taken, bytes.
+        max_size: Largest incoming message, bytes.
     """
 
     ws_url: str
@@ -53,17 +53,17 @@ class Dial:
 
     @staticmethod
     def header_items(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-        """Return headers as a hashable value."""
+        """Return headers as a sorted, hashable tuple."""
         return tuple(sorted((headers or {}).items()))
 
     async def open(self, *, compression: str | None = None) -> ClientConnection:
         """Open a socket and offer the multiplexed protocol on it; ``.subprotocol`` says whether the server speaks it.
 
         Args:
-            compression: ``"deflate"`` where the socket may end up a plain one, as OpenEnv's client offers it.
+            compression: ``"deflate"`` where the socket may be used as a plain one, as OpenEnv's client offers it.
 
         Raises:
-            ConnectRefused: The server does not want this client, now or later.
+            ConnectRefused: Connecting failed and would fail again.
             ConnectionError: The server cannot be reached now.
         """
         local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
@@ -75,7 +75,7 @@ class Dial:
                 open_timeout=self.connect_timeout_s,
                 ping_interval=self.ping_interval_s,
                 ping_timeout=self.ping_timeout_s,
-                close_timeout=1.0,  # a half-open socket answers no farewell, and its sessions wait for the next one
+                close_timeout=1.0,  # a half-open socket never answers, and its sessions wait for the next socket
                 max_size=self.max_size,
                 additional_headers=self.headers,
                 **local,
@@ -85,26 +85,26 @@ class Dial:
             if isinstance(error, InvalidStatus) and error.response.status_code == 401:
                 text += TOKEN_HINT
             if not isinstance(error, OSError | InvalidHandshake):
-                raise ConnectRefused(text) from error  # a URL that is none, a loop that closes
-            raise (ConnectionError if _passes(error) else ConnectRefused)(text) from error
+                raise ConnectRefused(text) from error  # e.g. an invalid URL, or an event loop that is closing
+            raise (ConnectionError if _is_transient(error) else ConnectRefused)(text) from error
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     if isinstance(error, InvalidStatus):
-        return error.response.status_code in _PASSING_STATUS
+        return error.response.status_code in _TRANSIENT_STATUS
     return isinstance(error, OSError) or (isinstance(error, InvalidMessage) and isinstance(error.__cause__, EOFError))
 
 
 _CHANCE = random.Random()
-"""Not the module's own generator: how often a client reconnects must not change what a seeded training draws."""
+"""Not the global generator, so that reconnecting does not change the random numbers of a seeded training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits between attempts to connect: random up to a bound that doubles, so that clients do not all come at once.
+    """Waits between attempts to connect: random up to a bound that doubles, so that clients do not connect all at once.
 
     Args:
-        first_s: Bound of the wait before the second attempt; the first is made at once.
+        first_s: Bound of the wait after the first failed attempt.
         most_s: Largest bound.
         give_up_s: Time without a socket after which waiting requests fail with ConnectionError.
     """
@@ -114,6 +114,6 @@ class Backoff:
     give_up_s: float = 120.0
 
     def delay(self, failures: int) -> float:
-        """Return the wait in seconds after so many attempts that failed in a row."""
+        """Return the wait, seconds, after ``failures`` failed attempts in a row; 0 for none."""
         bound = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return _CHANCE.uniform(0.0, bound) if failures else 0.0

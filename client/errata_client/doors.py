@@ -1,4 +1,4 @@
-"""`Door`: what a client needs of its way to the server. `PlainDoor` and `MuxDoor` are the two there are."""
+"""`Door`: the interface of a client to its session on a server; `PlainDoor` and `MuxDoor` implement it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .mux_session import MuxSession
 from .sharing import Lease
 
 
-class Begun(Protocol):
-    """A request that was sent and has no reply yet."""
+class PendingRequest(Protocol):
+    """A request that was sent and has no outcome yet."""
 
-    def ask_back(self) -> None:
-        """Withdraw it: nobody waits for its reply any more."""
+    def cancel(self) -> None:
+        """Cancel the request as far as that is still possible; its callback is not called any more."""
 
 
 class Door(Protocol):
-    """One client's session on a server, however it is reached."""
+    """A client's session on a server: over a plain socket or over a multiplexed connection."""
 
     @property
     def capabilities(self) -> Capabilities | None:
         """What the server can do; None where that is not known, or the server is a vanilla one."""
 
     async def connect(self) -> None:
-        """Open the session, or attach to it again, and learn where it stands.
+        """Open the session or attach to it again, and set the log to its position.
 
         Raises:
             ConnectionError: The server cannot be reached.
@@ -39,7 +39,7 @@ class Door(Protocol):
         """
 
     async def reattach(self) -> None:
-        """Attach to the session again, and return when no request is without outcome.
+        """Attach to the session again, and wait until every request has an outcome.
 
         Raises:
             NotSupported: The session ended with its socket.
@@ -49,58 +49,69 @@ class Door(Protocol):
         """Send one of OpenEnv's messages and return its reply.
 
         Raises:
-            ErrataError: The server's error, or why the session is over.
-            TimeoutError: No reply in time.
+            ErrataError: The server answered with an error, or the session is over.
+            TimeoutError: No reply within ``timeout_s``.
             ConnectionError: The server cannot be reached.
         """
 
-    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
-        """Send a request without waiting for its reply; None where that is not possible now: use `ask`."""
+    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> PendingRequest | None:
+        """Send a request; return None where that would have to wait, so that `ask` has to be used.
+
+        Args:
+            kind: reset, step or mcp.
+            data: Its ``data``.
+            done: Called once, with the decoded ``data`` of the reply or with the exception.
+        """
 
     async def state_at(self, t: int, eid: str | None) -> StateAt:
-        """Read a delivery from the server, verified; ``eid`` None is the running episode."""
+        """Return a delivery that the server has, verified by its digest; ``eid`` None is the running episode."""
 
     async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
         """Fork an episode on the server and give the new session to one of the doors of ``child``.
 
         Args:
-            t: Delivery the child stands at.
+            t: Delivery of the episode that is the child's t=0.
             eid: Episode as the caller named it; None is the running one.
-            target: Its key.
-            child: ChildDoors of the client of the new session.
+            target: The same episode, always by its key.
+            child: The doors of the new session's client.
         """
 
     async def rewards(self, eid: str) -> list[Reward]:
-        """Read the late rewards of an episode."""
+        """Return the late rewards of an episode."""
 
 
 class Attachable(Protocol):
-    """A door to a given-out session."""
+    """A door that can attach to a given-out session."""
 
     def attach_to(self, session_id: str, *, ends_at_close: bool) -> None:
-        """Use a given-out session from the next connect on."""
+        """Use a given-out session from the next `Door.connect` on.
+
+        Args:
+            session_id: The session.
+            ends_at_close: End it on the server when the client is closed.
+        """
 
 
 class Sharing(Protocol):
-    """A door to a session on a shared connection."""
+    """A door that can use another client's connection."""
 
     def share(self, lease: Lease) -> MuxSession:
-        """Return a new session on a connection, which this door uses from now on."""
+        """Use a connection from now on, and return a new session on it that is not open yet."""
 
     async def leave(self, *, end: bool | None = None) -> None:
-        """Leave the session and the connection."""
+        """Leave the session and release the connection; see `MuxDoor.leave`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildDoors:
-    """The doors of a fork's client; the fork gives the new session to one of them."""
+    """The doors of the client of a fork; the new session goes to one of them."""
 
     plain: Attachable
     mux: Sharing
 
 
 async def fork_over_http(http: HttpDoor, eid: str, t: int, child: ChildDoors, *, durable: bool) -> ForkReply:
-    """Fork any episode of the journal; the child is a given-out session at its plain door."""
+    """Fork an episode over HTTP and give the new session, a given-out one, to the plain door of ``child``."""
     reply = await http.fork(eid, t, str(uuid.uuid4()))
     child.plain.attach_to(reply.session_id, ends_at_close=not durable)
     return reply

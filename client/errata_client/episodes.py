@@ -1,4 +1,4 @@
-"""Episodes in a server's journal, without a session: what is read and added after a rollout."""
+"""`Episodes`: reads episodes in a server's journal and posts rewards to them, without a session."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Episodes:
     """Reads episodes by their eid and adds rewards to them, over HTTP.
 
     Args:
-        base_url: Of the environment, as `ErrataClient` has it.
+        base_url: Base URL of the environment, as for `ErrataClient`.
         headers: Sent with every request, e.g. ``{"Authorization": "Bearer …"}``.
-        timeout_s: Deadline of one request.
+        timeout_s: Timeout of one request, seconds.
     """
 
     def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
@@ -34,23 +34,23 @@ class Episodes:
         """Return an episode and the list of its turns.
 
         Raises:
-            UnknownEpisode: No such episode.
-            NotSupported: The server has no journal, e.g. a vanilla OpenEnv one.
+            UnknownEpisode: There is no such episode.
+            NotSupported: The server has no journal, e.g. a vanilla OpenEnv server.
         """
         return await self._door.episode(eid)
 
     async def state_at(self, eid: str, t: int) -> StateAt:
-        """Return the exact bytes of a delivery, verified.
+        """Return the exact bytes of a delivery, verified by their digest.
 
         Raises:
             StateOutOfRange: The episode has no delivery ``t``.
-            UnknownEpisode: No such episode.
-            DigestMismatch: The bytes changed on the way.
+            UnknownEpisode: There is no such episode.
+            DigestMismatch: The bytes do not have the digest that the server sent.
         """
         return await self._door.state_at(eid, t)
 
     async def history(self, eid: str, *, until: int | None = None) -> list[StateAt]:
-        """Return the deliveries of an episode in order, as `ErrataClient.history`: a fork's begin with its parent's.
+        """Return the deliveries of an episode in order; for a fork, after those of its parent before the fork.
 
         Args:
             eid: Episode.
@@ -60,19 +60,19 @@ class Episodes:
         return await lineage.trace(eid, None if until is None else until + 1)
 
     async def rewards(self, eid: str) -> list[Reward]:
-        """Return the rewards that came after their step, in the order they came."""
+        """Return the late rewards of an episode, in the order in which they were posted."""
         return await self._door.rewards(eid)
 
     async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
         """Add rewards to committed deliveries, all or none; the same ``reward_id`` again changes nothing.
 
         Returns:
-            A reward for each post, as committed now or before.
+            A reward for each post, as committed now or earlier.
 
         Raises:
-            Conflict: A ``reward_id`` stands for another reward.
+            Conflict: A ``reward_id`` was used for another reward.
             StateOutOfRange: The episode has no such delivery.
-            InvalidRequest: ``source`` claims to be the environment.
+            InvalidRequest: ``source`` is ``environment``.
         """
         return await self._door.post_rewards(eid, rewards)
 

@@ -1,4 +1,4 @@
-"""What one client received, byte for byte: the history that answers state(t) where the server cannot (PROTOCOL A2)."""
+"""The deliveries that a client received, byte for byte; they answer state(t) where the server cannot (PROTOCOL A2)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from errata_protocol.replay import StateAt
 from .frames import FrameInvalid
 
 KEPT_EPISODES = 8
-"""Episodes a client keeps the bytes of, the running one included; the oldest goes first."""
+"""How many episodes a client keeps, the running one included; the oldest is dropped first."""
 
 
 class DeliveryLog:
-    """The deliveries of the running episode and of a few before it, and where the session stands.
-
-    Pure: no clock, no socket; episode keys are arguments.
+    """The deliveries of the last few episodes, and the position (eid, t) of the session.
 
     Args:
-        kept_episodes: Bound on memory: how many episodes are kept.
+        kept_episodes: How many episodes are kept.
     """
 
     def __init__(self, kept_episodes: int = KEPT_EPISODES) -> None:
@@ -35,14 +33,14 @@ class DeliveryLog:
 
     @property
     def t(self) -> int | None:
-        """The last delivery of the running episode that is known of, its bytes kept or not."""
+        """The last known delivery of the running episode, kept here or not; None without an episode."""
         return self._t
 
     def note(self, state: StateAt) -> None:
-        """Keep a delivery and move to it.
+        """Keep a delivery and move to its position.
 
         Raises:
-            FrameInvalid: Its t does not come after the last one's, or a reset's is not 0.
+            FrameInvalid: Its t is not larger than the last one's of the same episode, or it is a reset with t > 0.
         """
         if state.kind == "reset" and state.t != 0:
             raise FrameInvalid(f"the server delivered a reset as t={state.t} of episode {state.eid}, not as t=0")
@@ -52,7 +50,7 @@ class DeliveryLog:
         self._episodes[state.eid][state.t] = state
 
     def move(self, eid: str, t: int) -> None:
-        """Say where the session stands, e.g. after deliveries this client did not get."""
+        """Set the position of the session, e.g. after deliveries that this client did not receive."""
         if eid != self._eid:
             self._eid = eid
             self._episodes.setdefault(eid, {})
@@ -61,12 +59,12 @@ class DeliveryLog:
                 self._episodes.popitem(last=False)
         self._t = t
 
-    def leave(self) -> None:
-        """Say that no episode is running; what was received stays."""
+    def end_episode(self) -> None:
+        """Set the position to none: no episode is running. Its deliveries are kept."""
         self._eid = self._t = None
 
-    def seed(self, states: list[StateAt]) -> None:
-        """Keep deliveries of another episode, a fork's parent, without moving there."""
+    def add(self, states: list[StateAt]) -> None:
+        """Keep deliveries without changing the position, e.g. those of a fork's parent."""
         for state in states:
             self._episodes.setdefault(state.eid, {})[state.t] = state
 
@@ -75,16 +73,16 @@ class DeliveryLog:
         return self._episodes.get(eid, {}).get(t)
 
     def kept(self, eid: str) -> list[StateAt]:
-        """Return what is kept of an episode, in order of t; empty for an episode that is not known."""
+        """Return the kept deliveries of an episode in order of t; empty for an unknown episode."""
         return [state for _, state in sorted(self._episodes.get(eid, {}).items())]
 
     def is_complete(self, eid: str) -> bool:
-        """Return whether every delivery of the running episode ``eid`` is kept, its reset first."""
+        """Return whether ``eid`` is the running episode and all its deliveries are kept, from t=0 on."""
         kept = self._episodes.get(eid, {})
         return eid == self._eid and self._t is not None and all(t in kept for t in range(self._t + 1))
 
     def lookup(self, t: int, eid: str | None = None) -> StateAt:
-        """Answer state(t) as a server would.
+        """Return a kept delivery, with the errors that a server would answer.
 
         Args:
             t: Delivery index.

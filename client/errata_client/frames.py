@@ -1,7 +1,7 @@
-"""Frames of a plain ``/ws`` as they arrive: decoded once, with the exact bytes of their ``data`` value kept.
+"""Parses frames of a plain ``/ws``, and keeps the exact bytes of their ``data`` value.
 
-The digest of a delivery is over the bytes the server sent (PROTOCOL C1). Encoding the decoded value again would give
-other bytes (spacing, escapes, ``1.0`` against ``1``), so the value is cut out of the frame where it stands.
+The digest of a delivery is over the bytes that the server sent (PROTOCOL C1). Encoding the decoded value again would
+give other bytes (spacing, escapes, ``1.0`` against ``1``), so the value's bytes are cut out of the frame.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 
 class FrameInvalid(ServiceError):
-    """The server sent something that is no answer to what was asked: never an observation."""
+    """The server sent something that cannot be parsed or does not answer the request."""
 
 
 class DigestMismatch(FrameInvalid):
-    """The bytes of a payload are not those its digest was made from.
+    """The bytes of a payload do not have the digest that came with them.
 
     Args:
         eid: Episode of the payload.
         t: Delivery index.
         announced: The digest that came with it.
-        computed: The digest of the bytes that came.
+        computed: The digest of the bytes that arrived.
     """
 
     def __init__(self, eid: str, t: int, announced: str, computed: str) -> None:
         super().__init__(
             f"payload t={t} of episode {eid} came with digest {announced} but its bytes give {computed}: "
-            f"it changed on the way; fetch it again with state_at({t})",
+            f"it changed in transit; fetch it again with state_at({t})",
             eid=eid,
             t=t,
             announced=announced,
@@ -46,7 +46,7 @@ class DigestMismatch(FrameInvalid):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What an Errata server writes beside ``type`` and ``data`` once it was asked for its capabilities.
+    """The position and digest that an Errata server adds to a frame once it was asked for its capabilities.
 
     Args:
         eid: Episode key.
@@ -59,7 +59,11 @@ class Stamp:
     digest: str
 
     def verify(self, payload: bytes) -> None:
-        """Raise `DigestMismatch` unless ``payload`` has this digest."""
+        """Check the digest of ``payload``.
+
+        Raises:
+            DigestMismatch: It is another one.
+        """
         computed = digest(payload)
         if computed != self.digest:
             raise DigestMismatch(self.eid, self.t, self.digest, computed)
@@ -72,8 +76,8 @@ class Frame:
     Args:
         type: ``observation``, ``state``, ``state_at``, ``mcp``, ``capabilities``, ``error``.
         data: Its decoded ``data``.
-        raw: The bytes of ``data`` exactly as they stand in the frame.
-        stamp: Position and digest, None when the frame carries neither.
+        raw: The exact bytes of ``data`` in the frame.
+        stamp: Position and digest; None where the frame has none.
         kind: ``kind`` of a ``state_at`` reply.
     """
 
@@ -88,11 +92,11 @@ def parse_frame(message: bytes | str) -> Frame:
     """Decode a frame and cut out the bytes of its ``data``.
 
     Args:
-        message: The whole message; UTF-8 if bytes.
+        message: The whole message; bytes are UTF-8.
 
     Raises:
-        FrameInvalid: It is not one JSON object in UTF-8 with a text ``type``, names a key twice, has no ``data``, or
-            carries a part of a stamp but not all of it.
+        FrameInvalid: It is not one JSON object in UTF-8; or it has no string ``type``, no ``data``, a repeated key, or
+            only a part of a stamp.
     """
     try:
         text = message.decode("utf-8") if isinstance(message, bytes) else message
@@ -106,10 +110,10 @@ def parse_frame(message: bytes | str) -> Frame:
 
 
 def wire_error(data: Any) -> ErrataError:
-    """Build the exception for an error frame, with OpenEnv's own text as ``str()``.
+    """Return the exception for an error frame; its ``str()`` is that of OpenEnv's client.
 
-    Upstream's client raises ``RuntimeError("Server error: <message> (code: <code>)")`` and programs search that text,
-    so it stays; ``.message``, ``.code`` and ``.details`` hold the parts.
+    That client raises ``RuntimeError("Server error: <message> (code: <code>)")``, and programs search for this text.
+    ``.message``, ``.code`` and ``.details`` hold the parts.
 
     Args:
         data: ``data`` of the error frame, or the body of an HTTP error.
@@ -121,15 +125,15 @@ def wire_error(data: Any) -> ErrataError:
 
 
 def replayed(frame: Frame, t: int, eid: str | None) -> StateAt:
-    """Verify a ``state_at`` reply and return what it holds.
+    """Verify a ``state_at`` reply and return the delivery in it.
 
     Args:
         frame: The reply.
-        t: What was asked for.
-        eid: The episode that was asked for; None takes whichever the server's session is in.
+        t: The delivery that was requested.
+        eid: The episode that was requested; None for the session's running one.
 
     Raises:
-        FrameInvalid: It is not that delivery, or its bytes do not have its digest.
+        FrameInvalid: It is another delivery, or its bytes do not have its digest.
     """
     stamp = frame.stamp
     if stamp is None or frame.kind is None:
@@ -141,17 +145,21 @@ def replayed(frame: Frame, t: int, eid: str | None) -> StateAt:
 
 
 def as_kind(value: Any) -> Kind | None:
-    """Return a delivery kind of this version, None for anything else."""
+    """Return ``value`` if it is a known kind of delivery, else None."""
     return _KINDS.get(value) if isinstance(value, str) else None
 
 
 def is_known_code(data: Any) -> bool:
-    """Return whether ``data`` is an error body of OpenEnv or Errata, not one of some proxy in between."""
+    """Return whether ``data`` is an error body of OpenEnv or Errata, rather than one of a proxy."""
     return isinstance(data, dict) and data.get("code") in CODES
 
 
 def _members(text: str) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Decode the top-level object and find where its ``data`` value starts and ends."""
+    """Decode the top-level object; also return the start and end of its ``data`` value in ``text``.
+
+    Raises:
+        ValueError: It is no JSON object, repeats a key, has no ``data``, or is followed by other text.
+    """
     values: dict[str, Any] = {}
     span: tuple[int, int] | None = None
     at = _expect(text, _skip(text, 0), "{")

@@ -1,4 +1,4 @@
-"""Calls the server's HTTP routes beside ``/ws``: given-out sessions, forks, episodes (PROTOCOL A5, G); for any door."""
+"""`HttpDoor`: calls the server's HTTP routes for given-out sessions, forks, episodes and rewards (PROTOCOL A5, G)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _SCHEMES = {"ws": "http", "wss": "https"}
 
 
 def http_base(ws_url: str) -> str:
-    """Return the base of the HTTP routes beside a ``.../ws`` URL."""
+    """Return the base URL of the HTTP routes of a server with the socket URL ``.../ws``."""
     parts = urlsplit(ws_url)
     path = parts.path.removesuffix("/ws")
     return urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, path, "", ""))
 
 
 def why_no_fork(capabilities: Capabilities | None) -> str:
-    """Say why a server that does not offer forks has none, and what to change.
+    """Return a message that says why a server offers no forks, and what to change.
 
     Args:
         capabilities: The server's; None for a vanilla one.
     """
     if capabilities is None:
         return (
-            "it is none of Errata's: serve the environment with errata_server, or open a new_session() and play the "
-            "actions again"
+            "it is not an Errata server: serve the environment with errata_server, or open a new_session() and repeat "
+            "the actions"
         )
     if not capabilities.offers("state_at"):
         return "it is in production mode, which has no fork: serve it in simulation mode"
@@ -50,13 +50,13 @@ def why_no_fork(capabilities: Capabilities | None) -> str:
 
 
 class HttpDoor:
-    """Requests to one server, over connections kept per event loop.
+    """HTTP client of one server. Connections are kept open, and belong to the event loop that opened them.
 
     Args:
         ws_url: The server's ``.../ws`` URL.
         headers: Sent with every request, as on the socket.
-        timeout_s: Deadline of one request.
-        trust_env: Use the proxies of the environment variables; off for loopback, as the socket has it.
+        timeout_s: Timeout of one request, seconds.
+        trust_env: Use the proxies of the environment variables; off for loopback, as with the socket.
     """
 
     def __init__(self, ws_url: str, *, headers: Mapping[str, str] | None, timeout_s: float, trust_env: bool) -> None:
@@ -72,7 +72,7 @@ class HttpDoor:
         """Create a session that outlives its socket and return its id.
 
         Raises:
-            CapacityReached: The server has no room.
+            CapacityReached: The server has no instance left.
             NotSupported: The server has no ``POST /mcp``.
             ConnectionError: The server cannot be reached.
         """
@@ -83,16 +83,21 @@ class HttpDoor:
         return session_id
 
     async def close_session(self, session_id: str) -> None:
-        """End a given-out session. A session that is already gone is fine."""
+        """End a given-out session; does nothing where the server has no such session."""
         try:
             await self._rpc("openenv/session/close", {"session_id": session_id})
         except SessionUnknown:
             pass
 
     async def fork(self, eid: str, t: int, request_id: str) -> ForkReply:
-        """Fork an episode at t, once however often it has to be asked.
+        """Fork an episode at ``t``.
 
-        The request is sent a second time when the connection breaks: the same ``request_id`` names the same child.
+        A request whose connection fails is sent once more: the same ``request_id`` always gives the same child.
+
+        Raises:
+            ErrataError: The server's error, e.g. UnknownEpisode.
+            ConnectionError: The server could not be reached twice.
+            TimeoutError: No answer in time.
         """
         path, body = f"/episodes/{quote(eid, safe='')}/fork", {"t": t, "request_id": request_id}
         try:
@@ -102,11 +107,16 @@ class HttpDoor:
         return _model(ForkReply, response)
 
     async def episode(self, eid: str) -> EpisodeDetail:
-        """Return an episode and the list of its turns."""
+        """Return an episode and the list of its turns.
+
+        Raises:
+            UnknownEpisode: There is no such episode.
+            NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
+        """
         return _model(EpisodeDetail, await self._send("GET", f"/episodes/{quote(eid, safe='')}"))
 
     async def state_at(self, eid: str, t: int) -> StateAt:
-        """Return P_t as the whole body of a reply, verified against its ETag."""
+        """Return delivery ``t`` of an episode, verified by the digest in the ETag header."""
         response = await self._send("GET", f"/episodes/{quote(eid, safe='')}/states/{t}")
         announced = response.headers.get("etag", "").removeprefix("W/").strip('"')
         kind = as_kind(response.headers.get("x-errata-kind"))
@@ -116,16 +126,16 @@ class HttpDoor:
         return StateAt(eid, t, kind, response.content, announced, "server")
 
     async def rewards(self, eid: str) -> list[Reward]:
-        """Return the rewards that an episode was given later."""
+        """Return the late rewards of an episode."""
         return read_rewards(_json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards")), eid)
 
     async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
-        """Give deliveries of an episode rewards, all or none. They name themselves, so it may be sent twice."""
+        """Post rewards for deliveries of an episode, all or none; see `Episodes.post_rewards`."""
         path, body = f"/episodes/{quote(eid, safe='')}/rewards", [reward.model_dump() for reward in rewards]
         return read_rewards(_json(await self._send("POST", path, body)), eid)
 
     async def aclose(self) -> None:
-        """Close idle connections. Idempotent; a later request opens new ones."""
+        """Close idle connections. A later request opens new ones."""
         client, loop = self._client, self._loop
         self._client = self._loop = None
         if client is not None and loop is asyncio.get_running_loop():
@@ -156,7 +166,7 @@ class HttpDoor:
     def _client_here(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            # Connections belong to the loop that opened them; those of another loop are left to it.
+            # Connections belong to the loop that opened them and cannot be closed from here.
             self._client = httpx.AsyncClient(
                 headers=self._headers, timeout=self._timeout_s, trust_env=self._trust_env, follow_redirects=True
             )
@@ -196,7 +206,7 @@ def _rpc_error(method: str, error: Any) -> ErrataError:
     data = fields.get("data")
     if isinstance(data, dict) and is_known_code(data):
         return wire_error({"message": message, **data})
-    if isinstance(data, dict) and "max_sessions" in data:  # upstream gives the numbers and no code
+    if isinstance(data, dict) and "max_sessions" in data:  # OpenEnv's server sends these numbers without a code
         return wire_error({"message": message, "code": CapacityReached.code, **data})
     if "session" in message.lower() and "unknown" in message.lower():
         return SessionUnknown(f"{method}: {message}")

@@ -1,4 +1,4 @@
-"""Rewards that come after their step (PROTOCOL D8, F4): pushed on multiplexed sockets, read anywhere."""
+"""Late rewards (PROTOCOL D8, F4): posted after their step; pushed on multiplexed connections, read over any door."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .frames import FrameInvalid
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A value that somebody gave a delivery later. It stands beside the step's own reward and never replaces it.
+    """A late reward of a delivery. It is kept beside the step's own reward and never replaces it.
 
     Args:
         eid: Episode.
-        t: Delivery that it is for.
+        t: The delivery that is rewarded.
         value: The reward.
-        source: Who gave it.
-        reward_id: Its name; the same one is the same reward.
+        source: Who posted it.
+        reward_id: Its id in the episode.
     """
 
     eid: str
@@ -30,14 +30,14 @@ class Reward:
 
 
 def read_reward(data: Any, eid: str | None = None) -> Reward:
-    """Return the reward that a server sent.
+    """Parse a reward that a server sent.
 
     Args:
-        data: Decoded; HTTP leaves ``eid`` out.
-        eid: The episode that was asked for.
+        data: The decoded reward.
+        eid: Its episode, where ``data`` has no ``eid``, as over HTTP.
 
     Raises:
-        FrameInvalid: It is none.
+        FrameInvalid: It is no reward.
     """
     match data:
         case {"t": int(t), "value": float() | int() as value, "source": str(source), "reward_id": str(reward_id)}:
@@ -48,7 +48,7 @@ def read_reward(data: Any, eid: str | None = None) -> Reward:
 
 
 def read_rewards(payload: bytes | list[Any], eid: str | None = None) -> list[Reward]:
-    """Return the rewards of a reply.
+    """Parse the list of rewards in a reply; the arguments are those of `read_reward`.
 
     Raises:
         FrameInvalid: It is no list of rewards.

@@ -1,4 +1,4 @@
-"""The multiplexed door: OpenEnv's messages in, payloads out, over a connection that many clients share."""
+"""`MuxDoor`: sends OpenEnv's messages over a multiplexed connection and decodes the replies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encode(data: Any) -> bytes:
     """Return the ``data`` of a request as JSON.
 
     Raises:
-        InvalidRequest: It has no JSON form; NaN and infinities have none.
+        InvalidRequest: It has no JSON form; NaN and infinities have none either.
     """
     try:
         return _ENCODE(data).encode()
@@ -46,28 +46,30 @@ def encode(data: Any) -> bytes:
 
 
 def decode(payload: bytes) -> Any:
-    """Return what a payload says, as `json.loads` reads it.
+    """Decode a payload as `json.loads` does, which also reads lone surrogates.
 
     Raises:
         FrameInvalid: It is not JSON.
     """
     try:
         return msgspec.json.decode(payload)
-    except (msgspec.DecodeError, RecursionError):  # e.g. half of a surrogate pair, which the standard library reads
+    except (msgspec.DecodeError, RecursionError):  # e.g. a lone surrogate, which the standard library accepts
         try:
             return json.loads(payload)
         except (ValueError, RecursionError) as error:
             raise FrameInvalid(f"the server sent a payload that cannot be read: {error}") from error
 
 
-class Begun:
-    """A request of a batch: one object for each, since there are thousands in flight and the collector visits them all.
+class MuxRequest:
+    """A `PendingRequest`; it is sent when it is made.
+
+    One object for each request, without closures: with thousands in flight, objects cost time in garbage collections.
 
     Args:
-        door: The door it is sent through.
-        session: The session it is sent on.
-        kind: Its type.
-        data: Its ``data``.
+        door: The door whose session it is.
+        session: The session.
+        kind: Type of the request.
+        data: Its ``data``, JSON.
         done: Called once, with the decoded ``data`` or the exception.
     """
 
@@ -82,8 +84,8 @@ class Begun:
         self._session = session
         self._request = session.begin(kind, data, self._take)
 
-    def ask_back(self) -> None:
-        """See `doors.Begun`."""
+    def cancel(self) -> None:
+        """See `doors.PendingRequest`."""
         self._session.abandon(self._request)
 
     def _take(self, outcome: Outcome) -> None:
@@ -100,15 +102,20 @@ class Begun:
 
 
 class MuxDoor:
-    """A `Door` with a session on a connection, and where the connection comes from.
+    """A `Door` with a session on a multiplexed connection.
 
     Args:
-        client: Whose; its deadlines and its way to the HTTP routes are used.
-        log: Where deliveries are kept.
-        connection: Use this one; None shares the loop's.
-        ticket: Continue this session.
+        client: The client; its timeouts and its HTTP door are used.
+        log: Receives the deliveries.
+        connection: The connection; None shares that of the event loop.
+        ticket: Continue this session instead of opening one.
         durable: The session stays when the client is closed.
-        retries: How often a request is sent again whose infrastructure failure was rolled back.
+        retries: How often a request is sent again after an infrastructure failure that the server rolled back.
+
+    Attributes:
+        stats: Counters.
+        on_reward: Called with each reward that the server pushes, or None.
+        session: The session; None before `find` and after `leave`.
     """
 
     def __init__(
@@ -134,22 +141,23 @@ class MuxDoor:
         self._end_seen = False  # a caller has received the error that ended the session
 
     @property
-    def is_there(self) -> bool:
-        """Whether the server speaks the protocol and this client has a session on it."""
+    def has_session(self) -> bool:
+        """Whether `find` has found a multiplexed connection and the session was not left."""
         return self.session is not None
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the server can do."""
+        """See `Door.capabilities`."""
         return None if self._lease is None else self._lease.connection.capabilities
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def find(self, base_url: str, dial: Dial) -> ClientConnection | None:
-        """Get a connection, if the server speaks the protocol.
+        """Find a connection and make a session on it that is not open yet, if the server speaks the protocol.
 
         Returns:
-            The plain socket that it accepted instead, if it does not and this client was the one to find out.
+            The plain socket that the server accepted instead, if it does not; None also where another client has that
+            socket (`sharing.join`).
 
         Raises:
             ConnectionError: The server cannot be reached.
@@ -165,18 +173,18 @@ class MuxDoor:
         return None
 
     async def connect(self) -> None:
-        """Open or adopt the session, or another one in place of one whose end a caller has seen.
+        """Open the session, or another one where it ended and a caller has received that error.
 
         Raises:
-            As `MuxSession.open`.
+            ErrataError, ConnectionError, TimeoutError: See `MuxSession.open`.
         """
         try:
             await self._open()
         except ConnectionError:
-            await self._client._give_up()
+            await self._client._close_unconnected()
             raise
         except ErrataError:
-            if self._log.eid is None:  # nothing ever happened in it
+            if self._log.eid is None:  # the session had no episode yet
                 await self.leave()
             raise
         self._client._learn(self.capabilities)
@@ -186,7 +194,7 @@ class MuxDoor:
         assert session is not None and lease is not None
         await lease.connection.connect()
         if session.ended is not None and self._end_seen:
-            self._log.leave()
+            self._log.end_episode()
             session = self.session = self._new(None)
             self._end_seen = False
         try:
@@ -195,15 +203,15 @@ class MuxDoor:
             self._end_seen = session.ended is not None
 
     async def reattach(self) -> None:
-        """See `Door.reattach`: the connection attaches by itself, so this waits for the requests in flight."""
+        """See `Door.reattach`. The connection attaches again by itself; this waits for the requests in flight."""
         assert self.session is not None
         await self.session.settle(self._client._message_timeout)
 
     async def leave(self, *, end: bool | None = None) -> None:
-        """Let go of the session and the connection.
+        """Leave the session and release the connection.
 
         Args:
-            end: End the session on the server; None does what it was opened for.
+            end: Whether to end the session on the server; None ends it where it `MuxSession.ends` with its client.
         """
         session, self.session = self.session, None
         lease, self._lease = self._lease, None
@@ -219,10 +227,11 @@ class MuxDoor:
                 await lease.release()
 
     def ticket(self) -> Ticket:
-        """Return what another process needs to continue the session.
+        """See `MuxSession.ticket`.
 
         Raises:
-            NotSupported: It is no multiplexed session.
+            NotSupported: There is no multiplexed session.
+            ErrataError: The session is not open, was taken over, or ended.
         """
         if self.session is None:
             raise NotSupported("there is no multiplexed session to continue: connect() first, or use durable=True")
@@ -232,7 +241,7 @@ class MuxDoor:
         """See `Door.fork`. Episodes of other sessions are forked over HTTP."""
         try:
             return await self._fork(t, eid, child.mux)
-        except UnknownEpisode:  # the session knows its own episodes, the journal all
+        except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             if eid is None:
                 raise
         return await fork_over_http(self._client._http(), target, t, child, durable=self._durable)
@@ -250,7 +259,7 @@ class MuxDoor:
         return ForkReply.model_validate({"session_id": data.get("sid"), **data})
 
     def share(self, lease: Lease) -> MuxSession:
-        """Return a new session on a connection, which this door uses from now on."""
+        """See `doors.Sharing.share`."""
         self._lease = lease
         session = self.session = self._new(None)
         self._client._learn(self.capabilities)
@@ -272,16 +281,10 @@ class MuxDoor:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Answer one of OpenEnv's messages.
-
-        Raises:
-            ErrataError: What the server answered, or why the session is over.
-            TimeoutError: No reply in time; the session goes on.
-            ConnectionError: The server cannot be reached.
-        """
+        """See `Door.ask`. A reset opens another session where this one ended and a caller has received that error."""
         kind = delivery_kind(message)
         if self._end_seen and kind == "reset":
-            await self._open()  # the caller has seen the loss: this is a new beginning on purpose
+            await self._open()
         session = self.session
         assert session is not None
         try:
@@ -296,20 +299,17 @@ class MuxDoor:
         finally:
             self._end_seen = self._end_seen or session.ended is not None
 
-    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> Begun | None:
-        """Send a request without waiting; ``done`` is called once, with its decoded ``data`` or the exception.
-
-        Returns:
-            The request; None where the session is not live.
+    def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> MuxRequest | None:
+        """See `Door.begin`; None where the session is not open.
 
         Raises:
-            As `MuxSession.begin`.
+            ErrataError: See `MuxSession.begin`.
         """
         session = self.session
-        return Begun(self, session, kind, encode(data), done) if session is not None and session.is_live else None
+        return MuxRequest(self, session, kind, encode(data), done) if session is not None and session.is_live else None
 
     def note_error(self, error: Exception) -> None:
-        """Note that a caller received an error: where it ended the session, the next reset opens another."""
+        """Record that a caller received an error; if it ended the session, the next reset opens another."""
         self._end_seen = self._end_seen or _is_end(error)
 
     @staticmethod
@@ -317,7 +317,7 @@ class MuxDoor:
         """Return the decoded ``data`` of a reply.
 
         Raises:
-            FrameInvalid: It answers something else.
+            FrameInvalid: The reply is of another type than a ``kind`` has, or is no JSON.
         """
         if reply.type != REPLY_TYPES[kind] or (kind != "mcp" and reply.t is None):
             raise FrameInvalid(f"the server answered a {kind} with {reply.type!r}, t={reply.t}")
@@ -330,7 +330,7 @@ class MuxDoor:
         try:
             answer = await self.session.read("state", encode(wanted), self._client._message_timeout)
             return replayed(_frame(answer), t, eid)
-        except UnknownEpisode:  # the session knows its own episodes, the journal all
+        except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             if eid is None or eid == self._log.eid:
                 raise
         return await self._client._http().state_at(eid, t)
@@ -341,16 +341,16 @@ class MuxDoor:
         try:
             answer = await self.session.read("rewards", encode({"eid": eid}), self._client._message_timeout)
             return read_rewards(answer.payload, eid)
-        except UnknownEpisode:  # the session knows its own episodes, the journal all
+        except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             return await self._client._http().rewards(eid)
 
-    # -- what comes by itself ---------------------------------------------------------------------------------------
+    # -- called by the session --------------------------------------------------------------------------------------
 
     def _delivered(self, reply: Replied) -> None:
         if reply.eid is None or reply.t is None or not reply.digest:
             raise FrameInvalid(f"the server delivered t={reply.t} without eid or digest")
         kind = None if reply.request is None else as_kind(reply.request.kind)
-        if kind is None:  # asked for by the process before this one
+        if kind is None:  # requested by the process that made the ticket
             kind = "mcp" if reply.type == "mcp" else "reset" if reply.t == 0 else "step"
         self._log.note(StateAt(reply.eid, reply.t, kind, reply.payload, reply.digest, "history"))
 

@@ -1,7 +1,7 @@
-"""One session on a `Connection`: requests and what becomes of them, deadlines, retries, tickets.
+"""`MuxSession`: one session on a `Connection`: its requests and their outcomes, timeouts, retries, tickets.
 
-A request whose caller is gone (deadline, cancellation) is asked back from the server. Where that comes too late it runs
-on, and its outcome still moves `t`; the session's requests run in order, so whatever is asked next runs behind it.
+A request whose caller timed out or was cancelled is cancelled on the server. If that comes too late, it runs, and its
+outcome still moves `t`. A session's requests run in order, so the next request runs after it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from errata_protocol.errors import (
 )
 from errata_protocol.mux import (
     Answered,
+    Attached,
     ClientEvent,
     ClientRequest,
     ClientSession,
     Failed,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -33,27 +33,28 @@ from errata_protocol.mux import (
 from errata_protocol.mux.records import ReadKind, RequestKind
 
 from .connection import Connection
-from .outcome import Done, Outcome, nobody, raised_again, resolve, taken
+from .outcome import Done, Outcome, copy_of, ignore_outcome, resolve, taken_over_error
 from .stats import SessionStats
 from .ticket import Ticket
 
 RETRY_S = 0.2
-"""Wait before a request is sent again whose failure was rolled back, where the server names none; doubles."""
+"""Wait before the first retry of a request, where the server names none, seconds; doubles with each retry."""
 
 _log = logging.getLogger("errata.client")
 
 
 class MuxSession:
-    """A session of one client.
+    """A session of one client. `open` opens it.
 
     Args:
-        connection: What carries it.
-        stats: Where it counts.
-        delivered: Takes each delivery once, in order, abandoned ones and those of a process before this one included.
-        moved: Takes (eid, t) where an adopted session stands ahead of what was delivered here.
-        rewarded: Takes the payload of each pushed reward, once, in order.
-        retries: How often a request is sent again whose infrastructure failure the server rolled back.
-        ends: The session ends with its client, and with the connection.
+        connection: The connection that it uses.
+        stats: Counters to increment.
+        delivered: Called with each delivery once, in order; also those of abandoned requests, and those that a ticket's
+            earlier process requested.
+        moved: Called with (eid, t) when a session that was continued by a ticket is further than its deliveries.
+        rewarded: Called with the payload of each pushed reward, once, in order.
+        retries: How often a request is sent again after an infrastructure failure that the server rolled back.
+        ends: Whether the session ends with its client and with the connection.
         ticket: Continue this session instead of opening one.
     """
 
@@ -73,7 +74,7 @@ class MuxSession:
         self.stats = stats
         self.ends = ends
         self.ended: ErrataError | None = None
-        """Why it is over."""
+        """Why the session ended; None while it has not."""
         self._delivered, self._moved, self._rewarded = delivered, moved, rewarded
         self._retries = retries
         self._ticket = ticket
@@ -95,13 +96,13 @@ class MuxSession:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:
-        """Open or adopt the session and wait until the server has it.
+        """Open the session, or resume that of the ticket, and wait until the server has confirmed it.
 
         Raises:
-            ErrataError: The server refused: SESSION_LOST and its like for good, CAPACITY_REACHED and its like until
-                ``timeout_s`` was over.
+            ErrataError: The server refused for good, e.g. SESSION_LOST, or until ``timeout_s`` was over, e.g.
+                CAPACITY_REACHED.
             ConnectionError: The server cannot be reached.
-            TimeoutError: It did not answer in time.
+            TimeoutError: The server did not answer within ``timeout_s``.
         """
         self.connection.enter()
         self._check()
@@ -117,51 +118,56 @@ class MuxSession:
         await self._until(lambda: self._attached, timeout_s, "the session was not opened")
 
     def adopt_child(self, session: ClientSession) -> None:
-        """Take the child of a fork, which the machine resumes by itself."""
+        """Use the session that a fork made; the state machine resumes it without a further call."""
         self._session = session
         self.connection.attach(session, self)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait until nothing is outstanding, taking the session back if another process took it over.
+        """Wait until every request has an outcome; first take the session back if another process took it over.
 
         Raises:
-            ErrataError: The session is over.
-            TimeoutError: A request is still running.
+            ErrataError: The session ended.
+            TimeoutError: A request has no outcome after ``timeout_s``.
         """
         self.connection.enter()
         self._check()
         if self._taken_over and self._session is not None:
             self._taken_over = False
             self.connection.machine.claim(self._session)
-            self.connection.stir()
+            self.connection.schedule_send()
         await self._until(
             lambda: self._attached and not self._waiting, timeout_s, "a request of the session is still without outcome"
         )
 
     async def end(self, timeout_s: float = 2.0) -> None:
-        """End the session on the server, as far as it can be told."""
+        """End the session on the server and `leave` it. A server that cannot be reached ends it when it expires."""
         if self._session is None or self.ended is not None:
             return
         try:
             await self.ask("close", b"{}", timeout_s)
         except (ErrataError, OSError) as error:
-            _log.debug("a session was left to the server: %r", error)
+            _log.debug("a session could not be ended, it will expire: %r", error)
         self.leave()
 
     def leave(self) -> None:
-        """Forget the session here; on the server it stays, detached once its socket is gone."""
+        """Remove the session from its connection and fail waiting requests. It stays on the server, detached."""
         session, self._session = self._session, None
         self._attached = False
         if session is not None and self.ended is None:
             self.ended = LocalProtocolError("the session was left: open another, or resume it with its ticket")
-            self.connection.let_go(session)
+            self.connection.forget(session)
         self._fail_all(LocalProtocolError("the session was left while a request was waiting"))
 
     def ticket(self) -> Ticket:
-        """Return what another process needs to continue the session, which from now on does not end with its client.
+        """Return a ticket with which another process can continue the session.
+
+        From then on, closing this client leaves the session open on the server.
+
+        Returns:
+            The session's id, secret and position; keep it secret.
 
         Raises:
-            ErrataError: There is no session to continue.
+            ErrataError: The session is not open, was taken over, or ended.
         """
         session = self._live()
         self.ends = False
@@ -172,10 +178,16 @@ class MuxSession:
     def begin(
         self, kind: RequestKind, data: bytes, done: Done, condition: tuple[int, str | None] | None = None
     ) -> ClientRequest:
-        """Send a request; ``done`` is called once, with its reply or the exception.
+        """Send a request without waiting for its outcome.
+
+        Args:
+            kind: Type of the request.
+            data: Its ``data``, JSON.
+            done: Called once, with the reply or the exception.
+            condition: (t, eid) at which the session has to be for the request to run.
 
         Raises:
-            ErrataError: The session is over, was taken over, or ``data`` is nothing the wire can carry.
+            ErrataError: The session is not open, was taken over, or ended; or ``data`` is too long for the protocol.
         """
         connection = self.connection
         connection.enter()
@@ -183,42 +195,49 @@ class MuxSession:
         request = connection.machine.request(session, kind, data, condition=condition)
         self._waiting[request] = done
         self.stats.requests += 1
-        connection.stir()
+        connection.schedule_send()
         return request
 
     def abandon(self, request: ClientRequest) -> bool:
-        """Ask a request back that nobody waits for any more.
+        """Cancel a request whose caller no longer waits. Its callback is not called any more.
 
         Returns:
-            It has had and will have no effect: it was not sent, or refused.
+            Whether it surely has no effect, because it was not sent yet or was refused.
         """
         if request not in self._waiting or self._session is None:
             return False
         self.stats.abandoned += 1
-        self._waiting[request] = nobody
+        self._waiting[request] = ignore_outcome
         refused = request in self._session.unsent
         if self.connection.machine.cancel(self._session, request):
             self._finish(request)
-        self.connection.stir()
+        self.connection.schedule_send()
         return refused
 
     async def ask(self, kind: RequestKind, data: bytes, timeout_s: float) -> Replied:
         """Send a request and return its reply.
 
         Raises:
-            ErrataError: The recorded error, why the session is over, or the last refusal if that was all.
-            TimeoutError: No reply within ``timeout_s``; the request was asked back, the session goes on.
-            ConnectionError: The server could not be reached for too long; likewise.
+            ErrataError: The recorded error of the request, why the session ended, or the server's last refusal, where
+                it refused until ``timeout_s`` was over.
+            TimeoutError: No reply within ``timeout_s``. The request was cancelled, the session goes on.
+            ConnectionError: There was no socket for `Backoff.give_up_s`. Otherwise as TimeoutError.
         """
         replied: asyncio.Future[Replied] = asyncio.get_running_loop().create_future()
         request = self.begin(kind, data, partial(resolve, replied))
         return await self._outcome(request, replied, timeout_s)
 
     async def fork(self, t: int, eid: str | None, child: MuxSession, timeout_s: float) -> Replied:
-        """Fork an episode of this session, and give its session to ``child``.
+        """Fork an episode of this session at ``t``; ``child`` becomes the new session and is waited for.
+
+        Args:
+            t: Delivery that is the child's t=0.
+            eid: Episode of this session; None is the running one.
+            child: A session that was not opened.
+            timeout_s: For the fork, and again for attaching the child.
 
         Raises:
-            As `ask`.
+            ErrataError, TimeoutError, ConnectionError: See `ask`.
         """
         self.connection.enter()
         session = self._live()
@@ -230,22 +249,22 @@ class MuxSession:
         def adopt(outcome: Outcome) -> None:
             if not isinstance(outcome, Exception):
                 child.adopt_child(machine.sessions[sid])
-                if replied.done():  # nobody waits for it: it must not stay behind
-                    child.begin("close", b"{}", nobody)
+                if replied.done():  # the caller no longer waits, so nobody else would close the child
+                    child.begin("close", b"{}", ignore_outcome)
             resolve(replied, outcome)
 
         self._waiting[request] = adopt
         self.stats.requests += 1
-        self.connection.stir()
+        self.connection.schedule_send()
         reply = await self._outcome(request, replied, timeout_s)
         await child._until(lambda: child._attached, timeout_s, "the child of the fork was not attached")
         return reply
 
     async def read(self, kind: ReadKind, data: bytes, timeout_s: float) -> Answered:
-        """Ask a read, which waits for no request.
+        """Send a read, which does not wait for the session's requests, and return its answer.
 
         Raises:
-            ErrataError: The answer is an error, or the session is over.
+            ErrataError: The answer is an error, or the session ended.
             TimeoutError: No answer within ``timeout_s``.
         """
         session = self._live()
@@ -262,26 +281,26 @@ class MuxSession:
         except TimeoutError as error:
             refusal = self._refusal
             if self.abandon(request) and refusal is not None:
-                raise raised_again(refusal) from error
+                raise copy_of(refusal) from error
             raise TimeoutError(
-                f"no reply to a {request.kind} within message_timeout_s={timeout_s:g}; it was asked back and may still "
-                "act: await reattach() to see by t, or go on, which runs behind it"
+                f"no reply to a {request.kind} within message_timeout_s={timeout_s:g}; it was cancelled, which may "
+                "have come too late: await reattach() and compare t, or go on; the next request runs after it"
             ) from error
         except asyncio.CancelledError:
             replied.cancel()
             self.abandon(request)
             raise
 
-    # -- what the connection tells -----------------------------------------------------------------------------------
+    # -- called by the connection ------------------------------------------------------------------------------------
 
-    def take(self, event: ClientEvent) -> None:
-        """Take an event of the session, in order."""
+    def receive(self, event: ClientEvent) -> None:
+        """Called with each event of the session, in order."""
         cls = type(event)
         if cls is Replied:
             self._take_reply(event)  # type: ignore[arg-type]
         elif isinstance(event, Failed):
             self._take_failure(event)
-        elif isinstance(event, Opened):
+        elif isinstance(event, Attached):
             self._attached, self._taken_over, self._refusal = True, False, None
             self.stats.resumes += self._position[0] > 0
             self._position = (event.position.next_id, event.position.eid, event.position.t)
@@ -297,18 +316,18 @@ class MuxSession:
             self._refusal = event.error
         elif isinstance(event, TakenOver):
             self._attached, self._taken_over = False, True
-            self._abandon_all(taken())
+            self._abandon_all(taken_over_error())
         elif isinstance(event, SessionEnded):
             self.ended = event.error
             self._attached = False
             self._fail_all(event.error)
-        self._tell()
+        self._notify()
 
     def unreachable(self, error: Exception) -> None:
-        """Take that nothing is sent or received for now."""
+        """Called when there is no connection for now: fail all callers that wait, and cancel their requests."""
         self._attached = False
         self._abandon_all(error)
-        self._tell(error)
+        self._notify(error)
 
     def _take_reply(self, event: Replied) -> None:
         outcome: Outcome = event
@@ -330,42 +349,46 @@ class MuxSession:
             self._refusal = None
             self.stats.replies += 1
         if request is not None and not self._try_again(request, event):
-            self._finish(request)(raised_again(event.error))
+            self._finish(request)(copy_of(event.error))
         if not self._caught_up:
             self._catch_up()
 
     def _try_again(self, request: ClientRequest, event: Failed) -> bool:
-        """Send a request again whose failure the server rolled back, if the session still stands where it did."""
+        """Retry a request after a failure that the server rolled back; return whether it will be sent again.
+
+        A request is not retried while others wait, because those after it may have run.
+        """
         session, info = self._session, CODES.get(event.error.code)
         tried = self._tried.get(request, 0)
         if not event.recorded or info is None or not info.retryable or info.fault != "service" or session is None:
             return False
-        if tried >= self._retries or len(self._waiting) > 1 or self._waiting.get(request, nobody) is nobody:
-            return False  # what was asked behind it has run, or nobody wants it any more
+        is_abandoned = self._waiting.get(request, ignore_outcome) is ignore_outcome
+        if tried >= self._retries or len(self._waiting) > 1 or is_abandoned:
+            return False  # later requests may have run, or the caller no longer waits
         self._tried[request] = tried + 1
         self.stats.retried[event.error.code] += 1
-        told = event.error.details.get("retry_after")
-        wait_s = told if isinstance(told, int | float) else RETRY_S * 2**tried
+        retry_after = event.error.details.get("retry_after")
+        wait_s = retry_after if isinstance(retry_after, int | float) else RETRY_S * 2**tried
         condition = request.condition
         if condition is None and request.kind != "reset" and session.t is not None:
-            condition = (session.t, session.eid)  # now: what is asked during the wait may move it
+            condition = (session.t, session.eid)  # requests that are sent during the wait may move the session
         asyncio.get_running_loop().call_later(wait_s, self._send_again, request, condition)
         return True
 
     def _send_again(self, request: ClientRequest, condition: tuple[int, str | None] | None) -> None:
         session = self._session
         if request not in self._waiting or session is None or self.ended is not None:
-            return  # the session ended, and who waited was told
+            return  # the session ended, and its callers got that error
         done, tried = self._waiting.pop(request), self._tried.pop(request)
-        if done is nobody:
-            self._tell()
+        if done is ignore_outcome:
+            self._notify()
             return
         again = self.connection.machine.request(session, request.kind, request.data, condition=condition)
         self._waiting[again], self._tried[again] = done, tried
-        self.connection.stir()
+        self.connection.schedule_send()
 
     def _catch_up(self) -> None:
-        """Say where an adopted session stands, once the replies it had missed are here."""
+        """Report the position of a session that was continued by a ticket, once all missed replies have arrived."""
         next_id, eid, t = self._position
         if not self._caught_up and self._session is not None and self._session.last >= next_id - 1:
             self._caught_up = True
@@ -376,53 +399,54 @@ class MuxSession:
 
     def _check(self) -> None:
         if self.ended is not None:
-            raise raised_again(self.ended)
+            raise copy_of(self.ended)
 
     def _live(self) -> ClientSession:
-        """Return the session that requests go to."""
+        """Return the session in the state machine; raise if it is not open, was taken over, or ended."""
         self._check()
         if self._taken_over:
-            raise taken()
+            raise taken_over_error()
         if self._session is None:
             raise LocalProtocolError("the session is not open yet: connect() first")
         return self._session
 
     def _finish(self, request: ClientRequest) -> Done:
+        """Remove a request that has its outcome, and return its callback."""
         self._tried.pop(request, None)
-        return self._waiting.pop(request, nobody)
+        return self._waiting.pop(request, ignore_outcome)
 
     def _abandon_all(self, error: Exception) -> None:
-        """Let nobody wait, and ask back what can be."""
+        """Fail all waiting callers, and cancel their requests where that is still possible."""
         for request, done in list(self._waiting.items()):
-            if done is not nobody:
+            if done is not ignore_outcome:
                 self.abandon(request)
-                done(raised_again(error))
+                done(copy_of(error))
 
     def _fail_all(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, {}
         self._tried.clear()
         for done in waiting.values():
-            done(raised_again(error))
+            done(copy_of(error))
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float, what_not: str) -> None:
-        """Wait for a state of the session."""
+        """Wait until ``is_so()``, which is checked after every event; ``what_not`` is the text of the TimeoutError."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_so():
                     self._check()
                     if self._taken_over:
-                        raise taken()
+                        raise taken_over_error()
                     changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._changed.append(changed)
-                    self.connection.stir()
+                    self.connection.schedule_send()
                     await changed
         except TimeoutError as error:
             if self._refusal is not None:
-                raise raised_again(self._refusal) from error
+                raise copy_of(self._refusal) from error
             raise TimeoutError(f"{what_not} within {timeout_s:g} s") from error
         self._check()
 
-    def _tell(self, error: Exception | None = None) -> None:
+    def _notify(self, error: Exception | None = None) -> None:
         changed, self._changed = self._changed, []
         for future in changed:
             if future.done():
@@ -430,4 +454,4 @@ class MuxSession:
             if error is None:
                 future.set_result(None)
             else:
-                future.set_exception(raised_again(error))
+                future.set_exception(copy_of(error))

@@ -1,4 +1,4 @@
-"""What becomes of a request, and who is told."""
+"""The outcome of a request: its reply or an exception, and how it reaches the caller."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Outcome = Replied | Exception
 Done = Callable[[Outcome], None]
 
 
-def nobody(outcome: Outcome) -> None:
-    """Stands for a caller that is gone."""
+def ignore_outcome(outcome: Outcome) -> None:
+    """The callback of a request whose caller no longer waits."""
 
 
 def resolve(future: asyncio.Future[Any], outcome: Outcome) -> None:
-    """Tell a caller, if it still waits."""
+    """Set the result or exception of a future, unless it is done already, e.g. cancelled."""
     if future.done():
         return
     if isinstance(outcome, Exception):
@@ -29,10 +29,11 @@ def resolve(future: asyncio.Future[Any], outcome: Outcome) -> None:
         future.set_result(outcome)
 
 
-def raised_again(error: Exception) -> Exception:
-    """Return an exception of its own for each caller: a traceback and notes belong to one.
+def copy_of(error: Exception) -> Exception:
+    """Return a copy of an exception: each caller raises its own, because a traceback and notes are added to it.
 
-    Its text is OpenEnv's for an error frame, which programs search.
+    A server's error gets the text of OpenEnv's client (`wire_error`). Other exceptions than `ErrataError` and
+    `ConnectionError` are returned as they are.
     """
     if not isinstance(error, ErrataError):
         return type(error)(*error.args) if type(error) is ConnectionError else error
@@ -41,6 +42,6 @@ def raised_again(error: Exception) -> Exception:
     return wire_error(error.to_wire())
 
 
-def taken() -> NotAttached:
-    """Return what a session's owner is told that another process resumed."""
+def taken_over_error() -> NotAttached:
+    """Return the error for requests of a session that another process took over."""
     return NotAttached("another process took this session over: reattach() takes it back")

@@ -1,4 +1,4 @@
-"""The plain door: one session over a plain ``/ws``, and what is in doubt when its socket is lost."""
+"""`PlainDoor`: a session over a plain ``/ws``. After a lost reply it refuses steps until its position is known."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .plain_ws import SocketClient, delivery_kind, reply_type
 
 
 class PlainDoor:
-    """A `Door` on the socket of an `EnvClient`. It keeps what it received and never takes one session for another.
+    """A `Door` over the socket of an `EnvClient`.
 
     Args:
-        client: Whose socket it uses; its ``session_id`` is the given-out session, if there is one.
-        log: Where deliveries are kept.
+        client: The client whose socket it uses; its ``session_id`` is the given-out session, if there is one.
+        log: Receives the deliveries.
         durable: Have the server give the session out.
 
     Attributes:
-        ends_at_close: The given-out session is ended on the server by `end_given_out`.
+        ends_at_close: Whether `end_given_out` ends the given-out session on the server.
     """
 
     def __init__(self, client: SocketClient[Any, Any, Any], log: DeliveryLog, *, durable: bool) -> None:
@@ -49,15 +49,15 @@ class PlainDoor:
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the server can do."""
+        """See `Door.capabilities`."""
         return self._client._capabilities
 
     async def connect(self) -> None:
-        """Open the socket if it is not, for another session where the one before ended with it."""
+        """See `Door.connect`. A session that was not given out ended with its socket; then this opens another."""
         async with self._client.turn():
             if not self._client.is_open:
                 if self._client._session_id is None:
-                    self._log.leave()  # a plain session ended with its socket: this is another one
+                    self._log.end_episode()  # its session ended with its socket
                 await self._open()
             self._settle()
 
@@ -75,12 +75,12 @@ class PlainDoor:
             self._settle()
 
     def attach_to(self, session_id: str, *, ends_at_close: bool) -> None:
-        """Use a given-out session from the next connect on."""
+        """See `Attachable.attach_to`."""
         self._client._session_id = session_id
         self.ends_at_close = ends_at_close
 
     async def end_given_out(self) -> None:
-        """Close the socket and end the given-out session, if it is to end with the client."""
+        """Close the socket and end the given-out session, if it ``ends_at_close``; errors of that are ignored."""
         session_id = self._client._session_id
         if not self.ends_at_close or session_id is None or self._client._ws_url is None:
             return
@@ -88,7 +88,7 @@ class PlainDoor:
         try:
             await self._client._http().close_session(session_id)
         except (ErrataError, OSError):
-            pass  # best effort, as upstream's close is: a server that is gone keeps nothing to end
+            pass  # best effort, as upstream's close is; the session expires
         self.ends_at_close = False
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class PlainDoor:
         return {"type": frame.type, "data": frame.data}
 
     def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> None:
-        """Return None: a plain socket has one request in flight, so each has to wait for its turn."""
+        """Return None: a plain socket has one request in flight, so a request may have to wait."""
         return
 
     async def state_at(self, t: int, eid: str | None) -> StateAt:
-        """See `Door.state_at`. Without an open socket it opens no session for a read."""
+        """See `Door.state_at`. Uses HTTP where no socket is open, and for episodes of other sessions."""
         target = eid if eid is not None else self._log.eid
         if target is None or self._client.is_open:
             wanted = {"t": t} if eid is None else {"t": t, "eid": eid}
@@ -113,7 +113,7 @@ class PlainDoor:
             except UnknownEpisode:
                 if eid is None or eid == self._log.eid:
                     raise
-        # The socket knows the episodes of its session; the journal knows those of all.
+        # A socket knows only the episodes of its session, the HTTP routes know all.
         assert target is not None
         return await self._client._http().state_at(target, t)
 
@@ -126,7 +126,11 @@ class PlainDoor:
         return await self._client._http().rewards(eid)
 
     async def _open(self) -> None:
-        """Open the socket and learn where the session stands. The caller holds the turn."""
+        """Open the socket and set the log to the session's position. The caller holds the lock.
+
+        Raises:
+            SessionLost: The server has another session, or one that lacks deliveries of this client.
+        """
         self._client._closed = False
         self._client._start_provider_if_needed()
         if self._durable and self._client._session_id is None:
@@ -135,7 +139,7 @@ class PlainDoor:
         position = self._client._capabilities.session if self._client._capabilities is not None else None
         session_id = self._client._session_id
         if session_id is not None and position is not None and position.eid is None and self._log.eid is not None:
-            self._client.drop_socket()  # servers before OpenEnv 0.5 take no notice of session_id
+            self._client.drop_socket()  # servers before OpenEnv 0.5 ignore session_id
             raise SessionLost(
                 f"the server attached another environment than that of episode {self._log.eid}: open another session",
                 eid=self._log.eid,
@@ -155,12 +159,32 @@ class PlainDoor:
         self._log.move(eid, t)
 
     def _settle(self) -> None:
-        """After an explicit connect an Errata session's position is known, so a lost reply is no longer in doubt."""
+        """Allow steps again: after a connect, an Errata server's position shows whether the last request ran."""
         if self._client._capabilities is not None:
             self._in_doubt = None
 
     async def _ask(self, message: dict[str, Any], timeout_s: float) -> Frame:
-        """Answer one request on the session it was meant for. The caller holds the turn."""
+        """Send one request on the session of this client, once, and return its reply. The caller holds the lock.
+
+        If the socket is closed, another is opened first and attached to the session. The request is never sent again.
+        If the reply to a reset, step or mcp call of a given-out session is lost, the next step is refused until the
+        caller has compared t (`reattach`).
+
+        Args:
+            message: The request, with its ``type``.
+            timeout_s: Longest time for sending and for the reply, seconds; opening the socket is not included.
+
+        Raises:
+            ErrataError: The reply is an error, or the server refused the socket.
+            ConnectionError: The socket was closed, and the server cannot be reached.
+            SessionLost: The session ended with its socket; or a reply was lost on a vanilla server.
+            LocalProtocolError: The client was closed.
+            InvalidRequest: An earlier reply was lost, and the position has to be compared before the next step; or the
+                message has no JSON form.
+            TimeoutError: No reply came in time. The socket was dropped; whether the request ran is unknown.
+            ConnectionClosed: The socket was lost; whether the request ran is unknown.
+            FrameInvalid: The reply is no valid frame, or a delivery that cannot be the next one of the session.
+        """
         kind = delivery_kind(message)
         if not self._client.is_open:
             if self._client._session_id is None and self._log.eid is not None and kind != "reset":
@@ -194,7 +218,7 @@ class PlainDoor:
         return frame
 
     def _reply_lost(self, kind: Kind) -> None:
-        """The server may or may not have acted: refuse to act again until the caller has looked."""
+        """Called when a reply was lost: refuse steps of a given-out session until the caller has compared t."""
         if self._client._session_id is None:
             return
         way_out = "call reattach() and compare t before the next step"
@@ -203,7 +227,11 @@ class PlainDoor:
         self._in_doubt = f"the reply to a {kind} after t={self._log.t} was lost: {way_out}"
 
     def _received(self, kind: Kind, frame: Frame) -> None:
-        """Verify and keep a delivery. An error frame never comes here: it replaces a delivery and has no t."""
+        """Verify a delivery and add it to the log.
+
+        Raises:
+            FrameInvalid: It has no stamp, another digest, or a position that does not follow the last one.
+        """
         stamp = frame.stamp
         if stamp is None:
             if kind == "mcp" and (not isinstance(frame.data, dict) or frame.data.get("error") is not None):
@@ -217,7 +245,7 @@ class PlainDoor:
             try:
                 stamp.verify(frame.raw)
             except FrameInvalid:
-                self._log.move(stamp.eid, stamp.t)  # it was delivered; its bytes are not kept
+                self._log.move(stamp.eid, stamp.t)  # its position is known; its bytes are not kept
                 raise
             self._log.note(StateAt(stamp.eid, stamp.t, kind, frame.raw, stamp.digest, "history"))
         if kind == "reset":

@@ -1,7 +1,7 @@
-"""The plain door's socket: one ``/ws`` with one request in flight, under OpenEnv's `EnvClient`.
+"""`SocketClient`: OpenEnv's `EnvClient` with another way to send requests on its socket, one at a time.
 
-`EnvClient` opens and closes the socket; this class replaces how a request is sent and its reply taken, because the
-exact bytes of a reply are needed, and because several callers (threads of a sync client, tasks) may ask at once.
+`EnvClient` opens and closes the socket. Requests and replies are handled here, because the exact bytes of a reply are
+needed, and because several callers (threads of a sync client, tasks) may send at the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPLY_TYPES = {"reset": "observation", "step": "observation", "state": "state", 
 
 
 def delivery_kind(message: dict[str, Any]) -> Kind | None:
-    """Return what a request will deliver if it succeeds, None for a read."""
+    """Return the kind of delivery that a request makes; None for a read."""
     match message:
         case {"type": "reset"}:
             return "reset"
@@ -47,17 +47,17 @@ def delivery_kind(message: dict[str, Any]) -> Kind | None:
 
 
 def reply_type(message: dict[str, Any]) -> str:
-    """Return the type of the frame that answers a request; with a t in it, a state request asks for a replay."""
+    """Return the type of the frame that answers a request: ``state_at`` for a state request with ``data``."""
     return "state_at" if message["type"] == "state" and "data" in message else REPLY_TYPES[message["type"]]
 
 
 class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
-    """An `EnvClient` that asks for capabilities first and pairs each request with the frame that answers it.
+    """An `EnvClient` that reads the server's capabilities first and checks that each frame answers its request.
 
-    Its constructor is `EnvClient`'s.
+    Its arguments are those of `EnvClient`.
     """
 
-    # Upstream's, untyped there.
+    # Attributes of `EnvClient`, which has no types for them.
     _ws: Any
     _ws_loop: asyncio.AbstractEventLoop | None
     _ws_url: str | None
@@ -69,7 +69,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         self._capabilities: Capabilities | None = None
         self._probed = False
         self._connecting = False
-        self._handed: Any = None  # a socket that was opened already, and turned out to be a plain one
+        self._opened_socket: Any = None  # a plain socket that the search for a multiplexed connection opened
         self._lock: asyncio.Lock | None = None
         self._lock_loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -77,11 +77,11 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
 
     @property
     def is_open(self) -> bool:
-        """Whether a socket of the running event loop is open."""
+        """Whether a socket is open and belongs to the running event loop."""
         return self._ws is not None and self._ws.state is State.OPEN and self._ws_loop is asyncio.get_running_loop()
 
     def turn(self) -> asyncio.Lock:
-        """Return the lock whose holder may use the socket. Its waiters are served in order."""
+        """Return the lock whose holder may use the socket. Waiters get it in order."""
         loop = asyncio.get_running_loop()
         if self._lock is None or self._lock_loop is not loop:
             self._lock, self._lock_loop = asyncio.Lock(), loop
@@ -103,21 +103,21 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         return self._capabilities is not None and self._capabilities.offers(extension)
 
     def _learn(self, capabilities: Capabilities | None) -> None:
-        """Keep what the server can do; None for a vanilla one."""
+        """Keep the server's capabilities; None for a vanilla server."""
         self._capabilities, self._probed = capabilities, True
 
-    async def _give_up(self) -> None:
-        """Close as `EnvClient` does when it cannot connect: a provider's server is not left behind."""
+    async def _close_unconnected(self) -> None:
+        """Close as `EnvClient` does when it cannot connect: a provider's server is stopped."""
         await super()._close_async()
 
     async def open_socket(self) -> None:
-        """Open the socket, to the given-out session if there is one, and learn what the server can do.
+        """Open the socket, attached to the given-out session if there is one, and read the server's capabilities.
 
-        A session whose last socket the server has not given up yet (a request of it may still run) refuses another;
-        that is asked again until ``connect_timeout_s`` is over.
+        The server refuses while another socket is attached to the session, e.g. a lost one whose request still runs.
+        Attaching is retried until ``connect_timeout_s`` is over.
 
         Raises:
-            ConnectionError: The server cannot be reached or closed the socket at once.
+            ConnectionError: The server cannot be reached, or closed the socket before it answered.
             ErrataError: The server refused, e.g. CAPACITY_REACHED or an unknown session.
         """
         clock = asyncio.get_running_loop().time
@@ -134,22 +134,22 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
 
     async def _open_once(self) -> None:
         plain_url = self._ws_url
-        self._connecting = True  # upstream calls close() when it cannot connect: that must not end the session
+        self._connecting = True  # `EnvClient` calls close() when it cannot connect, which must not end the session
         try:
             if self._session_id is not None:
                 self._ws_url = f"{plain_url}?session_id={quote(self._session_id, safe='')}"
-            if self._handed is not None:  # as it is: a refusal may wait in it although the server closed it already
-                self._ws, self._ws_loop, self._handed = self._handed, asyncio.get_running_loop(), None
+            if self._opened_socket is not None:  # also when it is closed: it may hold the error frame of a refusal
+                self._ws, self._ws_loop, self._opened_socket = self._opened_socket, asyncio.get_running_loop(), None
             else:
                 await super()._connect_async()
-        except ConnectionError as error:  # whoever reads a session id in a log could attach to the session
+        except ConnectionError as error:  # remove the session id, which gives access to the session, from the message
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
             if "HTTP 401" in text:
                 text += TOKEN_HINT
             raise ConnectionError(text) from error.__cause__
         finally:
             self._connecting = False
-            if self._ws_url is not None:  # a provider that was stopped took its address with it
+            if self._ws_url is not None:  # it is None where a provider was stopped meanwhile
                 self._ws_url = plain_url
         try:
             self._capabilities = await self._probe()
@@ -178,9 +178,12 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         raise refusal
 
     async def _check_attached(self, session_id: str) -> None:
-        """Refuse a vanilla server before 0.5, which ignores ``?session_id=`` and gives a fresh environment instead.
+        """Check that the socket is attached to ``session_id``: vanilla servers before 0.5 ignore it.
 
-        Within a socket ``openenv/session/create`` makes nothing: it answers the socket's own session.
+        On a socket, ``openenv/session/create`` makes no session; its reply has the id of the socket's own.
+
+        Raises:
+            NotSupported: The socket has another session.
         """
         request = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
         frame = self.expect(await self.exchange(self.encode({"type": "mcp", "data": request})), "mcp")
@@ -194,7 +197,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         """Return the text of a message.
 
         Raises:
-            InvalidRequest: Something in it has no JSON form.
+            InvalidRequest: It has no JSON form.
         """
         try:
             return json.dumps(message)
@@ -204,13 +207,17 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
     async def exchange(self, text: str, timeout_s: float | None = None) -> Frame:
         """Send a message on the open socket and return the frame that answers it.
 
-        A wait that ends early (deadline or cancellation) drops the socket, as upstream does: the reply may still come
-        and would be taken for the next request's.
+        A timeout or cancellation drops the socket, as upstream does: a reply that arrived later would be mistaken for
+        that of the next request.
+
+        Args:
+            text: The message.
+            timeout_s: For sending and the reply, seconds; None takes ``message_timeout_s``.
 
         Raises:
-            TimeoutError: No reply within ``timeout_s``, sending included; None is ``message_timeout_s``.
+            TimeoutError: No reply within ``timeout_s``.
             ConnectionClosed: The socket was lost; whether the server acted on the message is unknown.
-            FrameInvalid: What came is not a frame.
+            FrameInvalid: The reply is no valid frame; the socket was dropped.
         """
         ws = self._ws
         timeout_s = self._message_timeout if timeout_s is None else timeout_s
@@ -219,7 +226,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                 try:
                     await ws.send(text)
                 except ConnectionClosed:
-                    pass  # a refused session is an error frame and a close: the frame may still be there to read
+                    pass  # the server may have sent an error frame before it closed
                 raw = await ws.recv(decode=False)
             return parse_frame(raw)
         except TimeoutError as error:
@@ -231,11 +238,11 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             raise
 
     def expect(self, frame: Frame, expected: str) -> Frame:
-        """Return ``frame`` if it has the type that answers the request.
+        """Return ``frame`` if it has the type ``expected``.
 
         Raises:
             ErrataError: It is an error frame.
-            FrameInvalid: It answers something else; the socket is dropped, since every later reply would be off too.
+            FrameInvalid: It has another type; the socket was dropped, since later replies could not be matched either.
         """
         if frame.type == "error":
             raise wire_error(frame.data)
@@ -245,7 +252,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         return frame
 
     async def _disconnect_async(self) -> None:
-        """Close the socket; a given-out session is only left, which a ``close`` message would end."""
+        """Close the socket. With a given-out session, send no ``close`` message, which would end the session."""
         if self._session_id is None:
             await super()._disconnect_async()
             return
@@ -253,7 +260,10 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         await self._drain_pending_close_tasks()
 
     def drop_socket(self) -> None:
-        """Forget the socket and close it in the background, without a farewell. Never blocks."""
+        """Forget the socket and close it in the background, without sending a ``close`` message. Never blocks.
+
+        A socket that another event loop opened is only forgotten, not closed. Call it in a running event loop.
+        """
         ws, same_loop = self._ws, self._ws is not None and self._ws_loop is asyncio.get_running_loop()
         self._ws = self._ws_loop = None
         if same_loop:

@@ -1,7 +1,7 @@
-"""Many sessions stepped together: `EnvPool`, the unit that a trainer's rollout batch is.
+"""`EnvPool`: steps many sessions together, such as those of a trainer's rollout batch.
 
-A batch is handed to the socket in one turn of the event loop, so it leaves in a few frames, and no task is made for a
-step. On a server without the multiplexed protocol the same calls go over a plain socket for each environment.
+The requests of a batch are written in one turn of the event loop, so that they leave in a few frames, without a task
+for each. On a server without the multiplexed protocol each environment has a plain socket.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .stats import SessionStats
 from .sync import run_blocking
 
 Actions = Sequence[Any] | Mapping[int, Any]
-"""One for each environment of the batch, or by index."""
+"""Actions in the order of the environments, or by the index of the environment."""
 
 
 class BatchFailed(ServiceError):
-    """Some environments of a batch failed; what the others answered is kept.
+    """Some requests of a batch failed; ``results`` has the results of the others.
 
     Args:
-        results: For each place of the batch its `StepResult`, or its exception.
+        results: For each place of the batch its `StepResult` or exception.
 
     Attributes:
-        results: Likewise.
+        results: The same.
     """
 
     def __init__(self, results: Sequence[Result]) -> None:
@@ -48,13 +48,13 @@ class BatchFailed(ServiceError):
 
 @dataclass(slots=True)
 class PoolStats:
-    """Counters of a pool, from its beginning.
+    """Counters of a pool, since it was made.
 
     Attributes:
         resets: Resets that were answered.
         steps: Steps that were answered.
-        failed: Requests that ended in an exception, deadlines included.
-        in_flight: Requests of batches without outcome.
+        failed: Requests that ended in an exception, timeouts included.
+        in_flight: Requests without outcome.
     """
 
     resets: int = 0
@@ -67,14 +67,14 @@ class EnvPool:
     """``n`` sessions on one server, by index.
 
     Args:
-        base_url: As `ErrataClient` takes it.
-        n: How many.
+        base_url: As for `ErrataClient`.
+        n: How many sessions.
         client_cls: Class of the clients, e.g. ``TerminalEnv``.
-        connection: Carry them on this connection; by default they share the one of their event loop.
-        kwargs: For each client.
+        connection: The connection of all sessions; by default they share the one of their event loop.
+        kwargs: Further arguments of ``client_cls``, for each client.
 
     Attributes:
-        clients: For what concerns one alone: ``await pool.clients[3].fork(5)``.
+        clients: The clients, for requests to one session: ``await pool.clients[3].fork(5)``.
         stats: Counters.
     """
 
@@ -99,15 +99,15 @@ class EnvPool:
 
     @property
     def session_stats(self) -> SessionStats:
-        """What all clients together had to ask for again."""
+        """The sums of all clients' `ErrataClient.stats`."""
         return sum((client.stats for client in self.clients), SessionStats())
 
     async def connect(self) -> Self:
-        """Open all sessions; of a pool that was closed, new ones.
+        """Open all sessions; new ones where the pool was closed.
 
         Raises:
             ConnectionError: The server cannot be reached.
-            ErrataError: It refused one of them, e.g. CAPACITY_REACHED; the others were closed again.
+            ErrataError: The server refused a session, e.g. CAPACITY_REACHED; all were closed again.
         """
         self._closed = False
         try:
@@ -115,13 +115,13 @@ class EnvPool:
             for outcome in opened:
                 if isinstance(outcome, BaseException):
                     raise outcome
-        except BaseException:  # a cancelled caller gets no pool to close either
+        except BaseException:  # also on cancellation, whose caller gets no pool to close
             await self.aclose()
             raise
         return self
 
     async def aclose(self) -> None:
-        """Close all clients: their sessions end, but for durable ones and those with tickets. No batch after it."""
+        """Close all clients. Their sessions end, except durable ones and those with tickets."""
         self._closed = True
         await asyncio.gather(*(client._close_async() for client in self.clients), return_exceptions=True)
 
@@ -149,15 +149,15 @@ class EnvPool:
         Args:
             kwargs: Arguments of reset: the same for all, or one mapping for each of ``indices``.
             indices: Which environments; None takes all.
-            return_exceptions: Return the exception of an environment in its place.
-            timeout_s: For the batch; None takes the clients' ``message_timeout_s``.
+            return_exceptions: Return the exception of a failed request in its place.
+            timeout_s: Timeout of the whole batch, seconds; None takes the clients' ``message_timeout_s``.
 
         Returns:
-            `StepResult` by place of ``indices``. One that failed fails no other.
+            A `StepResult` for each of ``indices``, in their order.
 
         Raises:
-            BatchFailed: Some failed and ``return_exceptions`` is False. All others have their results by then.
-            InvalidRequest: ``kwargs`` or ``indices`` fit no environments.
+            BatchFailed: Some failed and ``return_exceptions`` is False; raised when all others have their results.
+            InvalidRequest: ``kwargs`` or ``indices`` do not fit the environments.
             LocalProtocolError: The pool is closed.
             ValueError: ``timeout_s`` is not a number.
         """
@@ -181,11 +181,11 @@ class EnvPool:
         Args:
             actions: One for each of ``indices``, or a mapping from index to action.
             indices: Which environments; None takes all, or those of the mapping.
-            return_exceptions: Return the exception of an environment in its place.
-            timeout_s: For the batch; None takes the clients' ``message_timeout_s``.
+            return_exceptions: Return the exception of a failed request in its place.
+            timeout_s: See `reset_batch`. None: the longest timeout that the server allows these actions, if longer.
 
         Returns:
-            `StepResult` by place of ``indices``, or in the order of the mapping.
+            A `StepResult` for each of ``indices``, in their order or in that of the mapping.
 
         Raises:
             As `reset_batch`.
@@ -195,18 +195,20 @@ class EnvPool:
     async def as_completed(
         self, actions: Actions, *, indices: Sequence[int] | None = None, timeout_s: float | None = None
     ) -> AsyncIterator[tuple[int, Result]]:
-        """Step environments together and take each result when it is here.
+        """Step environments together and yield each result as it arrives.
+
+        Closing the iterator early cancels the pending steps.
 
         Args:
-            actions: As `step_batch`.
-            indices: Likewise.
-            timeout_s: For the batch; what takes longer is asked back.
+            actions: See `step_batch`.
+            indices: See `step_batch`.
+            timeout_s: See `step_batch`; pending steps are cancelled then and give TimeoutError.
 
         Yields:
-            (index, `StepResult` or exception), first come first.
+            (index, `StepResult` or exception), in the order of arrival.
 
         Raises:
-            As `reset_batch`, before the first.
+            InvalidRequest, LocalProtocolError, ValueError: As `reset_batch`, before the first result.
         """
         places, given = self._given(actions, indices)
         waits_s = self._timeout(timeout_s)
@@ -217,7 +219,7 @@ class EnvPool:
             while (place := await batch.next(until)) is not None:
                 yield places[place], batch.results[place]
         finally:
-            batch.drop()
+            batch.cancel()
 
     async def _all(
         self, kind: Kind, places: Sequence[int], given: Sequence[Any], return_exceptions: bool, timeout_s: float | None
@@ -231,7 +233,7 @@ class EnvPool:
 
     def _batch(self, kind: Kind, places: Sequence[int], given: Sequence[Any]) -> Batch:
         if self._closed:
-            # Each client would open a session of its own for a reset, and nobody would close it.
+            # A reset would make each client open a session again, which would never be closed.
             raise LocalProtocolError(f"the pool is closed, no {kind} was sent: connect() opens other sessions")
         if len(given) != len(places):
             raise InvalidRequest(f"{len(given)} entries for {len(places)} environments: give one for each")
@@ -273,10 +275,10 @@ class EnvPool:
 
 
 class SyncEnvPool:
-    """What `EnvPool.sync` returns: the same methods, blocking, on the loop that blocking clients share.
+    """Blocking form of an `EnvPool`, on the event loop that blocking clients share.
 
     Args:
-        pool: The pool; it is used through this form only.
+        pool: The pool. Do not use its own methods at the same time.
     """
 
     def __init__(self, pool: EnvPool) -> None:
@@ -346,7 +348,7 @@ class SyncEnvPool:
     def as_completed(
         self, actions: Actions, *, indices: Sequence[int] | None = None, timeout_s: float | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Step environments together and take each result when it is here. See `EnvPool.as_completed`."""
+        """Step environments together and yield each result as it arrives. See `EnvPool.as_completed`."""
         results = self._pool.as_completed(actions, indices=indices, timeout_s=timeout_s)
 
         async def following() -> tuple[int, Result] | None:

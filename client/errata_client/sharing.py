@@ -1,9 +1,9 @@
-"""One connection for all clients of an event loop that would open it alike.
+"""Shares one connection between all clients of an event loop that have the same connection parameters.
 
-Sharing is safe because a session is reached by its own random sid and key, whatever socket it is on: clients cannot
-meet in one, and closing one ends its own session only. Clients that differ in headers (the token), limits or timeouts
-do not share. The last one to leave closes the connection, so nothing outlives its users. A loop has its own: sockets do
-not cross loops.
+Sharing is safe because a session is addressed by its own random sid and key: clients on one socket cannot reach each
+other's sessions, and closing a client ends its own session only. Clients that differ in headers (the token), limits or
+timeouts do not share. The last client to leave closes the connection. Event loops do not share connections: a socket
+belongs to the loop that opened it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Lease:
     """A client's share in a connection.
 
     Args:
-        connection: What it may use.
-        entry: Where it is counted; None for a connection that the caller made and closes.
+        connection: The connection.
+        entry: Counts the users of the connection; None for a connection that the caller made and closes.
     """
 
     connection: Connection
@@ -41,7 +41,7 @@ class Lease:
         return Lease(self.connection, self.entry)
 
     async def release(self) -> None:
-        """Give it back; the last one closes the connection."""
+        """End the lease; the last one closes the connection."""
         entry, self.entry = self.entry, None
         if entry is not None:
             await entry.leave()
@@ -49,7 +49,7 @@ class Lease:
 
 @dataclass(eq=False)
 class _Entry:
-    """A connection that is shared, or about to be."""
+    """A shared connection and how many clients use it; ``connection`` is None until it is open."""
 
     dial: Dial
     entries: dict[Dial, _Entry]
@@ -73,15 +73,15 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Dial, _Entry]] = WeakK
 
 
 async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
-    """Take part in the connection to a server, opened if it is not there.
+    """Lease the running loop's connection to a server; open it if there is none.
 
     Args:
         base_url: The server's base URL.
         dial: How its sockets are opened.
 
     Returns:
-        The share. Where the server does not speak the multiplexed protocol, the plain socket that it accepted
-        instead, or None if another client just found that out.
+        A lease. Where the server does not speak the multiplexed protocol, the plain socket that it accepted instead;
+        or None, where another client has found that out and has the socket.
 
     Raises:
         ConnectionError: The server cannot be reached.

@@ -1,4 +1,4 @@
-"""What a client counts: how often something had to be asked for again, and what became of it."""
+"""Counters of connections and sessions: requests, reconnects, retries."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ConnectionStats:
-    """Counters of one `Connection`, from its beginning.
+    """Counters of one `Connection`, since it was made.
 
     Attributes:
         connects: Sockets that were opened.
-        sockets_lost: Sockets that ended without being closed here.
-        protocol_errors: Sockets dropped because the server sent what the protocol does not allow.
-        goaways: Times the server asked for another socket.
-        overloaded: Sockets dropped because the server had no room for a message that came in pieces.
-        frames_sent: WebSocket messages.
-        frames_received: Likewise.
+        sockets_lost: Sockets that were closed by the server or the network.
+        protocol_errors: Sockets closed here because the server broke the protocol.
+        goaways: Times that the server asked to reconnect.
+        overloaded: Sockets closed here because the server had no memory for a fragmented message.
+        frames_sent: WebSocket messages sent.
+        frames_received: WebSocket messages received.
     """
 
     connects: int = 0
@@ -34,13 +34,14 @@ class SessionStats:
     """Counters of one client's session; all 0 on a plain socket.
 
     Attributes:
-        requests: Resets, steps, tool calls and forks that were asked for.
+        requests: Resets, steps, tool calls and forks that were requested.
         replies: Requests with a recorded outcome, errors included.
         resumes: Times the session was attached again.
-        refused: Refusals that were waited out, by code: OVERLOADED, CAPACITY_REACHED, JOURNAL_UNAVAILABLE.
+        refused: Refusals after which the client waited and sent again, by code: OVERLOADED, CAPACITY_REACHED,
+            JOURNAL_UNAVAILABLE.
         retried: Requests sent again after an infrastructure failure was rolled back, by code: SANDBOX_FAILED.
-        abandoned: Requests whose caller was cancelled or ran out of time.
-        rewards: Late rewards that were pushed.
+        abandoned: Requests whose caller was cancelled or timed out.
+        rewards: Late rewards that the server pushed.
     """
 
     requests: int = 0
@@ -52,7 +53,7 @@ class SessionStats:
     rewards: int = 0
 
     def __add__(self, other: SessionStats) -> SessionStats:
-        """Return both together."""
+        """Return the sums of both."""
         return SessionStats(
             self.requests + other.requests,
             self.replies + other.replies,

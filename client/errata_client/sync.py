@@ -1,4 +1,4 @@
-"""The blocking form of `ErrataClient` (OpenEnv's `SyncEnvClient`), on the event loop that all of this process share."""
+"""`SyncErrataClient`: blocking form of `ErrataClient`, on an event loop that all blocking clients share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
-    """What `ErrataClient.sync` returns: every method of the client, blocking.
+    """Blocking form of an `ErrataClient`, as `ErrataClient.sync` returns it: every method of the client, blocking.
 
-    Any thread may call it; requests of several threads to one session go out one after the other, those to different
-    sessions at once. ``reset``, ``step``, ``state``, ``disconnect`` and ``close`` are `SyncEnvClient`'s.
+    Any thread may call it. Requests of several threads to one session run one after the other, those to different
+    sessions concurrently. ``reset``, ``step``, ``state``, ``disconnect`` and ``close`` are `SyncEnvClient`'s.
 
-    All run on one background loop, so that they can share a socket; a client that starts its server by a provider,
-    which blocks, has a loop and thread of its own.
+    All blocking clients use one background loop, so that they can share a connection. A client whose server is started
+    by a provider, which blocks the loop, has a loop and a thread of its own.
     """
 
     _async: ErrataClient[ActT, ObsT, StateT]
@@ -50,10 +50,10 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         if self._async._provider is not None:
             super()._stop_loop()
         else:
-            self._loop = None  # the others' too
+            self._loop = None  # other clients use the loop too
 
     def _run(self, coro: Any) -> Any:
-        """Run a coroutine on the loop and wait for it; a caller that is interrupted cancels it."""
+        """Run a coroutine on the loop and wait for it; an interrupt, e.g. Ctrl-C, cancels it."""
         self._claim_sync_mode()
         return run_blocking(coro, self._ensure_loop())
 
@@ -78,12 +78,12 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return self._async.stats
 
     def capabilities(self) -> Capabilities | None:
-        """Return what the server can do, None on a vanilla one. See `ErrataClient.capabilities`."""
+        """Return the server's capabilities; None for a vanilla server. See `ErrataClient.capabilities`."""
         capabilities: Capabilities | None = self._run(self._async.capabilities())
         return capabilities
 
     def state_at(self, t: int, eid: str | None = None) -> StateAt:
-        """Return the exact bytes that were delivered as ``t``. See `ErrataClient.state_at`."""
+        """Return the payload of delivery ``t``, byte for byte. See `ErrataClient.state_at`."""
         state: StateAt = self._run(self._async.state_at(t, eid))
         return state
 
@@ -106,26 +106,29 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return self._adopt(self._async._create_session_client())
 
     def reattach(self) -> Self:
-        """Attach again to the given-out session. See `ErrataClient.reattach`."""
+        """Attach to the session again. See `ErrataClient.reattach`."""
         self._run(self._async.reattach())
         return self
 
     def end_session(self) -> None:
-        """End a given-out session on the server and close this client. See `ErrataClient.end_session`."""
+        """End the session on the server and close this client. See `ErrataClient.end_session`."""
         self._run(self._async._end())
         self.close()
 
     def rewards(self, eid: str | None = None) -> list[Reward]:
-        """Return the rewards that came after their step. See `ErrataClient.rewards`."""
+        """Return the late rewards of an episode. See `ErrataClient.rewards`."""
         rewards: list[Reward] = self._run(self._async.rewards(eid))
         return rewards
 
     def on_reward(self, callback: Callable[[Reward], None] | None) -> None:
-        """Have ``callback`` called on the background thread; it must not block. See `ErrataClient.on_reward`."""
+        """Set a callback for late rewards. It is called on the background thread and must not block.
+
+        See `ErrataClient.on_reward`.
+        """
         self._async.on_reward(callback)
 
     def ticket(self) -> Ticket:
-        """Return what another process needs to continue the session. See `ErrataClient.ticket`."""
+        """Return a ticket with which another process continues the session. See `ErrataClient.ticket`."""
         return self._async.ticket()
 
     def call_tool(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
@@ -133,7 +136,7 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return self._run(self._async.call_tool(name, arguments))
 
     def connect(self) -> Self:
-        """Connect, or attach again, and learn the position. See `ErrataClient.reattach`."""
+        """Connect, or attach to the session again."""
         super().connect()
         return self
 
@@ -142,7 +145,7 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return self.connect()
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of the async client's own class (``run`` of a terminal), blocking."""
+        """Return a further method of the async client's class, e.g. ``TerminalEnv.run``, blocking."""
         found = super().__getattr__(name)
         method = getattr(self._async, name)
         if found is not method and inspect.iscoroutinefunction(method):
@@ -150,11 +153,11 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return found
 
     def __dir__(self) -> list[str]:
-        """List the methods of the async client's own class too: shells and editors complete from this."""
+        """Also list the methods of the async client's class, for completion in shells and editors."""
         return sorted({*super().__dir__(), *(name for name in dir(self._async) if not name.startswith("_"))})
 
     def owns_running_loop(self) -> bool:
-        """Whether the caller runs on this client's background loop."""
+        """Return whether the caller runs on this client's background loop."""
         return asyncio.get_running_loop() is self._loop
 
     def _adopt(self, child: ErrataClient[ActT, ObsT, StateT]) -> SyncErrataClient[ActT, ObsT, StateT]:
@@ -170,11 +173,11 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
 
 
 def run_blocking(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
-    """Run a coroutine on the background loop and wait for it; a caller that is interrupted cancels it.
+    """Run a coroutine on a loop of another thread and wait for its result; an interrupt, e.g. Ctrl-C, cancels it.
 
     Args:
-        coro: What to run.
-        loop: Another loop of a background thread.
+        coro: The coroutine.
+        loop: The loop; None takes the shared background loop.
 
     Raises:
         RuntimeError: The caller runs on that loop, and would wait for itself.

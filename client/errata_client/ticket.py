@@ -1,4 +1,4 @@
-"""What continues a multiplexed session in another process."""
+"""Tickets: with one, another process continues a multiplexed session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from errata_protocol.mux.envelope import is_sid
 
 
 class Ticket(TypedDict):
-    """What another process needs to continue a session. Whoever has it can: keep it as secret as a token."""
+    """What another process needs to continue a session. It gives access to the session: keep it secret.
+
+    Args:
+        version: 1.
+        sid: Session id.
+        key: The session's secret.
+        last: Id of the last reply that was received.
+        last_seq: Number of the last push that was received.
+    """
 
     version: int
     sid: str
@@ -19,10 +27,10 @@ class Ticket(TypedDict):
 
 
 def read_ticket(ticket: Any) -> Ticket:
-    """Return a ticket as `ErrataClient.ticket` made it.
+    """Check a value that `ErrataClient.ticket` returned, e.g. after JSON, and return it as a `Ticket`.
 
     Raises:
-        InvalidRequest: It is none, or one of a later version.
+        InvalidRequest: It is no ticket, or a ticket of another version.
     """
     match ticket:
         case {"version": 1, "sid": str(sid), "key": str(key), "last": int(last), "last_seq": int(seq)} if (

@@ -1,4 +1,4 @@
-"""An episode's deliveries from its very beginning: what a client kept, what it has to fetch, and a fork's parents."""
+"""`Lineage`: the deliveries of an episode and of the episodes that it was forked from."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Describe = Callable[[str], Awaitable[EpisodeDetail]]
 
 
 class Lineage:
-    """Puts an episode's trace together.
+    """Collects deliveries from a client's log and, where it lacks them, from the server.
 
     Args:
-        log: What this client received; whatever is fetched of the running episode is kept there too.
+        log: The deliveries that the client received; those of the running episode that are fetched are added to it.
         fetch: Reads one delivery from the server.
-        describe: Lists an episode's turns and its origin.
-        origins: Episodes whose origin is known already; None for one that is no fork.
+        describe: Reads an episode's turns and origin from the server.
+        origins: The origin of known episodes; None for an episode that is no fork.
     """
 
     def __init__(
@@ -35,15 +35,19 @@ class Lineage:
         self._describe = describe
 
     async def trace(self, eid: str, before: int | None = None) -> list[StateAt]:
-        """Return the deliveries of ``eid`` in order, behind those its parent made before the fork.
+        """Return the deliveries of ``eid`` in order; for a fork, after those of its parent before the fork.
 
         Args:
             eid: Episode.
             before: Leave out t >= ``before``; None takes all.
+
+        Raises:
+            UnknownEpisode: There is no such episode.
+            DigestMismatch: A delivery does not have the digest in the list of turns.
         """
         kept = self._log.kept(eid)
         if self._log.is_complete(eid) and (eid in self.origins or kept[0].source == "history"):
-            own = kept  # this client received the reset itself, so the episode is no fork and nothing is missing
+            own = kept  # the client received the reset itself, so the episode is no fork and all of it is kept
         else:
             own = await self._fetched(eid, before)
         if before is not None:
@@ -52,7 +56,7 @@ class Lineage:
         return own if origin is None else [*await self.trace(origin.eid, origin.t), *own]
 
     def ancestors(self, eid: str, t: int) -> list[StateAt]:
-        """Return what is kept of ``eid`` up to and with ``t``, and of the episodes it was forked from."""
+        """Return the kept deliveries up to ``t`` of ``eid``, after those of the episodes that it was forked from."""
         kept = [state for state in self._log.kept(eid) if state.t <= t]
         origin = self.origins.get(eid)
         return kept if origin is None else [*self.ancestors(origin.eid, origin.t), *kept]
@@ -69,5 +73,5 @@ class Lineage:
                 raise DigestMismatch(eid, turn.t, turn.digest, state.digest)
             states.append(state)
         if eid == self._log.eid:
-            self._log.seed(states)
+            self._log.add(states)
         return states

@@ -1,6 +1,5 @@
-"""Black-box conformance checks of OpenEnv servers and clients against RFC 014, 015 and 016.
+"""Black-box conformance checks of OpenEnv servers and clients for RFC 014, 015 and 016.
 
-Nothing here imports Errata or OpenEnv: a codec that both sides share would hide a misreading that both share.
-`server_side` holds a server against the texts, `client_side` a client. `sample` is a small server that follows them,
-and can be made to break any statement, so that each check can be seen to fail.
-"""
+Nothing here imports Errata or OpenEnv: an error in a codec that both sides share would not be seen. `server_side`
+checks a server, `client_side` a client. `sample` is a small server that follows the RFCs, and can be made to break
+any statement, to show that each check can fail."""

@@ -1,4 +1,4 @@
-"""``errata conformance URL``: hold a server against the RFCs."""
+"""``errata-conformance URL``: check a server or a client for the RFCs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="errata conformance",
-        description="Hold an OpenEnv server against RFC 014 (error-site markers), 015 (state replay and fork) and 016 "
+        description="Check an OpenEnv server against RFC 014 (error-site markers), 015 (state replay and fork) and 016 "
         "(connection multiplexing). Each check names its statement. 'not supported' and 'not tested' are no passes.",
-        epilog="Exit status: 0 nothing is broken, 1 a MUST is broken, 2 the call is wrong or nobody answers.",
+        epilog="Exit status: 0 nothing is broken, 1 a MUST is broken, 2 the call is wrong, nobody answers, or the "
+        "client cannot be started.",
     )
-    parser.add_argument("url", nargs="?", help="base URL of the server, as http://127.0.0.1:8000, with its path if any")
+    parser.add_argument(
+        "url", nargs="?", help="base URL of the server, such as http://127.0.0.1:8000, with its path if any"
+    )
     parser.add_argument(
         "--client",
         metavar="CMD",
-        help="hold a client against the RFCs in place of a server: a program that is driven by JSON lines (README)",
+        help="check a client instead of a server: a program that is driven by JSON lines (README)",
     )
     parser.add_argument("--rfc", nargs="+", choices=RFCS, default=list(RFCS), help="only these RFCs")
     parser.add_argument(
@@ -39,7 +42,7 @@ def arguments() -> argparse.ArgumentParser:
         default="none",
         help="also check the released protocol of this version of OpenEnv",
     )
-    parser.add_argument("--only", nargs="+", metavar="ID", default=[], help="only these statements, as R-016-7")
+    parser.add_argument("--only", nargs="+", metavar="ID", default=[], help="only these statements, such as R-016-7")
     parser.add_argument(
         "--probe",
         help=f"actions for the environment: {', '.join(KNOWN)}, or a JSON file (default: guessed from GET /schema)",
@@ -50,12 +53,17 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--faults", action="store_true", help="also flood the server and cut many connections")
     parser.add_argument("--stop", metavar="CMD", help="with --faults: a command that asks the server to stop (SIGTERM)")
     parser.add_argument("--kill", metavar="CMD", help="with --faults: a command that kills the server (SIGKILL)")
-    parser.add_argument("--start", metavar="CMD", help="with --stop or --kill: starts the server again, and returns")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="checks at once; more than 1 needs places for as many sessions (default 1)"
+        "--start", metavar="CMD", help="with --stop or --kill: a command that starts the server again and returns"
     )
     parser.add_argument(
-        "--timeout", type=float, default=15.0, metavar="S", help="how long a reply may take (default 15)"
+        "--jobs",
+        type=int,
+        default=1,
+        help="checks that run concurrently; the server needs capacity for as many sessions (default 1)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=15.0, metavar="S", help="time limit for a reply, in seconds (default 15)"
     )
     parser.add_argument("--strict", action="store_true", help="a broken SHOULD counts for the exit status")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -66,13 +74,19 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command and return its exit status: 0, 1 or 2, as the README lists them."""
     parser = arguments()
     asked = parser.parse_args(argv)
     if (asked.url is None) == (asked.client is None):
         parser.error("give the URL of a server, or --client CMD")
     if asked.client is not None:
-        return _client(asked)
+        try:
+            command = shlex.split(asked.client)
+        except ValueError as error:
+            parser.error(f"--client: {error}")
+        if not command:
+            parser.error("--client: the command is empty")
+        return _client(asked, command)
     if "://" not in asked.url:
         asked.url = f"http://{asked.url}"
     probe, given = None, Probe()
@@ -99,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return asyncio.run(_main(asked, target, probe))
 
 
-def _client(asked: argparse.Namespace) -> int:
+def _client(asked: argparse.Namespace, command: Sequence[str]) -> int:
     try:
         from .client_side.scenarios import run_client
     except ModuleNotFoundError as error:
@@ -108,7 +122,11 @@ def _client(asked: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    results = asyncio.run(run_client(shlex.split(asked.client), asked.only))
+    try:
+        results = asyncio.run(run_client(command, asked.only))
+    except OSError as error:
+        print(f"errata conformance: --client: the program cannot be started: {error}", file=sys.stderr)
+        return 2
     results = [one for one in results if one.statement.split("-")[1] in asked.rfc]
     if asked.junit is not None:
         asked.junit.write_text(as_junit(results, f"conformance of {asked.client}"))

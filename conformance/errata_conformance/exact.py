@@ -1,4 +1,4 @@
-"""JSON with the exact text of its parts: a payload is compared by its bytes, not by its value."""
+"""JSON with the exact text of its parts, because payloads are compared by bytes and not by value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DECODER = json.JSONDecoder()
 
 
 def members(text: str) -> dict[str, str]:
-    """Return name -> exact text of the members of a JSON object. The last of equal names counts."""
+    """Return the exact text of each member of a JSON object, by name; of duplicate names the last one counts."""
     at, found = text.index("{") + 1, {}
     while text[at := _end(_SPACE, text, at)] != "}":
         name, at = _DECODER.raw_decode(text, at)
@@ -23,7 +23,7 @@ def members(text: str) -> dict[str, str]:
 
 
 def elements(frame: str) -> list[str]:
-    """Return the exact texts of the envelopes in a frame, which is one envelope or an array of some."""
+    """Return the exact texts of the envelopes in a frame, which is one envelope or an array of them."""
     frame = frame.strip()
     if not frame.startswith("["):
         return [frame]
@@ -36,7 +36,7 @@ def elements(frame: str) -> list[str]:
 
 
 def digest(payload: str | bytes) -> str:
-    """Return the digest of a payload's bytes as the RFCs write it."""
+    """Return the digest of a payload's bytes, in the form of the RFCs."""
     return "sha256:" + hashlib.sha256(payload.encode() if isinstance(payload, str) else payload).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""A pytest plugin: ``pytest --conformance URL`` has one test for each check.
+"""A pytest plugin: ``pytest --conformance URL`` runs one test for each check.
 
-The fixture ``conformance`` holds a server that a test has started against the texts::
+The fixture ``conformance`` checks a server that a test has started::
 
     def test_my_server(conformance, my_server_url):
         assert conformance(my_server_url, probe="tally").broken == []
@@ -19,11 +19,11 @@ import pytest
 
 @dataclass(frozen=True)
 class Report:
-    """What a run has found.
+    """The result of a run.
 
     Args:
-        results: Of all checks.
-        broken: Texts of the statements that do not hold, MUST and SHOULD, the first one first.
+        results: The results of all checks.
+        broken: Texts of the statements that are broken, MUST and SHOULD, in the order of the checks.
     """
 
     results: list[Any]
@@ -70,7 +70,7 @@ class CheckItem(pytest.Item):
             pytest.fail(f"{result.statement}{by}: {result.detail}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Return where the test comes from."""
+        """Return the location of the test, for pytest's reports."""
         return self.path, None, f"{self.check.statement}: {self.check.name}"
 
 
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.fixture
 def conformance() -> Iterator[Callable[..., Report]]:
-    """Return a function (url, probe=None, rfcs=…, token=None) -> `Report`."""
+    """Return a function (url, probe=None, rfcs=…, token=None) -> `Report` that checks a server."""
     from .report import broken
     from .server_side.run import run, selected
 

@@ -14,29 +14,29 @@ from .statements import Statement, statements
 
 
 def broken(results: Sequence[Result], strict: bool = False) -> list[Result]:
-    """Return the broken statements, first ones first.
+    """Return the broken statements in the order of the checks.
 
     Args:
-        results: In the order of the checks.
-        strict: Count statements that say only SHOULD.
+        results: Results in the order of the checks.
+        strict: Include statements that say only SHOULD.
     """
     return [root for root, _ in grouped(results) if strict or level(root.statement) == "MUST"]
 
 
 def level(statement: str) -> str:
-    """Return MUST or SHOULD."""
+    """Return MUST or SHOULD, the level of a statement."""
     known: Statement | None = statements().get(statement)
     return known.level if known is not None else "MUST"
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
-    """Return outcome -> number of checks."""
+    """Return the number of checks by outcome."""
     found = Counter(result.outcome.value for result in results)
     return {outcome.value: found[outcome.value] for outcome in Outcome}
 
 
 def as_text(results: Sequence[Result], verbose: bool = False) -> str:
-    """Return a report for people: what is broken first, then findings, then what was not tested."""
+    """Return a report for people: broken statements, then findings, then what was not tested."""
     lines: list[str] = []
     for root, consequences in grouped(results):
         lines.append(f"BROKEN {root.statement} ({level(root.statement)}): {root.check}")
@@ -70,10 +70,10 @@ def as_text(results: Sequence[Result], verbose: bool = False) -> str:
 
 
 def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
-    """Return a report for programs.
+    """Return a report as JSON.
 
     Args:
-        results: In the order of the checks.
+        results: Results in the order of the checks.
         about: Further members of the report, such as the URL.
     """
     report = {
@@ -95,7 +95,11 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
 
 
 def as_junit(results: Sequence[Result], name: str) -> str:
-    """Return a report for CI systems."""
+    """Return the results as JUnit XML, for CI systems.
+
+    There is one ``testsuite``, called ``name``, with a ``testcase`` for each result. Checks that failed or were blocked
+    are failures. Those that were not supported or not tested are skipped.
+    """
     number = counts(results)
     suite = ElementTree.Element(
         "testsuite",
@@ -121,7 +125,7 @@ def _cut(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return a text without the characters that XML 1.0 has no form for."""
+    """Return a text without the characters that XML 1.0 does not allow."""
     return "".join(
         c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "\ufffd"
         for c in text

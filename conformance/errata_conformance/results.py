@@ -1,4 +1,4 @@
-"""What a check finds, and how it says so."""
+"""The outcome of a check, and the exceptions by which a check reports it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Result:
     """The result of one check.
 
     Args:
-        statement: What was checked, as ``R-016-7``, or ``base.NAME`` of a profile.
-        check: Name of the check; unique with its statement.
+        statement: The statement that was checked, such as ``R-016-7``, or ``base.NAME`` of a profile.
+        check: Name of the check; unique within its statement.
         outcome: How it ended.
-        detail: What was expected and what came, or why the check did not run. Empty for a pass.
-        blocked_by: The statement that is broken, for `Outcome.BLOCKED`.
-        seconds: How long the check took.
+        detail: What was expected and what came, or why the check did not run; empty for a pass.
+        blocked_by: For `Outcome.BLOCKED`, the statement that is broken.
+        seconds: Duration of the check.
     """
 
     statement: str
@@ -44,14 +44,14 @@ class Result:
 
 
 class Broken(Exception):
-    """The statement that is being checked does not hold. The text says what was expected and what came."""
+    """The statement that is being checked is broken; the text says what was expected and what came."""
 
 
 class Blocked(Exception):
-    """Another statement than the checked one does not hold.
+    """A statement other than the checked one is broken, so that the check could not be made.
 
     Args:
-        statement: Which.
+        statement: The broken statement.
         detail: What was expected and what came.
     """
 
@@ -61,11 +61,11 @@ class Blocked(Exception):
 
 
 class NotTested(Exception):
-    """The check needs something that is not there; the text names it."""
+    """The check needs something that was not given; the text says what."""
 
 
 class NotSupported(Exception):
-    """The server does not offer what the check is about."""
+    """The server does not offer the extension that the check is about."""
 
 
 class KnownDefect(Exception):
@@ -73,7 +73,7 @@ class KnownDefect(Exception):
 
     Args:
         detail: What came.
-        issue: Where it is reported.
+        issue: URL of the report.
     """
 
     def __init__(self, detail: str, issue: str) -> None:
@@ -81,7 +81,7 @@ class KnownDefect(Exception):
 
 
 def ensure(condition: object, detail: str) -> None:
-    """Go on if the condition holds.
+    """Raise `Broken` unless the condition holds.
 
     Raises:
         Broken: It does not hold.
@@ -93,7 +93,7 @@ def ensure(condition: object, detail: str) -> None:
 def grouped(results: Iterable[Result]) -> list[tuple[Result, list[Result]]]:
     """Return the broken statements in the order of the checks, each with the checks that it blocked.
 
-    A statement that only blocked others, and has no failed check of its own, is broken too. Its result then names the
+    A statement may be broken without a failed check of its own, where it only blocked others. Its result then names the
     check that found it.
     """
     results = list(results)

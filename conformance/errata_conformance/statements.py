@@ -1,4 +1,4 @@
-"""The normative statements of the RFCs, as this version of the kit checks them."""
+"""The normative statements of the RFCs that this version of the kit checks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Statement:
     """One statement.
 
     Args:
-        id: As ``R-016-7``.
-        tag: ``wire``: can be seen in the messages. ``fault``: can be seen where something is lost, late or too much.
-            ``inspection``: cannot be seen from outside.
-        side: Which program it binds.
-        level: Whether it says MUST, or only SHOULD.
-        reason: Why it is `inspection`; else empty.
-        text: As in the RFC, on one line.
+        id: Such as ``R-016-7``.
+        tag: ``wire``: messages show whether it holds. ``fault``: only losses, delays or floods show it.
+            ``inspection``: it cannot be seen from outside.
+        side: The program that it binds.
+        level: MUST or SHOULD.
+        reason: Why its tag is ``inspection``; empty for other tags.
+        text: Its text in the RFC, on one line.
     """
 
     id: str
@@ -45,6 +45,6 @@ def statements() -> dict[str, Statement]:
 
 @cache
 def schema(name: str) -> dict[str, Any]:
-    """Return a JSON Schema of a message by its name, as ``server.Opened``."""
+    """Return the JSON Schema of a message, by a name such as ``server.Opened``."""
     found: dict[str, Any] = json.loads((resources.files(__package__) / "schemas" / f"{name}.json").read_text())
     return found

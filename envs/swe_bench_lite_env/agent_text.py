@@ -20,7 +20,7 @@ def agent_text(observation: Any) -> str:
 
     Returns:
         At reset the issue and where the repository is. Later the output as it came, then one bracketed line for each
-        thing that the output itself does not say.
+        fact that the output does not show.
     """
     data: Mapping[str, Any] = observation if isinstance(observation, Mapping) else observation.model_dump(mode="json")
 

@@ -95,7 +95,7 @@ class Instance:
         }
 
     def excluding(self, pass_to_pass: Collection[str]) -> Instance:
-        """Return the instance without some tests of PASS_TO_PASS, as a recipe asks for.
+        """Return the instance without the tests of PASS_TO_PASS that a recipe excludes.
 
         Raises:
             InvalidRequest: PASS_TO_PASS has no such test.
@@ -106,7 +106,10 @@ class Instance:
         return replace(self, pass_to_pass=tuple(test for test in self.pass_to_pass if test not in pass_to_pass))
 
     def row(self) -> dict[str, str]:
-        """Return the row in the benchmark's schema: every value a text, the two lists of tests as JSON."""
+        """Return the row in the benchmark's schema: every value is a string, the two lists of tests are JSON.
+
+        Fields that the schema does not have are left out: ``log_parser``, ``eval_type`` and ``split``.
+        """
         row: dict[str, str] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -190,7 +193,7 @@ class Dataset(Sequence[Instance]):
         """
         if instance_id not in self._by_id:
             raise UnknownInstance(
-                f"no instance {instance_id!r} in {self.name}: it has {len(self)}, {_some(self.ids)}",
+                f"no instance {instance_id!r} in {self.name}: it has {len(self)}, {some(self.ids)}",
                 instance_id=instance_id,
             )
         return self._by_id[instance_id]
@@ -332,7 +335,7 @@ def load_dataset(source: str | Path, split: str | None = None) -> Dataset:
 
     Raises:
         DatasetInvalid: Rows cannot be used.
-        UnknownSplit: There is no such split, or none but ``test`` and it was not asked for.
+        UnknownSplit: There is no such split; or ``split`` is None and there is no split but ``test``.
         InvalidRequest: The file is missing or unreadable.
         NotSupported: ``pyarrow`` or ``datasets`` is missing, or the hub cannot be reached.
     """
@@ -540,7 +543,8 @@ def _moment(value: str | date | None, name: str) -> datetime | None:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first three names, for a message."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -12,7 +12,7 @@ from errata_protocol.markers import ErrorMarkers
 TOOL_NAMES = ("run", "read_file", "write_file", "edit", "apply_patch", "search", "submit")
 
 
-class SweAction(Action):
+class SweAction(Action):  # type: ignore[misc]  # openenv ships no types
     """One call of one tool. A tool that does not exist is answered by a marked observation, not refused.
 
     Attributes:
@@ -43,7 +43,7 @@ class SweAction(Action):
     timeout_s: float | None = Field(default=None, description="run: time limit in seconds")
 
 
-class SweObservation(ErrorMarkers, Observation):
+class SweObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # openenv ships no types
     """What one tool call did.
 
     ``stdout``, ``stderr`` and ``content`` are bounded by the server: of a longer text its head and its tail are kept,
@@ -101,8 +101,8 @@ class SweObservation(ErrorMarkers, Observation):
     budget_spent: str | None = None
 
 
-class SweState(State):
-    """Where the episode stands; ``episode_id`` and ``step_count`` are OpenEnv's.
+class SweState(State):  # type: ignore[misc]  # openenv ships no types
+    """State of the episode; ``episode_id`` and ``step_count`` are OpenEnv's.
 
     Attributes:
         instance_id: The instance.

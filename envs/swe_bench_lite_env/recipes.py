@@ -54,7 +54,7 @@ class RecipeInvalid(InvalidRequest):
 
 
 class RecipeMissing(InvalidRequest, LookupError):
-    """An instance has no recipe; the message says how to write one."""
+    """An instance has no recipe; the message names the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Source:
         sha256: Of ``sdist``: digest of the archive, hexadecimal; empty: not checked.
         repo: Of ``git``: ``owner/name`` in the mirror; empty: that of the row.
         commit: Of ``git``: empty: the row's ``base_commit``.
-        path: Of ``tree`` and ``directory``: where it lies; relative to the file of recipes.
+        path: Of ``tree`` and ``directory``: its path, absolute or relative to the file of recipes.
     """
 
     kind: str
@@ -111,7 +111,7 @@ class Recipe:
 
     @property
     def source_path(self) -> Path:
-        """Where the source of kind ``tree`` or ``directory`` lies."""
+        """Path of the source of kind ``tree`` or ``directory``."""
         return (self.root or Path()) / Path(self.source.path).expanduser()
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 AGENT_TEXT_VERSION = "2"
-"""Changes whenever the text of any observation would."""
+"""Version of the texts; changes whenever the text of any observation does."""
 
 
 def agent_text(observation: Any) -> str:
@@ -16,7 +16,7 @@ def agent_text(observation: Any) -> str:
         observation: A `TerminalObservation`, or the decoded ``observation`` mapping of a payload.
 
     Returns:
-        The output as it came, then one bracketed line for each thing that the output itself does not say.
+        The output, then one bracketed line for each fact that the output does not show.
     """
     data: Mapping[str, Any] = observation if isinstance(observation, Mapping) else observation.model_dump(mode="json")
 

@@ -11,7 +11,7 @@ from errata_client import ErrataClient
 from .models import TerminalAction, TerminalObservation, TerminalState
 
 MESSAGE_TIMEOUT_S = 960.0
-"""Above the server's step deadline: a client that gives up first loses a plain session, or an outcome."""
+"""Longer than the server's step deadline: a client that times out first loses a plain session, or an outcome."""
 
 
 class TerminalEnv(ErrataClient[TerminalAction, TerminalObservation, TerminalState]):

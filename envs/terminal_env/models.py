@@ -1,4 +1,4 @@
-"""What goes over the wire: action, observation, state."""
+"""Types of the wire: action, observation, state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from errata_protocol.markers import ErrorMarkers
 TOOL_NAMES = ("run", "write_file", "read_file", "submit")
 
 
-class TerminalAction(Action):
+class TerminalAction(Action):  # type: ignore[misc]  # openenv ships no types
     """One call of one tool. A tool that does not exist is answered by a marked observation, not refused.
 
     Attributes:
@@ -30,8 +30,8 @@ class TerminalAction(Action):
     timeout_s: float | None = Field(default=None, description="run: time limit in seconds")
 
 
-class TerminalObservation(ErrorMarkers, Observation):
-    """What one tool call did.
+class TerminalObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # openenv ships no types
+    """The result of one tool call.
 
     Attributes:
         instruction: The task, at reset only.
@@ -70,8 +70,8 @@ class TerminalObservation(ErrorMarkers, Observation):
     duration_s: float = 0.0
 
 
-class TerminalState(State):
-    """Where the episode stands; ``episode_id`` and ``step_count`` are OpenEnv's.
+class TerminalState(State):  # type: ignore[misc]  # openenv ships no types
+    """State of the episode; ``episode_id`` and ``step_count`` are OpenEnv's.
 
     Attributes:
         task_id: The task, empty for a bare shell.

@@ -1,14 +1,14 @@
-"""The episode bundle: whole episodes with their exact payloads in one file that reads without a server.
+"""The episode bundle: whole episodes with their exact payloads in one file, readable without a server.
 
-A bundle is UTF-8 text, one JSON object a line: a `BundleHeader`, an `EpisodeRecord` for each episode (parents before
-their forks), then for each episode its `DeliveryRecord`s in order of t with the `FailureRecord`s between them and its
-`RewardRecord`s, then a `BundleEnd`. docs/export.md says what each field means.
+A bundle is UTF-8 text with one JSON object a line: a `BundleHeader`; an `EpisodeRecord` for each episode, parents
+before their forks; then for each episode its `DeliveryRecord`s in order of t, with the `FailureRecord`s between them,
+and its `BundledReward`s; then a `BundleEnd`. docs/export.md explains each field.
 
-Payloads and requests stand as JSON strings: the UTF-8 form of the string's value is the exact bytes, whatever tool
-copied the line. A request that is no UTF-8 stands in ``request_base64`` instead.
+Payloads and requests are JSON strings. The UTF-8 encoding of the string's value is the exact bytes, whatever tool
+copied the line. A request that is not UTF-8 is in ``request_base64`` instead.
 
-Reading rules: a line whose ``record`` is unknown is skipped, and so is an unknown field; both may be added without a
-new version. Another ``version`` is refused.
+A reader skips lines whose ``record`` it does not know, and unknown fields: both may be added without a new version. It
+refuses another ``version``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Line(BaseModel):
 
 
 class BundleHeader(_Line):
-    """First line.
+    """The first line.
 
     Attributes:
         format: Always ``errata-bundle``.
-        version: Of this format; raised when an older reader would misread it.
-        created: When it was written, seconds since the epoch.
-        server: Version of the Errata that wrote it.
-        episodes: What was asked for; others in the file are their ancestors.
+        version: Version of this format; raised when older readers would misread it.
+        created: When it was written, in seconds since the epoch.
+        server: Version of Errata that wrote it.
+        episodes: The episodes that were asked for; the others in the file are their ancestors.
     """
 
     record: Literal["bundle"] = "bundle"
@@ -56,11 +56,11 @@ class BundleHeader(_Line):
 
 
 class EpisodeRecord(_Line):
-    """One episode; the fields are those of `errata_protocol.EpisodeSummary`.
+    """One episode; its fields are those of `errata_protocol.EpisodeSummary`, and these.
 
     Attributes:
-        deliveries: How many `DeliveryRecord`s follow.
-        rewards: How many `BundledReward`s follow.
+        deliveries: Number of `DeliveryRecord`s that follow.
+        rewards: Number of `BundledReward`s that follow.
         recovery: Recovery class of its session.
     """
 
@@ -90,7 +90,7 @@ class _Requested(_Line):
 
     @property
     def request_bytes(self) -> bytes:
-        """The request as journaled: as received, and for a reset with what the server drew."""
+        """The request as journaled: the bytes received; for a reset also the values that the server drew."""
         if self.request_base64 is not None:
             return base64.b64decode(self.request_base64)
         return (self.request or "").encode()
@@ -102,10 +102,10 @@ class _Requested(_Line):
 
 
 class DeliveryRecord(_Requested):
-    """Delivery t: P_t, and the request that it answered; the markers' short form stands beside, as in listings.
+    """Delivery t: its payload P_t, the request that it answered, and the error kind and hint key as in listings.
 
     Attributes:
-        request_sha256: Of the request as received, in hex.
+        request_sha256: sha256 of the request as received, in hex.
         id: Request id on a multiplexed socket.
     """
 
@@ -133,11 +133,11 @@ class DeliveryRecord(_Requested):
 
 
 class FailureRecord(_Requested):
-    """A request that delivered nothing: the environment raised, or the machine failed.
+    """A request without a delivery: the environment raised an exception, or the machine failed.
 
     Attributes:
         after_t: The delivery before it.
-        code: Row of `errata_protocol.CODES`; ``payload`` is the error as it was sent.
+        code: A key of `errata_protocol.CODES`; ``payload`` is the error as it was sent.
     """
 
     record: Literal["error"] = "error"
@@ -158,11 +158,11 @@ class BundledReward(_Line):
 
 
 class BundleEnd(_Line):
-    """Last line: a file without it was cut off.
+    """The last line; a file without it is incomplete.
 
     Attributes:
-        records: Lines before this one.
-        sha256: Of the bytes before this line, in hex.
+        records: Number of lines before this one.
+        sha256: sha256 of the bytes before this line, in hex.
     """
 
     record: Literal["end"] = "end"
@@ -183,7 +183,7 @@ _KINDS: dict[str, type[Line]] = {
 
 
 def request_fields(request: bytes) -> dict[str, str]:
-    """Return the fields that hold a request's bytes."""
+    """Return the fields of a record for a request's bytes: ``request`` if they are UTF-8, else ``request_base64``."""
     try:
         return {"request": request.decode()}
     except UnicodeDecodeError:
@@ -191,29 +191,29 @@ def request_fields(request: bytes) -> dict[str, str]:
 
 
 class BundleWriter:
-    """Turns records into the lines of a bundle, and counts them for its end."""
+    """Encodes records as lines of a bundle, and counts and hashes them for its last line."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self._records = 0
 
     def line(self, record: Line) -> bytes:
-        """Return the bytes of a record, its newline included."""
+        """Return a record as a line of JSON with its newline, and add it to the count and the hash."""
         made = to_json(record.model_dump(exclude_none=True)) + b"\n"
         self._sha.update(made)
         self._records += 1
         return made
 
     def end(self) -> bytes:
-        """Return the last line."""
+        """Return the last line, a `BundleEnd` for all lines before it."""
         return to_json(BundleEnd(records=self._records, sha256=self._sha.hexdigest()).model_dump()) + b"\n"
 
 
 def parse_line(line: bytes) -> Line | None:
-    """Return the record of a line; None for one of a kind that this version does not know.
+    """Return the record in a line; None if this version does not know its kind.
 
     Raises:
-        ValueError: It is no record.
+        ValueError: The line is not a valid record.
     """
     held: Any = from_json(line, allow_inf_nan=False)
     if not isinstance(held, dict) or not isinstance(held.get("record"), str):
@@ -229,10 +229,10 @@ def parse_line(line: bytes) -> Line | None:
 
 
 def check_header(record: Line | None) -> BundleHeader:
-    """Return the header that a file begins with.
+    """Return ``record`` if it is the header of a bundle that this version can read.
 
     Raises:
-        InvalidRequest: It is no bundle, or of a version that this reader would misread.
+        InvalidRequest: It is not a header, or of another version.
     """
     if not isinstance(record, BundleHeader) or record.format != FORMAT:
         raise InvalidRequest("this is no episode bundle: its first line is not a bundle header")
@@ -244,15 +244,15 @@ def check_header(record: Line | None) -> BundleHeader:
 
 
 def read_bundle(lines: Iterable[bytes]) -> Iterator[tuple[int, int, Line]]:
-    """Yield (offset in bytes, length in bytes, record) of a bundle's lines.
+    """Yield (offset in bytes, length in bytes, record) for the lines of a bundle.
 
-    It checks no digest: `errata_protocol.bundle_check.verify_bundle` does.
+    Digests are not checked; `errata_protocol.bundle_check.verify_bundle` does that.
 
     Args:
-        lines: With their newlines, as iterating over a binary file gives them.
+        lines: Lines with their newlines, as from iterating over a binary file.
 
     Raises:
-        InvalidRequest: It is no bundle, of another version, damaged, or cut off.
+        InvalidRequest: It is not a bundle, of another version, damaged or incomplete.
     """
     offset = 0
     last: Line | None = None
@@ -276,13 +276,13 @@ def read_bundle(lines: Iterable[bytes]) -> Iterator[tuple[int, int, Line]]:
 
 
 class BundledEpisode:
-    """What of an episode fits into memory: all but its payloads and requests.
+    """The part of an episode that is kept in memory: everything but its payloads and requests.
 
     Args:
         record: The episode.
 
     Attributes:
-        places: Of its deliveries by t: (offset, length) of the line in the bundle.
+        places: (offset, length) of the line of each delivery in the bundle, by t.
     """
 
     def __init__(self, record: EpisodeRecord) -> None:
@@ -320,7 +320,7 @@ def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
     """Return the episodes of a bundle by eid, in its order, with the places of their payloads.
 
     Raises:
-        InvalidRequest: As `read_bundle`; or a record is of an episode that the bundle does not have.
+        InvalidRequest: As for `read_bundle`; or a record belongs to an episode that the bundle does not have.
     """
     found: dict[str, BundledEpisode] = {}
     for offset, length, record in read_bundle(lines):

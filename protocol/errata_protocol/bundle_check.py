@@ -1,4 +1,4 @@
-"""What is wrong with whole episodes, read from a bundle or from a journal."""
+"""Checks whole episodes, read from a bundle or from a journal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .replay import Origin
 
 
 class Problem(BaseModel):
-    """One thing that is wrong with a bundle or a journal.
+    """One error in a bundle or a journal.
 
     Attributes:
-        line: Where in the file, from 1; None where it is the whole.
-        eid: Of which episode.
-        t: At which delivery.
+        line: Line in the file, from 1; None if it concerns no single line.
+        eid: The episode, if it concerns one.
+        t: The delivery, if it concerns one.
         what: What is wrong.
     """
 
@@ -41,12 +41,12 @@ class Problem(BaseModel):
 
 
 class Verification(BaseModel):
-    """What a check of whole episodes found.
+    """The result of checking whole episodes.
 
     Attributes:
-        ok: Nothing is wrong.
-        problems: What is.
-        notes: What could not be checked, such as a fork whose parent is not there.
+        ok: Whether there are no problems.
+        problems: What is wrong.
+        notes: What could not be checked, e.g. a fork whose parent is missing.
     """
 
     ok: bool = True
@@ -59,9 +59,9 @@ class Verification(BaseModel):
 
 
 class EpisodeCheck:
-    """Checks records of whole episodes as they come: digests, t without a gap, origins, rewards.
+    """Checks the records of whole episodes one by one: digests, t without gaps, origins of forks, rewards.
 
-    Memory grows with the episodes, not with their payloads.
+    Memory grows with the number of episodes, not with their payloads.
     """
 
     def __init__(self) -> None:
@@ -75,11 +75,16 @@ class EpisodeCheck:
         self._origins: dict[str, str] = {}
 
     def expect(self, fork: str, origin: Origin) -> None:
-        """Take note of a fork before its parent comes; not needed where all `EpisodeRecord`s come first."""
+        """Announce a fork whose parent's records come later; not needed if all `EpisodeRecord`s come first."""
         self._wanted.setdefault((origin.eid, origin.t), []).append(fork)
 
     def take(self, record: Line, line: int | None = None) -> None:
-        """Check one record."""
+        """Check one record. Problems are added to ``found``.
+
+        Args:
+            record: The record; headers and ends are not checked.
+            line: Its line in the file, from 1, which problems name.
+        """
         self._line = line
         match record:
             case EpisodeRecord():
@@ -97,7 +102,7 @@ class EpisodeCheck:
                 pass
 
     def done(self) -> Verification:
-        """Return what was found, after the last record."""
+        """Return the result; called after the last record."""
         self._line = None
         for eid, episode in self._episodes.items():
             if self._count.get(eid, 0) != episode.deliveries:
@@ -108,7 +113,7 @@ class EpisodeCheck:
         return self.found
 
     def wrong(self, what: str, eid: str | None = None, t: int | None = None) -> None:
-        """Take note of a problem."""
+        """Add a problem to the result."""
         self.found.problems.append(Problem(line=self._line, eid=eid, t=t, what=what))
 
     def _episode(self, record: EpisodeRecord) -> None:
@@ -181,16 +186,16 @@ class EpisodeCheck:
 
 
 def verify_bundle(lines: Iterable[bytes], progress: Callable[[int], None] = lambda _: None) -> Verification:
-    """Check a bundle from its first line to its last: digests, t without a gap, origins of forks, its end.
+    """Check a bundle completely: digests, t without gaps, origins of forks, and its last line.
 
-    A semantic digest is not computed again: it depends on which fields were declared volatile.
+    Semantic digests are not checked, because they depend on which fields were declared volatile.
 
     Args:
-        lines: With their newlines.
+        lines: Lines with their newlines.
         progress: Called with the number of each line.
 
     Raises:
-        InvalidRequest: It is no bundle, or of another version.
+        InvalidRequest: It is not a bundle, or of another version.
     """
     check, sha, end, number = EpisodeCheck(), hashlib.sha256(), None, 0
     for number, line in enumerate(lines, start=1):

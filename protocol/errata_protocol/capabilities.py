@@ -82,17 +82,19 @@ class Capabilities(BaseModel):
             values.pop("call_timeouts_s", None)
         return values
 
-    def patience_s(self, action: Any, timeout_s: float) -> float:
-        """Return how long to wait for the reply to a step: ``timeout_s``, or longer where its tool may take longer.
+    def step_timeout_s(self, action: Any, timeout_s: float) -> float:
+        """Return how long a client should wait for the reply to a step, in seconds.
+
+        That is ``timeout_s``, or the time that ``call_timeouts_s`` gives the tool of the action if that is longer.
 
         Args:
-            action: The ``data`` of the step.
-            timeout_s: What the client waits otherwise.
+            action: ``data`` of the step.
+            timeout_s: How long the client waits for other steps.
         """
         if not self.call_timeouts_s or not isinstance(action, Mapping):
             return timeout_s
         return max(timeout_s, self.call_timeouts_s.get(tool_of(action.get("tool"), action.get("tool_name")), 0.0))
 
     def offers(self, extension: str, version: int = 1) -> bool:
-        """Return whether the peer offers ``extension`` in at least ``version``."""
+        """Return whether the server offers ``extension`` in at least ``version``."""
         return self.extensions.get(extension, 0) >= version

@@ -1,13 +1,13 @@
-"""Where two payloads of one request differ, field by field, and the likely cause; what comparing normalises.
+"""Compares two payloads of the same request field by field, and guesses why they differ.
 
-Two answers to one request are compared after `normalised`, which takes out what says nothing about the environment:
+They are compared after `normalised`, which removes differences that do not come from the environment:
 
-- the number in Python's ``<... object at 0x7f3c5a1d2e80>``. Each address becomes its number in order of appearance, so
-  the same object twice and two objects stay different;
-- the order of a set's items in its text, ``{'a', 'b'}``, where the text is a set of literals.
+- Addresses in Python's ``<... object at 0x7f3c5a1d2e80>``. Each is replaced by its number in order of appearance, so
+  that one object printed twice and two objects stay distinguishable.
+- The order of items in the text of a set, ``{'a', 'b'}``, if all items are literals.
 
-Nothing else is touched: not the order of a list, and no number that only looks like an address. Journaled bytes are
-never normalised, only what is compared.
+Nothing else is changed: not the order of a list, and no number that only looks like an address. Journaled bytes are
+never normalised, only the values that are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEFORE, AFTER = 24, 40
 
 
 class Absent:
-    """Stands for a field that one side does not have."""
+    """The value of a field that one side does not have."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -37,7 +37,7 @@ ABSENT = Absent()
 
 
 class Cause(StrEnum):
-    """What makes a value differ, as far as both values tell."""
+    """Why two values differ, as far as the values show it."""
 
     TIME = "a time or duration"
     ADDRESS = "a memory address"
@@ -50,9 +50,9 @@ class Difference:
     """One field that differs.
 
     Args:
-        path: Where.
-        was: The first value; `ABSENT` where it has none.
-        now: The second, likewise.
+        path: Path of the field.
+        was: The first value, `ABSENT` if the first side does not have the field.
+        now: The second value, `ABSENT` if the second side does not have the field.
     """
 
     path: Path
@@ -61,12 +61,12 @@ class Difference:
 
     @property
     def where(self) -> str:
-        """The path in writing."""
+        """The path as text."""
         return written(self.path)
 
     @property
     def how(self) -> str:
-        """Both values in one line, each a window around the first character that differs."""
+        """Both values in one line, each cut to a window around the first character that differs."""
         if self.was is ABSENT:
             return f"was not there and is {_window(self.now, 0)}"
         if self.now is ABSENT:
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def cause(self) -> Cause | None:
-        """The likely cause; None where the values do not tell one."""
+        """The likely cause; None if the values do not show one."""
         was, now = self.was, self.now
         if isinstance(was, str) and isinstance(now, str):
             return _cause_of_texts(was, now)
@@ -97,10 +97,10 @@ class Difference:
 
 
 def differences(was: Any, now: Any) -> list[Difference]:
-    """Return every place where two decoded JSON values differ, in the order of keys; none where they are equal.
+    """Return all fields in which two decoded JSON values differ, in order of keys; empty if they are equal.
 
-    Numbers are compared as RFC 8785 writes them: 1 and 1.0 are one number, true is none. A list whose items stand in
-    another order is one difference. An observation's metadata stands twice in a payload and is told once.
+    Numbers are compared as RFC 8785 writes them: 1 and 1.0 are equal, 1 and true are not. A list with the same items in
+    another order is one difference. An observation's metadata is in a payload twice, and is reported once.
     """
     found: list[Difference] = []
     _compare(was, now, (), found)
@@ -125,8 +125,8 @@ def _compare(was: Any, now: Any, path: Path, found: list[Difference]) -> None:
         found.append(Difference(path, was, now))
 
 
-def told(found: list[Difference], most: int = 4) -> str:
-    """Return differences in one line: the first ``most`` with both values, of the others their number."""
+def summary(found: list[Difference], most: int = 4) -> str:
+    """Return differences as one line: the first ``most`` of them with both values, and the number of the others."""
     lines = [f"{difference.where} {difference.how}" for difference in found[:most]]
     if len(found) > most:
         lines.append(f"{len(found) - most} more")
@@ -143,7 +143,7 @@ _SET = re.compile(rf"\{{(?:{_LITERAL.pattern})(?:, (?:{_LITERAL.pattern}))+\}}")
 
 
 def normalised(value: Any) -> Any:
-    """Return a decoded payload as it is compared with another one of the same request; see the module's head."""
+    """Return a decoded payload in the form in which it is compared; see the module's docstring."""
     return _normalised(value, {})
 
 
@@ -158,7 +158,8 @@ def _normalised(value: Any, seen: dict[str, int]) -> Any:
 
 
 def addresses_numbered(text: str, seen: dict[str, int]) -> str:
-    """Return a text in which each address of a Python repr is its number in order of appearance in ``seen``."""
+    """Return ``text`` with each address in a Python repr replaced by its number in ``seen``, which new addresses are
+    added to."""
     if " at 0x" not in text:
         return text
 
@@ -211,7 +212,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _near(was: float, now: float) -> bool:
-    """Say whether both are seconds, milliseconds or nanoseconds since 1970, of one day between 2020 and 2100."""
+    """Return whether both numbers are times since 1970, in seconds, milliseconds or nanoseconds, that lie within a
+    day of each other between 2020 and 2100."""
     return any(
         1.58e9 * unit < min(was, now) and max(was, now) < 4.1e9 * unit and abs(was - now) < _DAY_S * unit
         for unit in (1.0, 1e3, 1e9)

@@ -1,4 +1,4 @@
-"""What an environment publishes about itself, its snapshots, and the recovery classes (PROTOCOL B4, E1, E2)."""
+"""What an environment publishes about itself; snapshots; and recovery classes (PROTOCOL B4, E1, E2)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Recovery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """Names something durable outside the journal that a snapshot needs.
+    """A reference to durable data outside the journal that a snapshot needs.
 
     Args:
         kind: ``"layer"`` (a frozen sandbox layer and its ancestors) or ``"base"`` (a read-only base tree).
-        id: The backend's name for it, URL-safe.
-        digest: Chained content digest, ``sha256:<hex>``, where the backend computes one; else empty.
+        id: Id that the backend gave it, URL-safe.
+        digest: Digest of its content and its ancestors', ``sha256:<hex>``; empty if the backend computes none.
     """
 
     kind: str
@@ -40,11 +40,11 @@ class SnapshotRef:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All a recoverable environment needs to continue, as one journal row holds it.
+    """The complete state of a recoverable environment, as one journal row stores it.
 
     Args:
         state: Opaque to the server, at most `MAX_STATE_BYTES`.
-        refs: What must outlive the row; garbage collection reads these and never ``state``.
+        refs: Data that must be kept as long as the row; garbage collection reads these and never ``state``.
 
     Raises:
         ValueError: ``state`` is too large.
@@ -63,22 +63,23 @@ class Snapshot:
 
 @runtime_checkable
 class Recoverable(Protocol):
-    """An environment with ``snapshot``/``restore`` (PROTOCOL E1); the sync forms are taken too."""
+    """An environment with ``snapshot`` and ``restore`` (PROTOCOL E1); both may also be synchronous."""
 
     async def snapshot(self) -> Snapshot:
         """Return the state after the last mutating call."""
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot`` on a fresh instance, instead of reset."""
+        """Continue from ``snapshot``; called on a new instance instead of reset."""
         ...
 
 
 def default_agent_text(observation: Any) -> str:
-    """Return canonical JSON of an observation without ``metadata``: what an agent reads of a foreign environment.
+    """Return canonical JSON of an observation without ``metadata``: the text for agents of an environment without
+    its own.
 
     Args:
-        observation: A Pydantic model or the decoded ``observation`` mapping of a payload.
+        observation: A Pydantic model, or the decoded ``observation`` mapping of a payload.
     """
     data = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else dict(observation)
     data.pop("metadata", None)
@@ -127,5 +128,9 @@ class EnvironmentSpec:
 
 
 def tool_of(*names: Any) -> str:
-    """Return the tool that an action calls: the first text among its ``tool`` and ``tool_name``, else empty."""
+    """Return the tool that an action calls: the first of ``names`` that is a text, else empty.
+
+    Args:
+        names: The action's ``tool`` and ``tool_name``.
+    """
     return next((name for name in names if isinstance(name, str)), "")

@@ -1,41 +1,41 @@
 """One exception tree and the wire codes.
 
     ErrataError
-    ├── CallerError                 you misused the protocol or named something that is not there
-    │   ├── InvalidRequest          a frame or field that cannot be read          VALIDATION_ERROR
-    │   ├── UnknownEpisode          no such eid, or not yours                     UNKNOWN_EPISODE
+    ├── CallerError                 the caller misused the protocol or named something that does not exist
+    │   ├── InvalidRequest          a frame or field is not valid                 VALIDATION_ERROR
+    │   ├── UnknownEpisode          no such eid, or another principal's           UNKNOWN_EPISODE
     │   ├── StateOutOfRange         the episode has no delivery t                 T_OUT_OF_RANGE
     │   ├── NoReset                 t=0 was never delivered                       NO_RESET
-    │   ├── SessionUnknown          no such session, or not yours                 SESSION_ERROR
+    │   ├── SessionUnknown          no such session, or another principal's       SESSION_ERROR
     │   ├── Conflict                same id, other content                        CONFLICT
     │   ├── NotSupported            the peer or environment cannot do this        NOT_SUPPORTED
-    │   ├── Unparsable              a frame that is no JSON                       INVALID_JSON
-    │   ├── FrameTooLarge           a frame over a limit                          FRAME_TOO_LARGE
-    │   ├── UnknownType             a message type that is not known              UNKNOWN_TYPE
-    │   ├── OutOfOrder              a request id beyond the next one              OUT_OF_ORDER
-    │   ├── PreconditionFailed      the session does not stand where ``if`` says  PRECONDITION_FAILED
-    │   ├── NotAttached             this socket does not speak for the session    NOT_ATTACHED
-    │   ├── Cancelled               taken back before it started                  CANCELLED
-    │   ├── SessionClosed           ended by its owner                            SESSION_CLOSED
-    │   ├── SessionExpired          ended by its age                              SESSION_EXPIRED
-    │   ├── InvalidEnvelope         a mux envelope that names no request          INVALID_ENVELOPE
+    │   ├── Unparsable              a frame is not JSON                           INVALID_JSON
+    │   ├── FrameTooLarge           a frame exceeds a limit                       FRAME_TOO_LARGE
+    │   ├── UnknownType             unknown message type                          UNKNOWN_TYPE
+    │   ├── OutOfOrder              a request id after the next one               OUT_OF_ORDER
+    │   ├── PreconditionFailed      the session is not where ``if`` requires      PRECONDITION_FAILED
+    │   ├── NotAttached             the session is not attached to this socket    NOT_ATTACHED
+    │   ├── Cancelled               cancelled before it started                   CANCELLED
+    │   ├── SessionClosed           closed by its owner                           SESSION_CLOSED
+    │   ├── SessionExpired          the session expired                           SESSION_EXPIRED
+    │   ├── InvalidEnvelope         a frame's element is not a valid envelope     INVALID_ENVELOPE
     │   ├── LocalProtocolError      this side used its state machine wrongly      PROTOCOL_MISUSED
-    │   └── Unauthorized            no or wrong credentials                       UNAUTHORIZED
+    │   └── Unauthorized            credentials are missing or wrong              UNAUTHORIZED
     └── ServiceError                the machine or the environment's code failed: never a reward
-        ├── EnvironmentFailed       reset/step raised                             EXECUTION_ERROR
-        ├── EnvironmentOutputInvalid what it returned has no JSON form            ENV_OUTPUT_INVALID
+        ├── EnvironmentFailed       reset or step raised an exception             EXECUTION_ERROR
+        ├── EnvironmentOutputInvalid its output cannot be encoded as JSON         ENV_OUTPUT_INVALID
         ├── SandboxUnavailable      a namespace, cgroup or tool is missing        SANDBOX_UNAVAILABLE
-        ├── SandboxFailed           the sandbox broke while in use                SANDBOX_FAILED
+        ├── SandboxFailed           the sandbox failed while in use               SANDBOX_FAILED
         ├── JournalUnavailable      a commit cannot be made durable               JOURNAL_UNAVAILABLE
         ├── SessionLost             the session cannot be continued               SESSION_LOST
-        ├── CapacityReached         no room for another session                   CAPACITY_REACHED
-        ├── Overloaded              too much in flight                            OVERLOADED
-        ├── ReplyExpired            executed; its reply is kept no longer         REPLY_EXPIRED
-        ├── RemoteProtocolError     the peer broke the protocol: drop the socket  PROTOCOL_ERROR
+        ├── CapacityReached         no capacity for another session               CAPACITY_REACHED
+        ├── Overloaded              too many requests in flight                   OVERLOADED
+        ├── ReplyExpired            executed; the reply is no longer kept         REPLY_EXPIRED
+        ├── RemoteProtocolError     the peer violated the protocol                PROTOCOL_ERROR
         └── StepTimeout             the step deadline passed (infrastructure)     TIMEOUT
 
-A failing *command* is none of these: it is an observation with a marker. Each class has a stable ``code``; `CODES`
-says of every code whose fault it is, whether a retry can help, whether it consumes a mux request id (PROTOCOL D5) and
+A failing *command* is none of these: it is an observation with a marker. Each class has a stable ``code``. For every
+code `CODES` says whose fault it is, whether a retry can help, whether it consumes a mux request id (PROTOCOL D5) and
 whether the session survives.
 """
 
@@ -53,10 +53,10 @@ class CodeInfo:
 
     Args:
         fault: Who has to change something: the caller, or the service and its machine.
-        retryable: The same request can succeed later without the caller changing it.
-        consumes_id: On mux the request id is used up and the error is the recorded reply (PROTOCOL D5).
-        session_survives: The session can take another request after this error.
-        http_status: Status on the HTTP doors.
+        retryable: Whether the same request can succeed later without a change by the caller.
+        consumes_id: Whether, on multiplexed sockets, the error is the recorded reply of the request's id (PROTOCOL D5).
+        session_survives: Whether the session can take another request after this error.
+        http_status: HTTP status of the error.
     """
 
     fault: Fault
@@ -106,14 +106,14 @@ CODES: dict[str, CodeInfo] = {
 
 
 class ErrataError(RuntimeError):
-    """Root of every error Errata raises on purpose.
+    """Base class of all errors that Errata raises on purpose.
 
-    A `RuntimeError`, because that is what OpenEnv's own client raises for an error frame: code that catches it keeps
-    working when the client is exchanged for ours.
+    A `RuntimeError`, like the error that OpenEnv's own client raises for an error frame, so that code which catches
+    that keeps working with Errata's client.
 
     Args:
         message: What happened, to what, and what to do next.
-        details: JSON-able fields for the wire, beside ``message`` and ``code``.
+        details: JSON-serializable fields for the wire, beside ``message`` and ``code``.
     """
 
     code: ClassVar[str] = "EXECUTION_ERROR"
@@ -157,7 +157,7 @@ class InvalidRequest(CallerError):
 
 
 class UnknownEpisode(CallerError):
-    """No such episode, or one that belongs to another principal (the two are told alike)."""
+    """No such episode, or one that belongs to another principal; the error is the same."""
 
     code = "UNKNOWN_EPISODE"
 
@@ -205,13 +205,13 @@ class NotSupported(CallerError):
 
 
 class Unparsable(CallerError):
-    """A frame that is no JSON at all; nothing of it had an effect."""
+    """A frame that is not JSON; it had no effect."""
 
     code = "INVALID_JSON"
 
 
 class FrameTooLarge(CallerError):
-    """A frame over a limit; nothing of it was read."""
+    """A frame over a limit; it was not processed."""
 
     code = "FRAME_TOO_LARGE"
 
@@ -223,49 +223,49 @@ class UnknownType(CallerError):
 
 
 class OutOfOrder(CallerError):
-    """A request id beyond the one that comes next; nothing was done."""
+    """A request id after the next one; the request was not admitted."""
 
     code = "OUT_OF_ORDER"
 
 
 class PreconditionFailed(CallerError):
-    """The session did not stand where the request's ``if`` says; it had no effect."""
+    """The session was not at the position that the request's ``if`` requires; the request had no effect."""
 
     code = "PRECONDITION_FAILED"
 
 
 class NotAttached(CallerError):
-    """This socket does not speak for the session, whatever the session is."""
+    """The session is not attached to this socket."""
 
     code = "NOT_ATTACHED"
 
 
 class Cancelled(CallerError):
-    """The request was taken back before it started."""
+    """The request was cancelled before it started."""
 
     code = "CANCELLED"
 
 
 class SessionClosed(CallerError):
-    """The session was ended by its owner."""
+    """The session was closed by its owner."""
 
     code = "SESSION_CLOSED"
 
 
 class SessionExpired(CallerError):
-    """The session was ended by its age."""
+    """The session expired."""
 
     code = "SESSION_EXPIRED"
 
 
 class InvalidEnvelope(CallerError):
-    """An element of a mux frame that cannot be admitted as any request; it consumes no id."""
+    """An element of a frame that is not a valid envelope; it consumes no id."""
 
     code = "INVALID_ENVELOPE"
 
 
 class LocalProtocolError(CallerError):
-    """This side asked its own state machine for something that its state does not allow."""
+    """This side called its own state machine in a state that does not allow it."""
 
     code = "PROTOCOL_MISUSED"
 
@@ -277,25 +277,25 @@ class Unauthorized(CallerError):
 
 
 class EnvironmentFailed(ServiceError):
-    """The environment's reset, step or snapshot raised."""
+    """The environment's reset, step or snapshot raised an exception."""
 
     code = "EXECUTION_ERROR"
 
 
 class EnvironmentOutputInvalid(ServiceError):
-    """What the environment returned has no JSON form."""
+    """The environment returned something that cannot be encoded as JSON."""
 
     code = "ENV_OUTPUT_INVALID"
 
 
 class SandboxUnavailable(ServiceError):
-    """The machine lacks what the sandbox needs; the message names it and how to get it."""
+    """The machine lacks something that the sandbox needs; the message says what, and how to get it."""
 
     code = "SANDBOX_UNAVAILABLE"
 
 
 class SandboxFailed(ServiceError):
-    """The sandbox broke while in use, by no fault of the command in it."""
+    """The sandbox failed while in use, not because of the command in it."""
 
     code = "SANDBOX_FAILED"
 
@@ -313,7 +313,7 @@ class SessionLost(ServiceError):
 
 
 class CapacityReached(ServiceError):
-    """There is no room for another session."""
+    """The server has no capacity for another session."""
 
     code = "CAPACITY_REACHED"
 
@@ -325,19 +325,19 @@ class Overloaded(ServiceError):
 
 
 class ReplyExpired(ServiceError):
-    """The request was executed once, and its reply is kept no longer."""
+    """The request was executed, once, but the journal no longer keeps its reply."""
 
     code = "REPLY_EXPIRED"
 
 
 class RemoteProtocolError(ServiceError):
-    """The peer sent what the protocol does not allow: drop the socket, connect again and resume."""
+    """The peer violated the protocol: close the socket, connect again and resume."""
 
     code = "PROTOCOL_ERROR"
 
 
 class StepTimeout(ServiceError):
-    """The step deadline passed; a command's own timeout is an observation instead."""
+    """The deadline of the step passed. A command's own timeout is an observation instead."""
 
     code = "TIMEOUT"
 

@@ -1,4 +1,5 @@
-"""The command that installs an extra from where this distribution came: an index, a checkout, a file, a repository."""
+"""The command that installs an extra from where this distribution was installed: index, checkout, file
+or repository."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ def install_hint(extra: str, direct_url: str | None) -> str:
     """Return the ``pip install`` command that adds an extra.
 
     Args:
-        extra: Its name, ``parquet`` for example.
+        extra: Name of the extra, e.g. ``parquet``.
         direct_url: Text of the distribution's ``direct_url.json`` (PEP 610), as
-            ``importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")`` returns it; None where it was
+            ``importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")`` returns it; None if it was
             installed from an index.
     """
     wanted = f"{DISTRIBUTION}[{extra}]"

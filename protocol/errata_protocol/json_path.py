@@ -1,4 +1,4 @@
-"""Paths of fields in a payload, as ``$.observation.result.execution_time``: reads, writes and applies them."""
+"""Paths of fields in a payload, such as ``$.observation.result.execution_time``: parsed, formatted and applied."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PART = re.compile(
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Path:
-    """Return the parts of a path; ``$`` in front says nothing and is left out.
+    """Return the parts of a path; a leading ``$`` is optional.
 
     Raises:
-        ValueError: It is no path.
+        ValueError: It is not a valid path.
     """
     at = 1 if text.startswith("$") else 0
     parts: list[Token] = []
@@ -41,7 +41,7 @@ def parse(text: str) -> Path:
 
 
 def written(path: Path) -> str:
-    """Return a path as `parse` reads it, with ``$`` in front."""
+    """Return a path as text that `parse` reads, with a leading ``$``."""
     return "$" + "".join(map(_written, path))
 
 
@@ -54,14 +54,14 @@ def _written(part: Token) -> str:
 
 
 def every_item(path: Path) -> Path:
-    """Return the path with every index as ``[*]``."""
+    """Return the path with each index replaced by ``[*]``."""
     return tuple(None if isinstance(part, int) else part for part in path)
 
 
 def without(value: Any, path: Path) -> Any:
-    """Return a decoded JSON value without what lies at ``path``; the value itself is not changed.
+    """Return a decoded JSON value without the values at ``path``; ``value`` itself is not changed.
 
-    A key goes with its value. An item of a list becomes null, so that the list keeps its length.
+    A key is removed with its value. An item of a list becomes null, so that the list keeps its length.
     """
     if not path:
         return None

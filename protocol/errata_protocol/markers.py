@@ -20,7 +20,7 @@ SiteSource = Literal["traceback", "message", "action"]
 
 
 class ErrorKind(StrEnum):
-    """The sixteen kinds, in order of precedence: when several fit one output, the first wins."""
+    """The sixteen kinds of error in order of precedence: if several fit an output, the first is reported."""
 
     TOOL_NOT_FOUND = "tool_not_found"
     POLICY_VIOLATION = "policy_violation"
@@ -116,7 +116,7 @@ class Detection:
     def of(
         cls, kind: ErrorKind, *sites: ErrorSite, severity: Severity | None = None, hint_template_key: str | None = None
     ) -> Self:
-        """Build a detection with the kind's own hint key unless another is given."""
+        """Build a detection of a kind, with the kind's own hint key unless another is given."""
         return cls(
             error_kind=kind,
             severity=severity,
@@ -166,7 +166,11 @@ class ErrorMarkers(BaseModel):
         return self
 
     def with_detection(self, detection: Detection) -> Self:
-        """Return a copy that carries ``detection``, mirrored into ``metadata`` where the class has one."""
+        """Return a copy with the marker fields set from ``detection``.
+
+        If ``metadata`` is a dict, it gets ``error_kind``, ``hint_template_key`` and ``error_site`` too, or loses them
+        if nothing was detected.
+        """
         update: dict[str, Any] = {
             "error_kind": detection.error_kind.value if detection.error_kind else None,
             "hint_template_key": detection.hint_template_key,
@@ -177,7 +181,8 @@ class ErrorMarkers(BaseModel):
         return self._mirrored(update)
 
     def with_site_t(self, t: int) -> Self:
-        """Return a copy whose sites say they lie in turn ``t``; the server calls this before the payload is made."""
+        """Return a copy whose sites have the delivery index ``t``; the server calls it before it encodes the
+        payload."""
         if self.error_kind is None:
             return self
 

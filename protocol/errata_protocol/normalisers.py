@@ -1,9 +1,8 @@
-"""Named normalisers: what of a text differs between two equal runs, and is replaced before the semantic digest.
+"""Named normalisers: they replace parts of texts that differ between equal runs, before the semantic digest.
 
-An observation class names them in ``VOLATILE_FIELDS`` beside its fields, with ``~`` in front: ``"~test_durations"``.
-The text around stays as it is: a test that fails instead of passing changes the digest.
-Journaled bytes are never normalised, only what is compared.
-"""
+An observation class lists them in ``VOLATILE_FIELDS`` together with fields, with a leading ``~``:
+``"~test_durations"``. The rest of the text is unchanged: a test that fails instead of passing changes the digest.
+Journaled bytes are never normalised, only the values that are compared."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ _KILLED = re.compile(
 
 
 def _durations(text: str, seen: dict[str, int]) -> str:
-    """Durations in summaries of pytest, unittest and SymPy; the rule of ``=`` fills the rest of its line.
+    """Replace durations in summaries of pytest, unittest and SymPy, with the ``=`` that fill the rest of the line.
 
-    pytest's list of the slowest comes in the order of names, because its own order is that of the durations.
+    pytest's list of the slowest tests is sorted by name, because its own order is by duration.
     """
     del seen
     text = _SUMMARY.sub(lambda found: f"== {found['counts']} in # ==", text) if " in " in text else text
@@ -54,20 +53,24 @@ def _durations(text: str, seen: dict[str, int]) -> str:
 
 
 def _seeds(text: str, seen: dict[str, int]) -> str:
-    """Seeds that SymPy's runner, pytest-randomly and pytest-random-order draw and print at their start."""
+    """Replace random seeds that SymPy's runner, pytest-randomly and pytest-random-order print at their start."""
     del seen
     return _SEED.sub(r"\1#", text)
 
 
 def _temporary(text: str, seen: dict[str, int]) -> str:
-    """Directories below ``/tmp`` with a drawn name: each becomes its number in order of appearance."""
+    """Replace the random names of directories below ``/tmp`` by numbers, in order of appearance."""
     if "tmp/" not in text:
         return text
     return _TEMPORARY.sub(lambda found: f"/tmp/#{seen.setdefault(found[0], len(seen) + 1)}", text)
 
 
 def _pids(text: str, seen: dict[str, int]) -> str:
-    """``pid 123``, and the process that a shell names when a signal ends it: numbered likewise."""
+    """Replace process ids by ``#1``, ``#2`` and so on, in order of first appearance.
+
+    A process id is the number in ``pid 123`` or ``pid=123``, and the one in a shell's message about a process that a
+    signal ended, such as ``line 3: 123 Killed``. ``seen`` keeps the numbers given so far and is added to.
+    """
 
     def number(found: re.Match[str]) -> str:
         return f"{found[1]}#{seen.setdefault(found[0].removeprefix(found[1]), len(seen) + 1)}"
@@ -86,10 +89,10 @@ NORMALISERS: dict[str, Callable[[str, dict[str, int]], str]] = {
 
 
 def check(name: str) -> None:
-    """Raise where ``name``, with its ``~``, is no normaliser.
+    """Check that ``name``, with its leading ``~``, is a normaliser.
 
     Raises:
-        ValueError: It is none; the message lists them.
+        ValueError: It is not; the message lists the normalisers.
     """
     if name.removeprefix(PREFIX) not in NORMALISERS:
         known = ", ".join(PREFIX + one for one in NORMALISERS)
@@ -97,9 +100,9 @@ def check(name: str) -> None:
 
 
 def texts_normalised(data: Any, names: Collection[str]) -> Any:
-    """Return decoded JSON whose texts went through the normalisers ``names`` (without ``~``), in the order of keys.
+    """Return decoded JSON with the normalisers ``names`` (without ``~``) applied to all texts, in order of keys.
 
-    An unknown name changes nothing: a journal may be older or newer than this list.
+    Unknown names are ignored, because a journal may be older or newer than this list.
     """
     chosen = [(NORMALISERS[name], dict[str, int]()) for name in sorted(set(names) & set(NORMALISERS))]
     return _walk(data, chosen) if chosen else data

@@ -1,7 +1,7 @@
 """Payload bytes and their digests (PROTOCOL C).
 
-The *payload* P_t is the UTF-8 text of the ``data`` value of a delivery as first sent. It is made once, journaled, and
-from then on only spliced: an envelope is built around the bytes, never by encoding the value again.
+The *payload* P_t of a delivery is the UTF-8 text of its ``data`` value as first sent. It is encoded once and journaled.
+Every later message with it is built around these bytes and never encodes the value again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ DIGEST_PREFIX = "sha256:"
 
 
 def encode_payload(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
-    """Encode a delivery's ``data`` as compact UTF-8 JSON.
+    r"""Encode a delivery's ``data`` as compact UTF-8 JSON.
 
-    NaN and infinities become null, as upstream's server does on plain sockets (PROTOCOL A4). Lone surrogates, which
-    have no UTF-8 form, are written as ``\\udXXX`` escapes, again as upstream does.
+    NaN and infinities become null, as on plain sockets of upstream's server (PROTOCOL A4). Lone surrogates, which UTF-8
+    cannot encode, become ``\udXXX`` escapes, again as upstream does.
 
     Args:
-        data: What was delivered.
-        finite: Refuse NaN and infinities instead.
+        data: What is delivered.
+        finite: Raise for NaN and infinities instead.
 
     Raises:
-        ValueError: The value has no JSON form; the message names the type at fault.
+        ValueError: The value cannot be encoded as JSON; the message names its type.
     """
     try:
         if finite:
             payload = to_json(data, inf_nan_mode="constants", serialize_unknown=False)
-            if b"NaN" in payload or b"Infinity" in payload:
+            # One byte is found by memchr, in a tenth of the time; most payloads have no capital N or I.
+            if (payload.find(b"N") >= 0 and b"NaN" in payload) or (payload.find(b"I") >= 0 and b"Infinity" in payload):
                 json.loads(payload, parse_constant=_no_constant)  # unless it stands in a text
             return payload
         return to_json(data, inf_nan_mode="null", serialize_unknown=False)
@@ -59,7 +60,8 @@ def _no_constant(name: str) -> None:
 
 
 def _plain(value: Any, finite: bool) -> Any:
-    """Return a value of JSON's types; NaN and infinities stay if ``finite``, for the encoder to refuse."""
+    """Return a value that has only JSON's types; NaN and infinities are kept if ``finite``, so that the encoder refuses
+    them."""
     if isinstance(value, str | bool | int) or value is None:
         return value
     if isinstance(value, float):
@@ -77,7 +79,7 @@ def digest(payload: bytes) -> str:
 
 
 def canonical(value: Any) -> bytes | None:
-    """Return the RFC 8785 form of a JSON value, or None where it has none (integers >= 2^53, lone surrogates)."""
+    """Return the RFC 8785 form of a JSON value, None if it has none (integers >= 2^53, lone surrogates)."""
     try:
         return rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError):
@@ -89,19 +91,19 @@ def semantic_digest(payload: bytes, volatile_fields: Collection[str] = ()) -> st
 
     Args:
         payload: P_t.
-        volatile_fields: ``VOLATILE_FIELDS`` of the observation class: durations, timestamps, pids. They are left out
-            as `without_fields` says.
+        volatile_fields: ``VOLATILE_FIELDS`` of the observation class, e.g. durations, timestamps and pids; removed
+            as by `without_fields`.
 
     Returns:
-        ``sha256:<hex>`` of the RFC 8785 form without the volatile fields; None where no such form exists, and then
-        payload bytes are compared.
+        ``sha256:<hex>`` of the RFC 8785 form without the volatile fields; None if there is no such form: payload
+        bytes are compared then.
     """
     form = _semantic_form(payload, volatile_fields)
     return None if form is None else digest(form)
 
 
 def semantic_sha256(payload: bytes, volatile_fields: Collection[str] = ()) -> bytes | None:
-    """As `semantic_digest`, the 32 bytes themselves."""
+    """Return the digest of `semantic_digest` as its 32 bytes, None if there is none."""
     form = _semantic_form(payload, volatile_fields)
     return None if form is None else hashlib.sha256(form).digest()
 
@@ -118,11 +120,10 @@ def _semantic_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | 
 
 
 def _usual_form(payload: bytes, volatile_fields: Collection[str]) -> bytes | None:
-    """Return the RFC 8785 form by msgspec's C code, at a tenth of the cost; None where it might be another.
+    """Return the RFC 8785 form, encoded by msgspec at a tenth of the cost; None if the two encodings might differ.
 
-    It is the same where numbers are short and written without an exponent, and where code points and UTF-16 units sort
-    alike. A decoder that takes the last of two equal keys changes nothing here: no payload has them.
-    """
+    They are equal if numbers are short and have no exponent, and if sorting by code points and by UTF-16 units gives
+    the same order. That msgspec takes the last of two equal keys does not matter, because payloads have none."""
     if b"\\u" in payload or not (payload.isascii() or _ASTRAL.search(payload) is None):
         return None
     if _SIXTEEN in payload.translate(_DIGITS) and _LONG.search(payload):
@@ -157,11 +158,10 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 def without_fields(data: Any, names: Collection[str]) -> Any:
     """Return a decoded payload without the fields ``names``.
 
-    A name is left out of an observation and of both ``metadata`` objects; of an MCP result, of its structured content
-    and of its ``_meta``. Texts are not looked into. A path, which begins with ``$``, is left out where it leads
-    (`json_path`), one into ``metadata`` in both objects. A name that begins with ``~`` is a normaliser of all its texts
-    (`normalisers`); the fields stay.
-    """
+    A name is removed from an observation and from both ``metadata`` objects; in an MCP result, from its structured
+    content and its ``_meta``. Texts are not searched. A path, which begins with ``$``, is removed where it leads
+    (`json_path`); one into ``metadata``, in both objects. A name that begins with ``~`` is a normaliser, applied to
+    all texts (`normalisers`)."""
     if not names or not isinstance(data, dict):
         return data
     of_texts = [name for name in names if name.startswith(PREFIX)]
@@ -208,7 +208,7 @@ def splice(head: Mapping[str, Any], payload: bytes) -> bytes:
     """Build ``{...head, "data": <payload>}`` around the payload's exact bytes.
 
     Args:
-        head: Keys before ``data``, in order; must not hold ``data`` and must not be empty.
+        head: Keys before ``data``, in order; not empty, and without ``data``.
         payload: UTF-8 JSON text.
     """
     return _HEAD.encode(head).encode("ascii")[:-1] + b',"data":' + payload + b"}"

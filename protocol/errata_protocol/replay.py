@@ -12,15 +12,15 @@ Kind = Literal["reset", "step", "mcp"]
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
-    """The exact bytes the agent saw at one delivery.
+    """The exact bytes that the agent got in one delivery.
 
     Args:
-        eid: Episode key minted by the server; the client's own key where the server has none.
+        eid: Episode key made by the server; the client's own key if the server has none.
         t: Delivery index: 0 is reset's, k the k-th after it.
-        kind: What was delivered.
+        kind: Kind of the request: reset, step or mcp.
         payload: P_t, the UTF-8 bytes of the ``data`` value as first sent.
         digest: ``sha256:<hex>`` of ``payload``.
-        source: ``"server"`` when read from its journal, ``"history"`` when this client recorded it itself.
+        source: ``"server"`` if read from its journal, ``"history"`` if this client recorded it itself.
     """
 
     eid: str
@@ -165,7 +165,8 @@ class EpisodePage(BaseModel):
 
 
 def observation_of(payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the observation mapping of a decoded payload, with ``reward`` and ``done`` folded back in."""
+    """Return the observation of a decoded payload, with the payload's ``reward`` and ``done`` added if it
+    lacks them."""
     observation = dict(payload.get("observation") or {})
     observation.setdefault("reward", payload.get("reward"))
     observation.setdefault("done", payload.get("done", False))

@@ -1,9 +1,9 @@
-"""Rows of a rollout export: what a trainer or an analyst reads of whole episodes (docs/export.md).
+"""Rows of a rollout export, for trainers and analysts: turns and whole episodes (docs/export.md).
 
-``action_t`` is the request that delivery t answered, and ``state_t`` what that delivery sent. So the state in which an
-action was chosen is ``state_t`` of the row before, and an `ErrorSite.action_span` lies in ``action_t`` of its own row.
+In the row of delivery t, ``action_t`` is the request that it answered and ``state_t`` its payload. So an action was
+chosen in the ``state_t`` of the row before, and an `ErrorSite.action_span` is a span of ``action_t`` of its own row.
 
-A field may be added in version 1; a reader ignores what it does not know.
+Fields may be added in version 1; a reader ignores those that it does not know.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class _Row(BaseModel):
 
 
 class ErrorMarker(_Row):
-    """How a turn failed, as its observation says.
+    """How a turn failed, from its observation.
 
     Attributes:
-        error_kind: One of `errata_protocol.ErrorKind`, or the environment's own.
-        hint_template_key: Which hint fits, None for a warning.
-        severity: ``error``, or ``warning`` where the detector was not sure.
-        error_site: Where.
+        error_kind: An `errata_protocol.ErrorKind`, or a kind of the environment's own.
+        hint_template_key: Key of the hint that fits, None for a warning.
+        severity: ``error``, or ``warning`` if the detector was not sure.
+        error_site: Where it failed.
     """
 
     error_kind: str
@@ -41,7 +41,7 @@ class ErrorMarker(_Row):
 
 
 class LateReward(_Row):
-    """A reward that came after its step."""
+    """A reward that was posted after its step."""
 
     value: float
     source: str
@@ -49,12 +49,12 @@ class LateReward(_Row):
 
 
 class FailedRequest(_Row):
-    """A request after this delivery that delivered nothing.
+    """A request after this delivery that failed and has no delivery.
 
     Attributes:
-        action: The request; None where it is no text.
-        code: Row of `errata_protocol.CODES`.
-        message: What was answered.
+        action: The request; None if it is not text.
+        code: A key of `errata_protocol.CODES`.
+        message: Text of the error.
     """
 
     kind: Kind
@@ -68,17 +68,17 @@ class Turn(_Row):
 
     Attributes:
         t: Delivery index: 0 is reset's.
-        kind: What was delivered.
-        state_t: P_t, the exact text that was sent; None where payloads were left out.
-        agent_text_t: What the agent read of it; None where it was not asked for, cannot be made, or t is a tools/call.
-        action_t: The request that this delivery answered; None where it is no text.
-        reward_t: As the environment gave it with the step.
-        late_rewards_t: What came later, in the order of their commits.
-        late_reward_t: Their sum, None without any.
+        kind: Kind of the request: reset, step or mcp.
+        state_t: P_t, the exact text that was sent; None if payloads were left out.
+        agent_text_t: What the agent read of it; None if it was not asked for, cannot be made, or t is a tools/call.
+        action_t: The request that this delivery answered; None if it is not text.
+        reward_t: The environment's reward for the step.
+        late_rewards_t: Rewards that were posted later, in order of their commits.
+        late_reward_t: Their sum, None if there are none.
         error_marker_t: None for a turn that did not fail.
-        done: It ended the episode.
+        done: Whether it ended the episode.
         digest: sha256 of P_t.
-        semantic_digest: The same without volatile fields, None where there is no such form.
+        semantic_digest: sha256 of P_t without volatile fields, None if it has no canonical form.
         errors_t: Requests that failed between this delivery and the next.
         created: Seconds since the epoch.
     """
@@ -111,29 +111,29 @@ class _OfEpisode(_Row):
 
 
 class RolloutTurn(Turn, _OfEpisode):
-    """One row a turn.
+    """A row for one turn.
 
     Attributes:
-        schema_version: Of these rows.
-        eid: Episode.
-        episode_id: The client's alias.
-        environment: Its name.
+        schema_version: Version of these rows.
+        eid: Episode key.
+        episode_id: The client's own id of the episode.
+        environment: Name of the environment.
         session: sha256 of the session id, first 12 hex digits.
         origin_eid: Parent of a fork.
-        origin_t: Where it was forked.
+        origin_t: Delivery of the parent from which it was forked.
         agent_text_version: Version of ``agent_text`` when it was delivered.
     """
 
 
 class RolloutEpisode(_OfEpisode):
-    """One row an episode; the fields of `RolloutTurn`, and:
+    """A row for one episode: the fields of `RolloutTurn`, and these.
 
     Attributes:
         created: Seconds since the epoch.
-        done: A turn ended it.
+        done: Whether a turn ended it.
         reward: Sum of the turns' rewards.
-        late_reward: Sum of the late ones, None without any.
-        turns: In order of t.
+        late_reward: Sum of the late rewards, None if there are none.
+        turns: Its turns in order of t.
     """
 
     created: float
@@ -144,7 +144,8 @@ class RolloutEpisode(_OfEpisode):
 
 
 def marker_of(payload: Any) -> ErrorMarker | None:
-    """Return the marker in a decoded payload, wherever its kind of environment puts it (PROTOCOL B1, B2)."""
+    """Return the error marker in a decoded payload, wherever its kind of environment puts it; None without one
+    (PROTOCOL B1, B2)."""
     observation = _at(payload, "observation")
     places = [
         observation,

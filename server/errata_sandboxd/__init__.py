@@ -1,5 +1,5 @@
-"""The broker ``errata sandboxd``: the only process with the container engine's socket.
+"""The broker ``errata sandboxd``: the only process that uses the container engine's socket.
 
-It offers a complete list of verbs over a unix socket, each bound to containers of one label. It imports the standard
-library and the docker SDK only.
+It accepts a fixed list of requests over a unix socket, for containers with one label only. It imports the standard
+library and the docker SDK.
 """

@@ -1,4 +1,4 @@
-"""``python -m errata_sandboxd``: the broker without anything of the server in its process."""
+"""``python -m errata_sandboxd``: the broker in a process that imports nothing of the server."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Archives that come from a server: read member by member, and written anew with what a sandbox may hold."""
+"""Checks tar archives from a server, member by member, and writes a new one with only what a sandbox may have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .schema import Refused
 _UIDS = (0, 64000)
 
 
-def checked(source: IO[bytes], into: IO[bytes]) -> None:
-    """Copy a tar archive; it may hold directories, regular files and symbolic links of root and the agent.
+def copy_checked(source: IO[bytes], into: IO[bytes]) -> None:
+    """Copy a tar archive of directories, regular files and symlinks that root or the agent owns.
 
-    Nothing else gets in: no device, set-uid bit, other owner, name that leaves the root or extended attribute.
+    Extended attributes and other metadata are not copied.
 
     Raises:
-        Refused: It holds something else.
+        Refused: It has something else, a set-uid bit, or a name outside of the root directory or in /proc, /sys or
+            /dev, or it cannot be read.
     """
     try:
         with tarfile.open(fileobj=source, mode="r|") as read, tarfile.open(fileobj=into, mode="w|") as write:
@@ -30,11 +31,12 @@ def checked(source: IO[bytes], into: IO[bytes]) -> None:
 
 
 def _member(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return the member to write for one that was read, or raise `Refused`."""
     name = member.name
     if not name or name.startswith("/") or ".." in name.split("/") or name.split("/")[0] in ("proc", "sys", "dev"):
         raise Refused("invalid", f"archive: {name[:80]!r} is not a path below the root")
     if not (member.isdir() or member.isreg() or member.issym()):
-        raise Refused("invalid", f"archive: {name[:80]!r} is no directory, regular file or symbolic link")
+        raise Refused("invalid", f"archive: {name[:80]!r} is not a directory, regular file or symbolic link")
     if member.uid not in _UIDS or member.gid not in _UIDS:
         raise Refused(
             "invalid", f"archive: {name[:80]!r} belongs to {member.uid}:{member.gid}, only {_UIDS} are allowed"

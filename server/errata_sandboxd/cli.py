@@ -14,7 +14,11 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the broker until SIGTERM or SIGINT; return the exit status."""
+    """Run the broker until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0, or 1 if the docker SDK is missing or the engine's address is not a unix socket.
+    """
     options = _parser().parse_args(list(argv))
     try:
         from .engine import Policy
@@ -25,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if not options.engine.startswith("unix://"):
-        print(f"errata sandboxd: --engine {options.engine}: only unix:///PATH is spoken", file=sys.stderr)
+        print(f"errata sandboxd: --engine {options.engine}: only unix:///PATH is supported", file=sys.stderr)
         return 1
     policy = Policy(
         engine=options.engine,
@@ -51,9 +55,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         services[0][0].engine.ping()
     except Refused as error:
-        print(
-            f"errata sandboxd: {error.message}", file=sys.stderr, flush=True
-        )  # it may come yet; requests say the same
+        # Only a warning: the engine may start later, and until then requests get the same error.
+        print(f"errata sandboxd: {error.message}", file=sys.stderr, flush=True)
     ended.wait()
     for service, path in services:
         service.shutdown()
@@ -99,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(text: str) -> tuple[str, Path]:
+    """Parse OWNER=SOCKET."""
     owner, separator, path = text.partition("=")
     if not separator or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,62}", owner) or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not OWNER=SOCKET (owner: a-z, 0-9, _ . -)")

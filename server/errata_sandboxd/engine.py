@@ -1,4 +1,4 @@
-"""The engine as the broker uses it: docker SDK calls, each with a deadline, each on containers of one label only."""
+"""The engine as the broker uses it: docker SDK calls with a deadline, on containers with one label only."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from docker import errors
 from .schema import Refused
 
 LABEL = "errata.sandbox"
-"""On every container and layer of a session; its value is the owner, which the broker's operator chose."""
+"""Label of every container and layer of a session; its value is the owner, which the broker's operator chose."""
 FACTS = "errata.facts"
 AGENT = "64000:64000"
 _TMPFS = "uid=64000,gid=64000,mode=1777,exec,nosuid,nodev"
-"""By its owner, because runc gives a tmpfs the mode of the directory that it hides."""
+"""The agent owns a tmpfs, because runc gives it the mode of the directory that it is mounted on."""
 QUICK_S, SLOW_S = 30.0, 300.0
+"""Deadlines of quick and of slow engine calls, seconds."""
 _AT_ONCE = 8
-"""Engine calls at once: deletes of 150 containers at once hung an engine 20.10 until it was restarted."""
+"""Most engine calls at one time: 150 concurrent deletions made an engine 20.10 hang until it was restarted."""
 
-# Process 1 of a sandbox. SIGKILL from inside cannot reach it, so a root agent's `kill -9 -1` does not stop the
-# container. It waits on a pipe that only the engine closes, and bash reaps orphans; the fork installs its handler.
+# Process 1 of a sandbox. SIGKILL from inside cannot kill it, so `kill -9 -1` of an agent that is root does not stop the
+# container. It waits on a pipe that only the engine closes. Bash reaps orphans once a fork has installed its handler.
 _FIRST_PROCESS = ("/bin/bash", "--norc", "--noprofile", "-c", "(:); while IFS= read -r _; do :; done")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator of the broker allows.
+    """What the broker's operator allows.
 
     Args:
         engine: The engine's socket, ``unix:///path``.
-        images: Patterns of image names that sandboxes may be made of.
+        images: Patterns (fnmatch) of image names from which sandboxes may be made.
         containers: Most containers of one owner.
         memory_bytes: Most memory of one container.
         pids: Most processes of one container.
-        cpus: Processors of one container; 0 for no bound.
+        cpus: CPUs of one container; 0 for no limit.
         shm_bytes: Size of ``/dev/shm``.
         archive_bytes: Largest archive that is copied in.
     """
@@ -58,11 +59,14 @@ class Policy:
 
 
 class Engine:
-    """Containers and layers of one owner.
+    """The containers and layers of one owner. The requests of the broker are methods of the same name.
+
+    Every method raises `Refused`: ``unknown`` for a container or layer that does not exist or has another owner, and
+    the codes of `map_errors` if the engine fails.
 
     Args:
         policy: What is allowed.
-        owner: Value of `LABEL`; nothing of another one can be reached.
+        owner: Value of `LABEL`; containers and layers with another value are treated as missing.
     """
 
     _gate = threading.BoundedSemaphore(_AT_ONCE)
@@ -73,10 +77,11 @@ class Engine:
 
     @contextlib.contextmanager
     def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
+        """Yield an SDK client for one call, limiting concurrent calls and converting errors; see `map_errors`."""
         if not self._gate.acquire(timeout=timeout_s):
             raise Refused("deadline", f"the engine was busy for {timeout_s:.0f} s: try again, or raise its capacity")
         try:
-            with explained(timeout_s):
+            with map_errors(timeout_s):
                 api = docker.APIClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
                 try:
                     yield api
@@ -86,6 +91,7 @@ class Engine:
             self._gate.release()
 
     def ping(self) -> dict[str, Any]:
+        """Return the engine's version, API version and kernel."""
         with self._api(10.0) as api:
             found = api.version(api_version=False)
         return {"engine": found["Version"], "api": found["ApiVersion"], "kernel": found.get("KernelVersion", "")}
@@ -98,13 +104,26 @@ class Engine:
         read_only: bool = False,
         tmpfs: dict[str, int] | None = None,
     ) -> dict[str, Any]:
+        """Make a container without network and capabilities, not started; return its id and its image's id.
+
+        Args:
+            image: Name of an allowed image, its id, or the id of a layer of this owner.
+            memory_bytes: Memory limit.
+            pids: Limit of processes.
+            read_only: The root file system is read-only.
+            tmpfs: Sizes in bytes of tmpfs mounts by path.
+
+        Raises:
+            Refused: ``invalid``: more than the policy allows; ``conflict``: too many containers; ``image_refused``: the
+                image is not allowed; ``image_missing``: it does not exist.
+        """
         policy = self.policy
         if memory_bytes > policy.memory_bytes or pids > policy.pids:
             raise Refused("invalid", f"at most {policy.memory_bytes} bytes and {policy.pids} processes are allowed")
         with self._api() as api:
-            made_of = self._image(api, image)
-            if len(api.containers(all=True, quiet=True, filters=self._mine)) >= policy.containers:
-                raise Refused("conflict", f"{self.owner} has {policy.containers} containers already: remove some first")
+            image_id = self._image(api, image)
+            if len(api.containers(all=True, quiet=True, filters=self._label_filter)) >= policy.containers:
+                raise Refused("conflict", f"{self.owner} has {policy.containers} containers: remove some first")
             host = api.create_host_config(
                 network_mode="none",
                 cap_drop=["ALL"],
@@ -124,7 +143,7 @@ class Engine:
                 log_config=docker.types.LogConfig(type="none"),
             )
             made = api.create_container(
-                image=made_of,
+                image=image_id,
                 entrypoint=list(_FIRST_PROCESS),
                 command=[],
                 user="0:0",
@@ -137,9 +156,14 @@ class Engine:
                 healthcheck={"Test": ["NONE"]},
                 host_config=host,
             )
-        return {"container": made["Id"], "image": made_of}
+        return {"container": made["Id"], "image": image_id}
 
     def _image(self, api: Any, image: str) -> str:
+        """Return the id of an image that the policy allows, or of a layer of this owner.
+
+        Raises:
+            Refused: ``image_refused`` or ``image_missing``.
+        """
         is_layer = image.startswith("sha256:")
         if not is_layer and not any(fnmatch.fnmatchcase(image, pattern) for pattern in self.policy.images):
             allowed = ", ".join(self.policy.images) or "none"
@@ -163,11 +187,15 @@ class Engine:
         return str(found["Id"])
 
     @property
-    def _mine(self) -> dict[str, Any]:
+    def _label_filter(self) -> dict[str, Any]:
         return {"label": f"{LABEL}={self.owner}"}
 
     def _own(self, api: Any, container: str) -> dict[str, Any]:
-        """Return what the engine knows of a container of this owner; others do not exist."""
+        """Return the engine's description of a container of this owner.
+
+        Raises:
+            Refused: ``unknown``: it does not exist, has another owner or was not named by its full id.
+        """
         unknown = Refused("unknown", f"no container {container[:12]} of {self.owner}")
         try:
             found: dict[str, Any] = api.inspect_container(container)
@@ -183,6 +211,7 @@ class Engine:
             return call(api)
 
     def start(self, container: str) -> dict[str, Any]:
+        """Start a container."""
         self._call(container, lambda api: api.start(container))
         return {}
 
@@ -192,18 +221,28 @@ class Engine:
         return {}
 
     def pause(self, container: str) -> dict[str, Any]:
+        """Suspend all processes of a container."""
         self._call(container, lambda api: api.pause(container))
         return {}
 
     def unpause(self, container: str) -> dict[str, Any]:
+        """Resume the processes of a container."""
         self._call(container, lambda api: api.unpause(container))
         return {}
 
     def remove(self, container: str) -> dict[str, Any]:
+        """Kill a container and delete it with its volumes."""
         self._call(container, lambda api: api.remove_container(container, force=True, v=True), 60.0)
         return {}
 
     def inspect(self, container: str, size: bool = False, changes: bool = False) -> dict[str, Any]:
+        """Return a container's state and image.
+
+        Args:
+            container: Its id.
+            size: Also return the size of its writable layer, ``size_bytes``.
+            changes: Also return its changed paths, each with the engine's kind: 0 modified, 1 added, 2 deleted.
+        """
         with self._api(60.0 if changes else QUICK_S) as api:
             state = self._own(api, container)
             answer = {
@@ -220,9 +259,10 @@ class Engine:
         return answer
 
     def list(self) -> dict[str, Any]:
+        """Return all containers and layers of this owner."""
         with self._api() as api:
-            containers = api.containers(all=True, filters=self._mine)
-            images = api.images(all=True, filters=self._mine)
+            containers = api.containers(all=True, filters=self._label_filter)
+            images = api.images(all=True, filters=self._label_filter)
         layers = []
         for row in images:
             facts = json.loads((row.get("Labels") or {}).get(FACTS) or "{}")
@@ -233,11 +273,24 @@ class Engine:
         }
 
     def commit(self, container: str, facts: dict[str, str]) -> dict[str, Any]:
+        """Make a layer, an image of a container's files, with ``facts`` in a label; return its id."""
         labels = {LABEL: self.owner, FACTS: json.dumps(facts, sort_keys=True)}
         made = self._call(container, lambda api: api.commit(container, conf={"Labels": labels}), SLOW_S)
         return {"image": made["Id"]}
 
     def remove_image(self, image: str) -> dict[str, Any]:
+        """Delete an untagged image that is a layer of this owner.
+
+        Args:
+            image: The full image id; an abbreviation or a tag is refused.
+
+        Returns:
+            An empty dictionary.
+
+        Raises:
+            Refused: ``unknown``: there is no such image, it belongs to another owner, or it has a tag. ``conflict``:
+                the image is in use.
+        """
         with self._api(SLOW_S) as api:
             try:
                 found = api.inspect_image(image)
@@ -250,12 +303,16 @@ class Engine:
         return {}
 
     def put(self, container: str, archive: IO[bytes]) -> None:
-        """Unpack a tar archive, which `archives.checked` made, at the root of a container."""
+        """Unpack a tar archive, made by `archives.copy_checked`, in the root directory of a container."""
         self._call(container, lambda api: api.put_archive(container, "/", archive), SLOW_S)
 
     @contextlib.contextmanager
     def get(self, container: str, path: str) -> Iterator[tuple[Iterator[bytes], dict[str, Any]]]:
-        """Return a tar stream of a path and what it is."""
+        """Yield the chunks of a tar archive of a path, and the path's attributes.
+
+        Raises:
+            Refused: ``unknown``: the path does not exist.
+        """
         with self._api(SLOW_S) as api:
             self._own(api, container)
             try:
@@ -265,9 +322,15 @@ class Engine:
             yield stream, about
 
     def exec_start(self, container: str, argv: Sequence[str], *, root: bool) -> tuple[str, socket.socket, bytes]:
-        """Start a program; return the name of the exec, the connection with its streams, and what came already.
+        """Start a program in a container, as root or as the agent.
 
-        The SDK's own way to such a connection drops what the engine sends together with the headers.
+        Written without the SDK, which loses output that the engine sends together with the HTTP headers.
+
+        Returns:
+            The id of the exec, the connection with its streams, and the bytes received so far.
+
+        Raises:
+            Refused: ``not_running``: the container is not running; ``engine_failed``: the engine refused it.
         """
         with self._api() as api:
             self._own(api, container)
@@ -307,8 +370,11 @@ class Engine:
 
 
 @contextlib.contextmanager
-def explained(timeout_s: float) -> Iterator[None]:
-    """Turn what the SDK raises into `Refused`."""
+def map_errors(timeout_s: float) -> Iterator[None]:
+    """Convert exceptions of the SDK to `Refused`.
+
+    The codes are ``unknown``, ``conflict``, ``not_running``, ``engine_failed``, ``deadline`` and ``engine_away``.
+    """
     try:
         yield
     except errors.NotFound as error:
@@ -319,15 +385,15 @@ def explained(timeout_s: float) -> Iterator[None]:
         if error.status_code == 409 and ("not running" in text or "is paused" in text or "restarting" in text):
             code = "not_running"
         raise Refused(code, text) from error
-    except (errors.DockerException, http.client.HTTPException, OSError) as error:  # what requests raises is an OSError
+    except (errors.DockerException, http.client.HTTPException, OSError) as error:  # exceptions of requests are OSErrors
         name = type(error).__name__
         if "Timeout" in name:
             raise Refused("deadline", f"the engine did not answer in {timeout_s:.0f} s") from error
-        text = f"the container engine cannot be reached ({name}): start it, or mend the broker's --engine"
+        text = f"the container engine cannot be reached ({name}): start it, or correct the broker's --engine"
         raise Refused("engine_away", text) from error
 
 
 def _short(error: Any) -> str:
-    """Return the engine's words, which name paths of any length that an agent made."""
+    """Return the engine's message, shortened because it may have long paths that an agent made."""
     text = str(error.explanation or error)
     return text if len(text) <= 600 else f"{text[:300]} ... {text[-300:]}"

@@ -1,10 +1,10 @@
-"""``errata image``: brings images to the engine, as an operator. No verb of the broker does, so no server can.
+"""``errata image``: adds images to the engine. It is for operators: the broker has no such request, so no server can.
 
-A sandbox is made of an image that the broker's list allows (``errata/*`` by default). ``build`` builds the
-``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives it such a name; ``pull``
-fetches an image and gives it one; ``import`` makes one of a directory, such as a base tree; ``export`` writes an
-image's root file system as an archive, for ``errata base import`` and recipes of SWE-bench; ``list`` shows which
-there are.
+A sandbox is made from an image whose name the broker allows (``errata/*`` by default). ``build`` builds the
+``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives the image such a name;
+``pull`` fetches an image and names it; ``import`` makes an image of a directory, such as a base tree; ``export`` writes
+an image's root file system as an archive, for ``errata base import`` and recipes of SWE-bench; ``list`` shows the
+images.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "errata/base"
-"""Name of the images of bases: base NAME is ``errata/base:NAME``."""
+"""Repository of images for base trees: the image of base NAME is ``errata/base:NAME``."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 PULL_S = 3600.0
+"""Deadline of each request to the engine."""
 
 
 class ImageError(Exception):
-    """An image could not be made; the message says what to do."""
+    """A command failed; the message says what to do."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; return its exit status: 0, 1 where the engine refuses, 2 where the call is wrong."""
+    """Run the command.
+
+    Returns:
+        The exit status: 0, or 1 if it failed. Wrong options exit with status 2.
+    """
     parser = _parser()
     options = parser.parse_args(list(argv))
     try:
@@ -54,10 +59,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build(api: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Build a task's image.
+    """Build the image of a task directory from its ``environment/Dockerfile``, else from its own ``Dockerfile``.
+
+    Args:
+        api: The engine (`docker.APIClient`).
+        options: The command's options.
+
+    Returns:
+        ``image``, the image's name: ``--name`` or the task's base, below ``errata/base:`` unless it has a slash;
+        ``id``, the image's id; ``base``, that name as given; ``context``, the directory that was built.
 
     Raises:
-        ImageError: There is no Dockerfile, or a line of it failed.
+        ImageError: There is no Dockerfile, the name is not a valid tag, a ``--build-arg`` is not NAME=VALUE,
+            ``task.toml`` cannot be parsed, or the build failed.
     """
     root = Path(options.directory)
     context = root / "environment" if (root / "environment").is_dir() else root
@@ -84,10 +98,10 @@ def build(api: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def pull(api: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Fetch an image.
+    """Fetch an image and, if a name is given, tag it.
 
     Raises:
-        ImageError: It cannot be fetched.
+        ImageError: It cannot be fetched, or the name is not a valid tag.
     """
     _followed(api.pull(options.image, stream=True, decode=True), options.quiet)
     found = api.inspect_image(options.image)
@@ -100,14 +114,14 @@ def pull(api: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def imported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Make an image of a directory that holds a root file system, such as a base tree.
+    """Make an image from a directory with a root file system, such as a base tree.
 
     Raises:
-        ImageError: There is no such directory, or it cannot be read.
+        ImageError: It has neither bin nor usr, it cannot be read, or the name is not a valid tag.
     """
     root = Path(options.directory).resolve()
     if not (root / "bin").exists() and not (root / "usr").exists():
-        raise ImageError(f"{root} is no root file system: it has neither bin nor usr")
+        raise ImageError(f"{root} is not a root file system: it has neither bin nor usr")
     name = options.name or root.name
     tag = name if "/" in name else f"{PREFIX}:{_tag(name)}"
     repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
@@ -116,21 +130,21 @@ def imported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     with subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE) as tar:
         assert tar.stdout is not None
         api.import_image_from_stream(tar.stdout, repository=repository, tag=version)
-    if tar.returncode > 1:  # 1: something changed meanwhile, as the link count of a file that base trees share
+    if tar.returncode > 1:  # 1: a file changed meanwhile, such as the link count of a file that base trees share
         raise ImageError(f"tar of {root} ended with {tar.returncode}: run this as a user who may read all of it")
     return {"image": tag, "id": api.inspect_image(tag)["Id"], "base": name}
 
 
 def exported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Write an image's root file system as a tar archive.
+    """Write an image's root file system as a tar archive, from a container that is never started.
 
     Raises:
-        ImageError: The file is there already.
+        ImageError: The output file exists.
     """
     to = Path(options.output)
     if to.exists():
-        raise ImageError(f"{to} is there already: name another file with -o")
-    container = api.create_container(options.image, command=["true"])["Id"]  # it is never started
+        raise ImageError(f"{to} exists already: name another file with -o")
+    container = api.create_container(options.image, command=["true"])["Id"]
     part = to.with_name(to.name + ".part")
     try:
         size = shown = 0
@@ -148,7 +162,7 @@ def exported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def listed(api: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the images that bases are made of."""
+    """Return the images named ``errata/...``, or all with ``--all``."""
     rows = [
         {"image": tag, "id": one["Id"], "bytes": one["Size"]}
         for one in api.images()
@@ -159,10 +173,10 @@ def listed(api: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def base_of(root: Path) -> str:
-    """Return the base that a task directory names in ``task.toml``, or its own name.
+    """Return the base that a task directory names in ``task.toml``, else the directory's name.
 
     Raises:
-        ImageError: The file is no TOML.
+        ImageError: ``task.toml`` cannot be parsed.
     """
     path = root / "task.toml"
     if path.is_file():
@@ -180,10 +194,10 @@ def _table(done: dict[str, Any]) -> str:
 
 
 def _followed(stream: Iterable[dict[str, Any]], quiet: bool) -> str | None:
-    """Print the progress of a build or pull; return the image's id where it is told.
+    """Print the progress of a build or pull; return the image's id if an event has it.
 
     Raises:
-        ImageError: It failed.
+        ImageError: An event reports an error.
     """
     image, shown = None, set()
     for event in stream:
@@ -203,15 +217,17 @@ def _followed(stream: Iterable[dict[str, Any]], quiet: bool) -> str | None:
 
 
 def _tag(name: str) -> str:
+    """Return a name if it is a valid image tag, else raise `ImageError`."""
     if TAG.fullmatch(name) is None:
-        raise ImageError(f"{name!r} is no tag of an image: give another with --name")
+        raise ImageError(f"{name!r} is not a valid image tag: give another with --name")
     return name
 
 
 def _pair(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ImageError(f"--build-arg {text}: it is NAME=VALUE")
+        raise ImageError(f"--build-arg {text}: give NAME=VALUE")
     return name, value
 
 

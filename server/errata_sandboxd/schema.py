@@ -1,4 +1,7 @@
-"""Argument schemas: what each verb takes. Anything else is refused before the engine sees it."""
+"""Argument schemas of the broker's requests; anything else is refused before it reaches the engine.
+
+The method ``check`` of each rule raises `Refused` (``invalid``) unless a value fits it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ PATH = r"/[^\0]{0,4095}"
 
 
 class Refused(Exception):
-    """A request that the broker does not carry out.
+    """The broker refuses a request or cannot carry it out.
 
     Args:
         code: ``invalid``, ``unknown``, ``image_missing``, ``image_refused``, ``not_running``, ``conflict``,
@@ -30,18 +33,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string that matches a pattern as a whole."""
+    """A string that fully matches a regular expression."""
 
     pattern: str
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value, re.DOTALL):
-            raise Refused("invalid", f"{name}: a string of the form {self.pattern} is wanted")
+            raise Refused("invalid", f"{name}: a string of the form {self.pattern} is required")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number within bounds, both included."""
+    """A number between two bounds, both included; an integer if ``whole``."""
 
     low: float
     high: float
@@ -50,7 +53,7 @@ class Number:
     def check(self, name: str, value: Any) -> None:
         kind = int if self.whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind) or not self.low <= value <= self.high:
-            raise Refused("invalid", f"{name}: a number from {self.low} to {self.high} is wanted")
+            raise Refused("invalid", f"{name}: a number from {self.low} to {self.high} is required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,55 +62,57 @@ class Flag:
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, bool):
-            raise Refused("invalid", f"{name}: true or false is wanted")
+            raise Refused("invalid", f"{name}: true or false is required")
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A list of strings without NUL."""
+    """A list of 1 to ``most`` strings of at most ``longest`` characters, without NUL."""
 
     most: int
     longest: int
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, list) or not 1 <= len(value) <= self.most:
-            raise Refused("invalid", f"{name}: a list of 1 to {self.most} strings is wanted")
+            raise Refused("invalid", f"{name}: a list of 1 to {self.most} strings is required")
         for text in value:
             if not isinstance(text, str) or "\0" in text or len(text) > self.longest:
-                raise Refused("invalid", f"{name}: strings without NUL of at most {self.longest} characters are wanted")
+                raise Refused(
+                    "invalid", f"{name}: strings without NUL of at most {self.longest} characters are required"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A mapping of absolute paths to bytes."""
+    """A mapping of up to ``most`` absolute paths to sizes of 4096 to ``largest`` bytes."""
 
     most: int
     largest: int
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, dict) or len(value) > self.most:
-            raise Refused("invalid", f"{name}: at most {self.most} paths with sizes are wanted")
+            raise Refused("invalid", f"{name}: at most {self.most} paths with sizes are required")
         for path, size in value.items():
             Text(r"(/[A-Za-z0-9._-]+)+").check(f"{name} path", path)
             if ".." in path.split("/") or path.split("/")[1] in ("proc", "sys", "dev"):
-                raise Refused("invalid", f"{name}: {path} is not a place for files")
+                raise Refused("invalid", f"{name}: {path} cannot hold files")
             Number(4096, self.largest).check(f"{name} {path}", size)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A mapping of short names to short strings."""
+    """A mapping of up to ``most`` short names to strings of at most ``longest`` characters."""
 
     most: int
     longest: int
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, dict) or len(value) > self.most:
-            raise Refused("invalid", f"{name}: at most {self.most} names are wanted")
+            raise Refused("invalid", f"{name}: at most {self.most} names are required")
         for key, text in value.items():
             Text(r"[a-z][a-z_]{0,31}").check(f"{name} name", key)
             if not isinstance(text, str) or len(text) > self.longest or "\0" in text:
-                raise Refused("invalid", f"{name} {key}: a string of at most {self.longest} characters is wanted")
+                raise Refused("invalid", f"{name} {key}: a string of at most {self.longest} characters is required")
 
 
 Rule = Text | Number | Flag | Texts | Sizes | Facts
@@ -142,14 +147,14 @@ VERBS: Mapping[str, tuple[Mapping[str, Rule], Mapping[str, Rule]]] = {
     "remove": (_ONE, {}),
     "remove_image": ({"image": Text(LAYER)}, {}),
 }
-"""The complete list: a verb that is not here does not exist."""
+"""All requests that the broker knows, with the rules for their required and optional arguments."""
 
 
-def checked(request: Any) -> tuple[str, dict[str, Any]]:
+def check_request(request: Any) -> tuple[str, dict[str, Any]]:
     """Return verb and arguments of a request.
 
     Raises:
-        Refused: It is none that the list knows.
+        Refused: ``invalid``: it is not of the form of one of `VERBS`.
     """
     if not isinstance(request, dict) or not isinstance(request.get("do"), str):
         raise Refused("invalid", 'a request is an object with "do" and the arguments of that verb')

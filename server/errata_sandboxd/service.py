@@ -1,8 +1,8 @@
-"""The broker's connections: one request a connection, as JSON lines.
+"""The broker's connections. Each carries one request, as JSON lines.
 
 -> {"do": "exec", "container": "...", "argv": [...], "timeout_s": 30}
--> {"data": "<base64>"} ... {"end": true}         what exec and copy_in read
--> {"stop": true}                                 ends an exec; so does closing the connection
+-> {"data": "<base64>"} ... {"end": true}         the input of exec and copy_in
+-> {"stop": true}                                 kills an exec; so does closing the connection
 <- {"stdout": "<base64>"}, {"stderr": ...}, {"data": ...}
 <- {"ok": {...}}  or  {"error": {"code": "...", "message": "..."}}
 """
@@ -26,23 +26,23 @@ from typing import Any
 
 from . import archives
 from .engine import Engine, Policy
-from .schema import Refused, checked
+from .schema import Refused, check_request
 
 log = logging.getLogger("errata.sandboxd")
 
 MAX_LINE = 2 * 1024**2
 _CONNECTIONS = 256
-_SENT_AT_ONCE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _FAST_BYTES, _SLOW_BYTES_PER_S = 16 * 1024**2, 32 * 1024**2
-"""`yes` prints 2 GB/s; what comes after the first bytes is read no faster than this: it would take a core."""
+"""After the first bytes output is read at a limited rate: `yes` prints 2 GB/s, and reading that would use a core."""
 
 
-class Gone(Exception):
-    """The caller closed its connection."""
+class Disconnected(Exception):
+    """The client closed its connection."""
 
 
 class Connection(socketserver.BaseRequestHandler):
-    """One request of one caller."""
+    """Handles one connection, which has one request."""
 
     server: Service
     request: socket.socket
@@ -52,27 +52,29 @@ class Connection(socketserver.BaseRequestHandler):
         self._searched = 0
 
     def handle(self) -> None:
+        """Read the request, carry it out, send the answer or error, and log it."""
         began, verb, outcome = time.monotonic(), "?", "ok"
         try:
-            with self.server.room():
-                verb, arguments = checked(self._line())
+            with self.server.request_slot():
+                verb, arguments = check_request(self._line())
                 answer = self._carry_out(verb, arguments)
                 self.send({"ok": answer})
         except Refused as error:
             outcome = error.code
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(Disconnected):
                 self.send({"error": {"code": error.code, "message": error.message}})
-        except Gone:
+        except Disconnected:
             outcome = "gone"
         except Exception as error:
             outcome = "failed"
             log.exception("%s failed", verb)
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(Disconnected):
                 self.send({"error": {"code": "engine_failed", "message": f"{type(error).__name__}: {error}"}})
         took = time.monotonic() - began
         log.info("%s %s %s %.0f ms", self.server.engine.owner, verb, outcome, took * 1000)
 
     def _carry_out(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a checked request and return its answer."""
         engine = self.server.engine
         if verb == "exec":
             return Exec(self, engine, **arguments).run()
@@ -80,36 +82,38 @@ class Connection(socketserver.BaseRequestHandler):
             return self._copy_in(**arguments)
         if verb == "copy_out":
             return self._copy_out(**arguments)
-        answer: dict[str, Any] = getattr(engine, verb)(**arguments)  # `checked` let nothing pass that is not in VERBS
+        answer: dict[str, Any] = getattr(engine, verb)(**arguments)  # only names in VERBS pass `check_request`
         return answer
 
     def _copy_in(self, container: str) -> dict[str, Any]:
+        """Receive an archive, check it and unpack it in a container."""
         most = self.server.engine.policy.archive_bytes
-        self.server.engine.inspect(container)  # before anything of the archive is kept
+        self.server.engine.inspect(container)  # refuse an unknown container before receiving the archive
         with tempfile.SpooledTemporaryFile(8 * 1024**2) as sent, tempfile.SpooledTemporaryFile(8 * 1024**2) as clean:
             for data in self.data():
                 sent.write(data)
                 if sent.tell() > most:
-                    raise Refused("too_large", f"an archive of more than {most} bytes: raise --archive-bytes")
+                    raise Refused("too_large", f"an archive of more than {most} bytes: raise --archive-mib")
             sent.seek(0)
-            archives.checked(sent, clean)
+            archives.copy_checked(sent, clean)
             clean.seek(0)
             self.server.engine.put(container, clean)
         return {}
 
     def _copy_out(self, container: str, path: str, max_bytes: int) -> dict[str, Any]:
+        """Send an archive of a path."""
         sent = 0
         with self.server.engine.get(container, path) as (stream, about):
             for data in stream:
                 sent += len(data)
                 if sent > max_bytes:
                     raise Refused("too_large", f"{path} has more than {max_bytes} bytes")
-                for at in range(0, len(data), _SENT_AT_ONCE):
-                    self.send({"data": _text(data[at : at + _SENT_AT_ONCE])})
+                for at in range(0, len(data), _CHUNK_BYTES):
+                    self.send({"data": _text(data[at : at + _CHUNK_BYTES])})
         return {"mode": about.get("mode"), "size": about.get("size"), "link": about.get("linkTarget", "")}
 
     def data(self) -> Iterator[bytes]:
-        """Yield what the caller sends after its request."""
+        """Yield the data that the client sends after its request, until its end."""
         while (data := data_of(self._line())) is not None:
             yield data
 
@@ -119,21 +123,25 @@ class Connection(socketserver.BaseRequestHandler):
         return line
 
     def receive(self) -> None:
-        """Read what the caller sent.
+        """Receive bytes from the client, blocking.
 
         Raises:
-            Gone: It closed its side.
+            Disconnected: The client closed the connection.
         """
         try:
             data = self.request.recv(1 << 16)
         except OSError as error:
-            raise Gone from error
+            raise Disconnected from error
         if not data:
-            raise Gone
+            raise Disconnected
         self._received += data
 
     def next_line(self) -> Any:
-        """Return the next line that was received whole, None if there is none yet."""
+        """Return the next line as parsed JSON; None if no complete line was received yet.
+
+        Raises:
+            Refused: The line is too long or is no JSON.
+        """
         end = self._received.find(b"\n", self._searched)
         if end < 0:
             self._searched = len(self._received)
@@ -146,20 +154,35 @@ class Connection(socketserver.BaseRequestHandler):
         try:
             return json.loads(line)
         except ValueError:
-            raise Refused("invalid", "a line of JSON is wanted") from None
+            raise Refused("invalid", "a line of JSON is required") from None
 
     def send(self, message: dict[str, Any]) -> None:
+        """Send one line.
+
+        Raises:
+            Disconnected: The client closed the connection.
+        """
         try:
             self.request.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise Gone from error
+            raise Disconnected from error
 
 
 class Exec:
-    """One program in a container, with its streams. It never outlives its deadline, its output budget or its caller.
+    """Runs one program in a container and forwards its streams. It is killed at its deadline, when its output exceeds
+    the limit, and when the client disconnects.
 
-    The engine cannot end an exec, and killing its process leaves the children; a restart of the container ends all of
-    them and keeps the files.
+    The engine cannot end an exec, and killing its process would leave children. So the container is restarted, which
+    ends all processes and keeps the files.
+
+    Args:
+        caller: The client's connection.
+        engine: The engine.
+        container: Id of the container.
+        argv: Program and arguments.
+        timeout_s: Wall time after which it is killed.
+        root: Run it as root instead of as the agent.
+        output_bytes: Output after which it is killed.
     """
 
     def __init__(
@@ -178,6 +201,16 @@ class Exec:
         self._shut = False
 
     def run(self) -> dict[str, Any]:
+        """Run the program and forward its streams until it ends or is killed.
+
+        Returns:
+            ``ended``: ``exit``, or why it was killed: ``timeout``, ``output`` (too much) or ``stopped`` (the client
+            asked for it). ``exit``: the exit status, None if it was killed.
+
+        Raises:
+            Refused: The engine failed, or the client sent something invalid.
+            Disconnected: The client disconnected. The program is killed then, as after `Refused` while it runs.
+        """
         name, link, rest = self._engine.exec_start(self._container, self._argv, root=self._root)
         status, self._until = None, time.monotonic() + self._timeout_s
         try:
@@ -195,25 +228,33 @@ class Exec:
         return {"ended": why, "exit": status}
 
     def _relay(self, link: socket.socket, rest: bytes) -> str:
-        """Carry the streams of both sides; return why they ended: exit, timeout, output or stopped.
+        """Forward the streams in both directions until one of them ends it.
+
+        Returns:
+            ``exit`` (the engine closed the streams), ``timeout``, ``output`` or ``stopped``.
+
+        Args:
+            link: The connection to the engine, non-blocking.
+            rest: Bytes that were received from it already.
 
         Raises:
-            Gone: The caller closed its connection.
+            Disconnected: The client closed the connection.
+            Refused: The client sent something invalid, or the engine closed the exec.
         """
         caller = self._caller
         incoming, outgoing, total = bytearray(rest), bytearray(), 0
-        giving, slow_from = True, 0.0
+        sending, slow_from = True, 0.0
         while True:
             total += self._forward(incoming)
             if total > self._output_bytes:
                 return "output"
-            while len(outgoing) < _SENT_AT_ONCE and (line := caller.next_line()) is not None:
+            while len(outgoing) < _CHUNK_BYTES and (line := caller.next_line()) is not None:
                 if line == {"stop": True}:
                     return "stopped"
-                if not giving:
-                    raise Refused("invalid", 'after the end only {"stop": true} is taken')
+                if not sending:
+                    raise Refused("invalid", 'after the end only {"stop": true} is allowed')
                 data = data_of(line)
-                giving = data is not None
+                sending = data is not None
                 outgoing += data or b""
             pause = 0.0
             if total > _FAST_BYTES:
@@ -223,7 +264,7 @@ class Exec:
             if left <= 0:
                 return "timeout"
             poll = select.poll()
-            if not giving or len(outgoing) < _SENT_AT_ONCE:
+            if not sending or len(outgoing) < _CHUNK_BYTES:
                 poll.register(caller.request, select.POLLIN)
             wants = (select.POLLIN if pause <= 0 else 0) | (select.POLLOUT if outgoing else 0)
             if wants:
@@ -237,9 +278,9 @@ class Exec:
                     del outgoing[: link.send(outgoing)]
                 except BlockingIOError:
                     pass
-                except OSError:  # the program reads no more
+                except OSError:  # the program has closed its standard input
                     outgoing.clear()
-            if not giving and not outgoing and not self._shut:
+            if not sending and not outgoing and not self._shut:
                 self._shut = True
                 with contextlib.suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
@@ -256,7 +297,7 @@ class Exec:
                 incoming += more
 
     def _forward(self, incoming: bytearray) -> int:
-        """Send whole frames of the engine on to the caller; return how many bytes of output they held."""
+        """Send the complete frames of the engine to the client; return how many bytes of output they have."""
         total = 0
         while len(incoming) >= 8:
             kind, size = struct.unpack_from(">BxxxL", incoming)
@@ -266,11 +307,12 @@ class Exec:
             del incoming[: 8 + size]
             total += size
             stream = "stderr" if kind == 2 else "stdout"
-            for at in range(0, size, _SENT_AT_ONCE):
-                self._caller.send({stream: _text(data[at : at + _SENT_AT_ONCE])})
+            for at in range(0, size, _CHUNK_BYTES):
+                self._caller.send({stream: _text(data[at : at + _CHUNK_BYTES])})
         return total
 
     def _status(self, name: str) -> int | None:
+        """Wait for the exit status of an exec; None if it still runs at the deadline."""
         wait = 0.002
         while True:
             status = self._engine.exec_status(name)
@@ -282,6 +324,11 @@ class Exec:
             wait = min(wait * 2, 0.1)
 
     def _kill(self) -> None:
+        """Kill the program by restarting its container; do nothing if the container was removed meanwhile.
+
+        Raises:
+            Refused: The engine did not restart the container.
+        """
         try:
             self._engine.restart(self._container)
         except Refused as error:
@@ -294,9 +341,9 @@ class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """The broker's socket for one owner.
 
     Args:
-        path: Where the socket is made; whoever can open it has the owner's containers.
+        path: Path of the socket. A process that can connect to it controls the owner's containers.
         policy: What is allowed.
-        owner: Label of what is made and reached through this socket.
+        owner: Label of the containers and layers of this socket.
         mode: Permission bits of the socket.
     """
 
@@ -305,7 +352,7 @@ class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, path: Path, policy: Policy, owner: str, mode: int = 0o660) -> None:
         self.engine = Engine(policy, owner)
-        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_socket():
             path.unlink()
@@ -315,31 +362,35 @@ class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.server_activate()
 
     @contextlib.contextmanager
-    def room(self) -> Iterator[None]:
-        """Hold one of the places for requests."""
-        if not self._room.acquire(blocking=False):
+    def request_slot(self) -> Iterator[None]:
+        """Count a request while it runs.
+
+        Raises:
+            Refused: ``conflict``: too many requests are running.
+        """
+        if not self._slots.acquire(blocking=False):
             raise Refused("conflict", f"{_CONNECTIONS} requests at once: wait for one to end")
         try:
             yield
         finally:
-            self._room.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.exception("a connection failed")
 
 
 def data_of(line: Any) -> bytes | None:
-    """Return the data of a caller's line, None for the end.
+    """Return the data in a client's line, None for the end of the data.
 
     Raises:
-        Refused: It is neither.
+        Refused: ``invalid``: the line is neither.
     """
     if isinstance(line, dict) and line.get("end") is True:
         return None
     try:
         return base64.b64decode(line["data"], validate=True)
     except (KeyError, TypeError, ValueError):
-        raise Refused("invalid", 'a line with "data" in base64 or "end" is wanted') from None
+        raise Refused("invalid", 'a line with "data" in base64 or "end" is required') from None
 
 
 def _text(data: bytes) -> str:

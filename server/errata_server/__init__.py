@@ -1,4 +1,4 @@
-"""Errata's OpenEnv server: a drop-in for ``openenv.core.env_server`` with markers, state(t), fork and recovery."""
+"""Errata's OpenEnv server, in place of ``openenv.core.env_server``, with markers, state(t), fork and recovery."""
 
 from .environments.context import SessionContext, current_session
 from .settings import Settings
@@ -15,7 +15,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the server on first use: an environment that only needs `current_session` does not pay for FastAPI."""
+    """Import the server at first use: an environment that only needs `current_session` does not load FastAPI."""
     if name in ("HTTPEnvServer", "create_app", "create_fastapi_app"):
         from . import app
 

@@ -1,7 +1,7 @@
-"""What time it is: a seam, so that a test or a simulation can say.
+"""`Clock`: source of times, which tests and simulations replace.
 
-Whatever waits (`asyncio.sleep`, `asyncio.timeout`, ``call_later``) asks the event loop, not this: a simulation brings
-its own loop (`errata_server.simulation.SimulatedLoop`), and nothing in the server wraps a wait.
+Waits (`asyncio.sleep`, `asyncio.timeout`, ``call_later``) use the event loop's clock instead; a simulation replaces the
+loop as well (`errata_server.simulation.SimulatedLoop`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 
 
 class Clock:
-    """The machine's clocks."""
+    """The clocks of the operating system."""
 
     def time(self) -> float:
-        """Return seconds since the epoch; may jump."""
+        """Return the time in seconds since the epoch; it may jump."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds since some moment; never goes back."""
+        """Return a time in seconds that never goes back."""
         return time.monotonic()

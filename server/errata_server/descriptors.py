@@ -1,7 +1,7 @@
-"""File descriptors of the process: how they are divided among connections, commands and the rest.
+"""The limit of open files, divided among connections, commands and the rest of the server.
 
-When descriptors run out, whoever needs one next fails, and that is anybody: the journal, a command, a file of an
-environment. So connections, the only ones that a stranger can open, and commands have bounds below the limit.
+When descriptors run out, any part of the server may fail next: the journal, a command, a file of an environment.
+Connections, which anybody can open, and commands are therefore limited to less than all descriptors.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ from dataclasses import dataclass
 from errata_protocol.errors import InvalidRequest
 
 JOURNAL_AND_LOOP = 128
-"""Segments that are kept open, SQLite's files for each reader, the event loop, logs, locks, the launcher; measured: 30
-to 90."""
+"""Descriptors for the journal and its readers, the event loop, logs, locks and the launcher; measured: 30 to 90."""
 
 ENVIRONMENTS = 8
-"""One of so many is left to files and sockets of environments."""
+"""One in so many descriptors is left to environments."""
 
 LEAST_CONNECTIONS = 32
 LEAST_FOR_COMMANDS = 64
-"""Less than these is refused at start: little would work."""
+"""The server does not start with fewer descriptors than these for clients or for commands."""
 
 ENOUGH = 65_536
-"""Up to here the limit is raised unasked. Some programs try every number below their limit when they start another."""
+"""Highest value that `raise_limit` sets. Some programs close every number below the limit when they start another."""
 
 RAISE = "ulimit -n {} (systemd: LimitNOFILE=, docker: --ulimit nofile=)"
 
 FOR_SQLITE = 6
-"""What SQLite opens at once for one connection. It does not say why it could not."""
+"""Descriptors that SQLite opens for one connection. Its error does not say that they ran out."""
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE)
-"""No descriptor is free: of this process, or of the whole machine."""
+"""Error numbers for running out of descriptors: of the process, or of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescriptorBudget:
-    """Who may have how many descriptors.
+    """How the descriptors of the process are divided.
 
     Args:
-        limit: Of the process, RLIMIT_NOFILE.
-        commands: Of all commands in sandboxes together.
-        connections: Of clients; one each.
+        limit: Descriptors of the process, RLIMIT_NOFILE.
+        commands: Descriptors for all commands in sandboxes together.
+        connections: Connections of clients; each takes one descriptor.
     """
 
     limit: int
@@ -55,18 +54,18 @@ def least(commands: int) -> int:
     """Return the lowest limit with which a server starts.
 
     Args:
-        commands: Descriptors that all commands together take where there are enough; 0 without sandboxes.
+        commands: Descriptors that all commands together would take; 0 without sandboxes.
     """
     return _limit_for(LEAST_CONNECTIONS + min(commands, LEAST_FOR_COMMANDS))
 
 
 def enough(connections: int, commands: int) -> int:
-    """Return the limit that has room for so many connections beside ``commands`` descriptors of commands."""
+    """Return the limit that allows so many connections in addition to ``commands`` descriptors for commands."""
     return _limit_for(connections + commands)
 
 
 def budget(limit: int, commands: int) -> DescriptorBudget:
-    """Divide ``limit`` descriptors; what is too little for ``commands`` is halved between them and connections.
+    """Divide ``limit`` descriptors. Commands get what they would take, but at most half of what can be divided.
 
     Args:
         limit: RLIMIT_NOFILE.
@@ -78,10 +77,10 @@ def budget(limit: int, commands: int) -> DescriptorBudget:
 
 
 def checked(limit: int, commands: int) -> DescriptorBudget:
-    """Return the budget of a server that is about to start.
+    """Return the budget of a server that is about to start; arguments as in `budget`.
 
     Raises:
-        InvalidRequest: The limit is too low for it.
+        InvalidRequest: The limit is lower than `least`.
     """
     needed = least(commands)
     if limit < needed:
@@ -94,7 +93,7 @@ def checked(limit: int, commands: int) -> DescriptorBudget:
 
 
 def limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the limit of open files of this process."""
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
@@ -105,7 +104,7 @@ def reachable() -> int:
 
 
 def raise_limit() -> int:
-    """Raise the limit as far as this process may, up to `ENOUGH`; return it."""
+    """Raise the limit of open files as far as allowed, up to `ENOUGH`, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = reachable()
     if wanted > _bounded(soft):
@@ -114,7 +113,7 @@ def raise_limit() -> int:
 
 
 def trouble(needed: int = 1) -> str | None:
-    """Say that fewer than ``needed`` descriptors are free now; None where they are."""
+    """Return a message if fewer than ``needed`` descriptors are free now, else None."""
     opened = []
     try:
         for _ in range(needed):
@@ -129,7 +128,7 @@ def trouble(needed: int = 1) -> str | None:
 
 
 def explained(error: OSError) -> str:
-    """Return the text of an error; where descriptors ran out, with the limit and the way to raise it."""
+    """Return the text of an error; if descriptors ran out, with the limit and how to raise it."""
     text = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         more = RAISE.format(max(4096, 2 * limit()))

@@ -1,4 +1,4 @@
-"""Where ids come from: a seam, so that a test or a simulation can say what they are."""
+"""`Ids`: source of random ids, which tests and simulations replace."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import threading
 import uuid
 
 DRAWN_AT_ONCE = 4096
-"""Bytes asked of the operating system in one call, which costs as much as a step."""
+"""Random bytes read from the operating system in one call, because a call costs as much as a step."""
 
 
 class Ids:
-    """Random ids; each is a capability, so each holds at least 122 random bits.
+    """Random ids of at least 122 bits: knowing an id gives access to what it names.
 
-    The bits are the operating system's, drawn ahead; a forked process draws its own.
+    Random bytes are read from the operating system in advance; a forked process reads its own. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Ids:
             return self._drawn[self._at - count : self._at]
 
     def session(self) -> str:
-        """Return a new plain session id, of the form upstream uses."""
+        """Return a new session id: a UUID, as upstream uses."""
         return str(uuid.UUID(bytes=self._bytes(16), version=4))
 
     def episode(self) -> str:
-        """Return a new episode key, URL-safe."""
+        """Return a new episode id, which is URL-safe."""
         return "ep_" + base64.urlsafe_b64encode(self._bytes(18)).decode()
 
     def seed(self) -> int:
@@ -45,10 +45,10 @@ class Ids:
         return int.from_bytes(self._bytes(4)) >> 1
 
     def salt(self) -> bytes:
-        """Return 8 random bytes that no payload can foresee; see `errata_server.journal.codec`."""
+        """Return 8 random bytes that no payload can predict; see `errata_server.journal.codec`."""
         return secrets.token_bytes(8)
 
 
 def name_of(secret_id: str) -> str:
-    """Return what logs and listings call an id: the first 12 hex digits of its sha256 (PROTOCOL F2)."""
+    """Return the name of an id in logs and listings: the first 12 hex digits of its SHA-256 (PROTOCOL F2)."""
     return hashlib.sha256(secret_id.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines, short text for a terminal. Ids never appear, only their hashes (PROTOCOL F2)."""
+"""Log output as JSON or as text, in which ids are replaced by their hashes (PROTOCOL F2)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _BEARER = re.compile(r"(bearer\s+)[^\s'\"]+", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Return ``text`` with ``#`` and its hash in place of every id that a request line or message may quote.
+    """Replace every id in ``text`` with ``#`` and its hash, and every bearer token with ``...``.
 
-    Values of a query and what follows ``/episodes/`` count as ids whatever they look like; what follows ``Bearer`` is
-    left out.
+    Ids are UUIDs, episode ids, all values of a query string, and the path segment after ``/episodes/``.
     """
     return _BEARER.sub(r"\1...", _IDS.sub(_named, text))
 
@@ -34,7 +33,7 @@ def _named(found: re.Match[str]) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, and the exception if any."""
+    """Formats a record as a JSON object: time, level, logger, message, and the exception if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -49,17 +48,19 @@ class JsonLines(logging.Formatter):
 
 
 class NoIds(logging.Filter):
-    """Redacts records, and drops the web server's debugging lines: they quote headers and frames, cut anywhere."""
+    """Redacts ids in records, and drops debug records of uvicorn and websockets, which quote parts of frames."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG and record.name.startswith(("uvicorn", "websockets")):
             return False
         if isinstance(record.args, tuple) and record.args and record.name == "uvicorn.access":
-            record.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in record.args)  # its formatter's
-        elif not hasattr(record, "color_message"):  # uvicorn's own lines at its start
+            record.args = tuple(
+                redact(arg) if isinstance(arg, str) else arg for arg in record.args
+            )  # uvicorn's formatter needs the arguments
+        elif not hasattr(record, "color_message"):  # that is an attribute of uvicorn's start messages
             try:
                 record.msg, record.args = redact(record.getMessage()), None
-            except Exception:  # a format that does not fit: the handler reports it
+            except Exception:  # the arguments do not fit the format: the handler reports it
                 record.args = None
         if record.exc_info and record.exc_info[0] is not None:
             record.exc_text = redact(record.exc_text or _PLAIN.formatException(record.exc_info))
@@ -70,14 +71,14 @@ _PLAIN = logging.Formatter()
 
 
 class _NoSockets(logging.Filter):
-    """Drops uvicorn's line for each WebSocket: a server of thousands of sessions has its own metrics."""
+    """Drops uvicorn's record for each WebSocket, as a server may have thousands; metrics count them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "WebSocket %s" not in str(record.msg)
 
 
 def hide_ids() -> None:
-    """Let the loggers of the web server name ids by their hashes, whoever configures them, before or later."""
+    """Add `NoIds` to the loggers of uvicorn and websockets; it stays when they are configured later."""
     for name in _WEB_SERVERS:
         logger = logging.getLogger(name)
         if not any(isinstance(there, NoIds) for there in logger.filters):
@@ -85,7 +86,12 @@ def hide_ids() -> None:
 
 
 def configure(*, as_json: bool, level: str = "info") -> None:
-    """Send all logs to standard error."""
+    """Send all logs to standard error, with ids redacted.
+
+    Args:
+        as_json: Write JSON lines instead of text.
+        level: Lowest level that is logged.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -100,6 +106,6 @@ def configure(*, as_json: bool, level: str = "info") -> None:
         logger.propagate = True
     logging.getLogger("uvicorn.error").filters.insert(0, _NoSockets())
     logging.getLogger("uvicorn.access").disabled = True
-    if level != "debug":  # four lines at each start, which say less than our own
+    if level != "debug":  # its four lines at each start repeat what our own say
         logging.getLogger("uvicorn.error").setLevel("WARNING")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""A server in a process of its own: for the demo, benchmarks and tests, which stop it, kill it and start it again."""
+"""`ServerProcess`: runs ``errata serve`` in a child process; for the demo, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,22 +22,24 @@ _ANNOUNCED = re.compile(r"serving .* at (http://\S+)")
 
 
 class ServerProcess:
-    """``errata serve`` on a free port of this machine; the constructor returns when it answers.
+    """``errata serve`` on a free port of this machine; the constructor returns when the port is open.
+
+    As a context manager it stops the server at the end, and kills it if that takes longer than 60 s.
 
     Args:
         target: What to serve, as on the command line.
-        data_dir: Its data directory.
+        data_dir: Data directory.
         options: Further command-line options.
-        env: Environment variables beside this process's own.
-        start_s: How long to wait for the port.
-        python: The interpreter that runs it, by default this process's own.
+        env: Environment variables in addition to this process's own.
+        start_s: Longest time until the port is open, seconds.
+        python: Python interpreter to run; this process's own by default.
 
     Raises:
-        ServiceError: The server ended or did not open its port; the message is its own last line.
+        ServiceError: The server ended or did not open its port; the message is the server's output.
 
     Attributes:
-        url: Where it answers.
-        log: Its last log lines.
+        url: Address of the server.
+        log: The last 10,000 lines of its output.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class ServerProcess:
             text=True,
             errors="replace",
             env={**os.environ, **(env or {})},
-            start_new_session=True,  # a ^C at the terminal is for the caller, who then stops the server
+            start_new_session=True,  # ^C at the terminal interrupts the caller only, which then stops the server
         )
         threading.Thread(target=self._read, name="errata-server-log", daemon=True).start()
         self.url = self._wait_for_url(start_s)
@@ -83,27 +86,35 @@ class ServerProcess:
         self._lines.put(None)
 
     def _wait_for_url(self, start_s: float) -> str:
+        deadline = time.monotonic() + start_s
         while True:
             try:
-                line = self._lines.get(timeout=start_s)
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self.kill()
                 raise ServiceError(f"the server did not open its port within {start_s:g} s") from None
             if line is None:
                 status = self.process.wait()
-                said = "".join(self.log).strip() or f"it ended with status {status} and said nothing"
-                raise ServiceError(said, status=status)
+                output = "".join(self.log).strip() or f"the server ended with status {status} and without output"
+                raise ServiceError(output, status=status)
             found = _ANNOUNCED.search(line)
             if found:
                 return found[1]
 
     def kill(self) -> None:
-        """End it as a crash does, with SIGKILL."""
+        """Kill the server with SIGKILL, as in a crash, and wait for its end."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """End it as an operator does, with SIGTERM; return its exit status."""
+        """Stop the server with SIGTERM and return its exit status.
+
+        Args:
+            timeout_s: Longest time to wait for its end, seconds.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time.
+        """
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=timeout_s)
 

@@ -1,7 +1,7 @@
-"""Recovery classes: what each promises about a session after its instance or its server is gone (PROTOCOL E1, E2).
+"""Recovery classes: what can be done with a session after its instance or its server is gone (PROTOCOL E1, E2).
 
 `errata_protocol.environment.Recovery` is the name of a class in the journal and on the wire. Only this module compares
-such names; everything else asks the class.
+names; other modules use the objects.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from errata_protocol.environment import Recovery
 
 
 class Restoration(Protocol):
-    """The ways to bring one fresh instance to a session's last delivery. Each says whether it was possible."""
+    """The ways to bring a fresh instance to the last delivery of one session."""
 
     async def from_snapshot(self) -> bool:
-        """Restore the snapshot that was journaled with the delivery; False where there is none."""
+        """Restore the snapshot that was journaled with the delivery; return False if there is none."""
 
     async def by_reexecution(self) -> bool:
-        """Run the journaled requests again; False where that was not promised to the client."""
+        """Run the journaled requests again; return False if the session was not opened with that promise."""
 
 
 class RecoveryClass(ABC):
     """What can be done with the sessions of one environment.
 
     Attributes:
-        name: In the journal and on the wire.
-        survives_restart: A session can be continued on a fresh instance.
-        can_fork: So can a copy of it, from any delivery that has what `restore` needs.
-        takes_snapshots: Each delivery is followed by ``snapshot()``.
-        repeats_requests: The journaled requests have to contain all that decides their answers.
-        means: How sessions survive a restart, in words that follow "its sessions survive a restart".
-        caveat: What else to say about that.
+        name: Name in the journal and on the wire.
+        survives_restart: Whether a session can continue on a fresh instance.
+        can_fork: Whether a copy of a session can continue from any delivery that has what `restore` needs.
+        takes_snapshots: Whether ``snapshot()`` is called after each delivery.
+        repeats_requests: Whether sessions are recovered by running their requests again. The journaled requests then
+            have to contain everything that decides their answers.
+        means: Text that follows "its sessions survive a restart" and says how.
+        caveat: Text that follows and names a limitation.
     """
 
     name: ClassVar[Recovery]
@@ -45,7 +46,7 @@ class RecoveryClass(ABC):
 
     @abstractmethod
     async def restore(self, restoration: Restoration) -> bool:
-        """Bring a fresh instance to the session's last delivery, and say whether that was possible."""
+        """Bring a fresh instance to the session's last delivery; return whether that was possible."""
 
     def __repr__(self) -> str:
         return f"<recovery {self.name}>"
@@ -64,7 +65,7 @@ class _Reexecute(RecoveryClass):
     name = Recovery.REEXECUTE
     repeats_requests = True
     means = "by running their requests again"
-    caveat = "; one that answers otherwise then is lost, and says where it differs"
+    caveat = "; one whose answers differ then is lost, with a message where they differ"
 
     async def restore(self, restoration: Restoration) -> bool:
         return await restoration.by_reexecution()
@@ -80,21 +81,21 @@ class _None(RecoveryClass):
 
 
 SNAPSHOT: RecoveryClass = _Snapshot()
-"""``restore`` on a fresh instance continues at the last delivery."""
+"""Sessions continue from the snapshot of the last delivery."""
 
 REEXECUTE: RecoveryClass = _Reexecute()
-"""The journaled requests are run again, and their answers must match."""
+"""Sessions continue after their journaled requests ran again with the same answers."""
 
 NONE: RecoveryClass = _None()
-"""A session ends with its instance; its episodes stay readable."""
+"""Sessions end with their instance; their episodes can still be read."""
 
 _BY_NAME: dict[str, RecoveryClass] = {recovery.name.value: recovery for recovery in (SNAPSHOT, REEXECUTE, NONE)}
 
 
 def recovery_class(name: str) -> RecoveryClass:
-    """Return the class of a name in the journal or on the wire (a `Recovery` is such a name).
+    """Return the recovery class with a name; a `Recovery` is such a name.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: There is no such class.
     """
     return _BY_NAME[name]

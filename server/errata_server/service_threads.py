@@ -1,8 +1,8 @@
-"""`ServiceThread`: a thread whose failure is logged and repaired or shown by ``/ready``; the server starts no others.
+"""`ServiceThread`: a thread of the server whose failure is logged, and repaired or shown by ``/ready``.
 
-A thread that an exception ends takes what it did along without a word: whoever waits for it waits for ever. Here the
-exception is logged with its traceback, and the function is called again, or `ServiceThread.trouble` says that it ended.
-Threads of a ``ThreadPoolExecutor`` need none of this: what a call raises goes to its future.
+An exception that ends an ordinary thread goes unnoticed, and those that wait for its results wait for ever. All threads
+of the server are therefore service threads, except those of a ``ThreadPoolExecutor``, whose exceptions go to the
+futures of their calls.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Callable
 log = logging.getLogger("errata.threads")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
-"""Before the function is called again; doubled with each failure: one that always fails does not fill the log."""
+"""Pauses before the function is called again, doubled with each failure so that the log does not fill up."""
 
 STEADY_S = 10.0
-"""A function that was called again and runs for so long is no trouble any more, and its next failure is its first."""
+"""After this time without failure the thread counts as healthy, and the pause starts from `FIRST_PAUSE_S` again."""
 
 
 class ServiceThread:
     """A daemon thread that runs one function of the server to its end.
 
     Args:
-        name: Of the thread, for the log and for ``/ready``.
-        run: Called on the thread; it returns when the thread is to end.
-        restarts: Call it again after an exception. False where what it held is in an unknown state then.
-        failed: Called on the thread with each exception, before ``run`` is called again: answers those who wait.
+        name: Name of the thread in the log and in ``/ready``.
+        run: Function to run; the thread ends when it returns.
+        restarts: Call ``run`` again after an exception. False if its state may be invalid then.
+        failed: Called on the thread with each exception before ``run`` is called again, to fail waiting calls.
 
     Raises:
-        RuntimeError: The system gives no more threads.
+        RuntimeError: The system cannot start another thread.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class ServiceThread:
 
     @property
     def trouble(self) -> str | None:
-        """Say that an exception ended the thread, or did a short time ago; None when all is well."""
+        """Message about the last exception, until ``run`` has gone without one for `STEADY_S`; None if all is well."""
         failure = self._failure
         if failure is None or (self._calling and time.monotonic() - self._called_at > STEADY_S):
             return None
-        rest = "it is tried again" if self._restarts else "restart the server"
+        rest = "it is started again" if self._restarts else "restart the server"
         return f"the server's thread {self.name} failed ({failure}): {rest}; the log has more"
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the function has returned for good."""
+        """Wait until the thread has ended, or for ``timeout_s`` seconds."""
         self._thread.join(timeout_s)
 
     def _live(self) -> None:
         try:
             self._supervise()
         finally:
-            self._run, self._failed = _nothing, None  # whose objects often hold this one
+            self._run, self._failed = _nothing, None  # their objects often refer to this one
 
     def _supervise(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -92,7 +92,7 @@ class ServiceThread:
                 log.critical(
                     "the server's thread %s failed%s",
                     self.name,
-                    f"; it goes on in {pause_s:g} s" if self._restarts else " and ended",
+                    f"; it is started again in {pause_s:g} s" if self._restarts else " and ended",
                     exc_info=error,
                 )
                 self._answer(error)
@@ -108,7 +108,7 @@ class ServiceThread:
         try:
             self._failed(error)
         except Exception:
-            log.exception("those who waited for thread %s could not be answered", self.name)
+            log.exception("cannot fail the calls that wait for thread %s", self.name)
 
 
 def _nothing() -> None:

@@ -18,35 +18,38 @@ class Settings(BaseSettings):
     Attributes:
         data_dir: Journal and sandbox layers. None keeps everything in memory and a temporary directory: nothing
             survives the process. One server per directory (PROTOCOL E5).
-        fsync: Sync the journal before a reply leaves. False survives a killed process but not a power loss.
-        journal_salvage: Repair a damaged journal at the start, instead of refusing to start: sessions with rows in what
-            is damaged are lost, the others go on. The start then reads the journal whole. See
+        fsync: Sync the journal to disk before a reply is sent. Without it, replies survive a killed process but not a
+            power loss.
+        journal_salvage: Repair a damaged journal at the start, instead of refusing to start. Sessions with damaged rows
+            are lost, and the others continue. The start then reads the whole journal. See
             `errata_server.journal.salvage`.
         step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
             observation instead.
         journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
             JOURNAL_UNAVAILABLE without having run.
-        detach_ttl_s: How long a session whose socket was lost stays ready before it is hibernated.
-        max_threads: Threads of environments that are tied to one; beyond it they share threads.
-        max_written_off: More calls than these hanging past their deadline at a time turn ``/ready`` red: their threads
-            cannot be stopped.
+        detach_ttl_s: How long a session without a socket keeps its instance before it is hibernated.
+        max_threads: Largest number of threads for environments that need a thread of their own; further environments
+            share these threads.
+        max_written_off: Number of calls hanging past their deadline, whose threads cannot be stopped, above which
+            ``/ready`` fails.
         max_sessions_per_principal: How many sessions of one principal may have an environment instance at a time, of
             all environments together; None for no such bound. With authentication off all clients are one principal.
-        retention_days: Closed episodes whose last request is longer ago are deleted, days; None keeps them. See
+        retention_days: Age of the last request, in days, after which closed episodes are deleted; None keeps them. See
             `errata_server.episodes.retention`.
-        retention_max_bytes: Closed episodes are deleted, the oldest first, until the rest holds no more than this.
-        disk_floor_bytes: Free space kept for the journal: below it no request runs. At most 5 % of the file system.
-        max_frame: Largest frame accepted on a socket, bytes. What comes of a larger one is read and not kept.
-        max_unfinished_bytes: Memory for messages of one principal whose end has not come, of all its sockets together.
-            The message that goes over it is read, not kept, and answered OVERLOADED. With authentication off all
-            clients are one principal.
-        allowed_hosts: Names a request's Host header may have; empty allows any. ``errata serve`` on a loopback address
-            allows that machine's own names only, so that a web page whose name was rebound to 127.0.0.1 stays out.
+        retention_max_bytes: Size of all episodes above which closed ones are deleted, the oldest first; None for no
+            such bound.
+        disk_floor_bytes: Free disk space below which no request runs, to keep room for the journal. At most 5 % of the
+            file system.
+        max_frame: Largest frame accepted on a socket, bytes. The payload of a larger one is discarded.
+        max_unfinished_bytes: Memory for unfinished messages of one principal on all its sockets. A message that exceeds
+            it is discarded and answered OVERLOADED. With authentication off all clients are one principal.
+        allowed_hosts: Names allowed in a request's Host header; empty allows any. ``errata serve`` on a loopback
+            address allows only the machine's own names, against web pages whose name was rebound to 127.0.0.1.
         allowed_origins: Origins (``https://example.org``) of web pages that may use the server, besides its own.
-        token: Bearer token of all doors, or several with commas between; each is a principal of its own, whose
+        token: Bearer token of all routes, or several separated by commas. Each token is a principal of its own, whose
             sessions and episodes the others cannot see. None turns authentication off.
-        insecure: Let other machines in without a token.
-        base: Base trees of sandboxes by name, besides the built ones.
+        insecure: Allow requests from other machines without a token.
+        base: Base trees of sandboxes by name, in addition to the built ones.
         sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
             default one.
     """
@@ -83,11 +86,11 @@ class Settings(BaseSettings):
     @classmethod
     def _token_is_not_empty(cls, token: SecretStr | None) -> SecretStr | None:
         if token is not None and not all(part.strip() for part in token.get_secret_value().split(",")):
-            raise ValueError("the token is empty: give one, or leave it unset to go without authentication")
+            raise ValueError("the token is empty: give one, or leave it unset for no authentication")
         return token
 
     def in_environment(self) -> dict[str, str]:
-        """Return the environment variables under which these settings are read again."""
+        """Return environment variables from which the same settings can be read."""
         given = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         if self.token is not None:
             given["token"] = self.token.get_secret_value()
@@ -100,12 +103,12 @@ class Settings(BaseSettings):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens; empty without authentication."""
+        """The bearer tokens; empty if authentication is off."""
         if self.token is None:
             return ()
         return tuple(part.strip() for part in self.token.get_secret_value().split(","))
 
     @property
     def limits(self) -> ServerLimits:
-        """The bounds that capabilities advertise."""
+        """The limits that capabilities advertise."""
         return ServerLimits(max_frame=self.max_frame, detach_ttl_s=self.detach_ttl_s)

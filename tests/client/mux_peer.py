@@ -18,17 +18,17 @@ from websockets.exceptions import ConnectionClosed
 from errata_protocol.capabilities import PROTOCOL_NAME, Capabilities, ServerLimits
 from errata_protocol.errors import CapacityReached, ErrataError, SessionLost, StateOutOfRange, UnknownEpisode
 from errata_protocol.mux import (
+    AnswerRead,
     Effect,
-    Find,
-    Forget,
+    EncodedReply,
+    FindSession,
+    ForgetReplies,
     Hibernate,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
-    Reply,
-    Run,
+    ReadPushes,
+    ReadReplies,
+    RecordedReply,
+    RecordError,
+    RunRequest,
     ServerConfig,
     ServerProtocol,
     Stored,
@@ -47,9 +47,9 @@ class Row:
         self.key_hash = key_hash
         self.group = group
         self.status: Any = "open"
-        self.requests: list[Recorded] = []
+        self.requests: list[RecordedReply] = []
         self.pushes: list[bytes] = []
-        self.episodes: dict[str, list[Reply]] = {}
+        self.episodes: dict[str, list[EncodedReply]] = {}
         self.eid: str | None = None
         self.count = 0
 
@@ -201,35 +201,35 @@ class MuxPeer:
         now = self._now()
         if isinstance(effect, Write):
             await self._write(effect.connection)
-        elif isinstance(effect, Find):
+        elif isinstance(effect, FindSession):
             found = self._find(effect)
             if isinstance(found, Stored):
                 self._take(protocol.found(effect, found, now))
             else:
-                self._take(protocol.refused(effect, found, now))
-        elif isinstance(effect, Run):
+                self._take(protocol.find_failed(effect, found, now))
+        elif isinstance(effect, RunRequest):
             if not self._held.is_set():
                 self.arrived.release()
                 await self._held.wait()
             if protocol is self.protocol:
                 self._take(protocol.completed(effect, self._execute(effect), self._now()))
-        elif isinstance(effect, Record):
+        elif isinstance(effect, RecordError):
             row = self.rows[effect.session.sid]
-            row.requests.append(Recorded(effect.id, effect.kind, effect.sha, effect.reply, effect.data))
+            row.requests.append(RecordedReply(effect.id, effect.kind, effect.sha, effect.reply, effect.data))
             self._take(protocol.completed(effect, effect.reply, now))
-        elif isinstance(effect, Recall):
+        elif isinstance(effect, ReadReplies):
             rows = self.rows[effect.session.sid].requests[effect.first - 1 : effect.last]
-            self._take(protocol.recalled(effect, rows))
-        elif isinstance(effect, RecallPushes):
+            self._take(protocol.replies_read(effect, rows))
+        elif isinstance(effect, ReadPushes):
             pushes = self.rows[effect.session.sid].pushes
             seqs = range(effect.first, effect.last + 1)
-            self._take(protocol.pushes_recalled(effect, [(seq, pushes[seq - 1]) for seq in seqs]))
-        elif isinstance(effect, Read):
-            self._take(protocol.answered(effect, self._answer(effect)))
+            self._take(protocol.pushes_read(effect, [(seq, pushes[seq - 1]) for seq in seqs]))
+        elif isinstance(effect, AnswerRead):
+            self._take(protocol.read_answered(effect, self._answer(effect)))
         elif isinstance(effect, Hibernate):
-            self._take(protocol.slept(effect, now))
+            self._take(protocol.hibernated(effect, now))
         else:
-            assert isinstance(effect, Forget)
+            assert isinstance(effect, ForgetReplies)
 
     async def _write(self, peer: Peer) -> None:
         try:
@@ -242,14 +242,14 @@ class MuxPeer:
                     spoiled = self.garble.pop(0)(frame) if self.garble else frame
                     for _ in range(2 if self.twice else 1):
                         await socket.send(spoiled.decode())
-                if peer.holds_back and peer.accepts_input:
+                if peer.has_waiting_replies and peer.accepts_input:
                     self._take(self.protocol.drained(peer))
         except ConnectionClosed:
             pass
 
     # -- journal and environment
 
-    def _find(self, effect: Find) -> Stored | ErrataError:
+    def _find(self, effect: FindSession) -> Stored | ErrataError:
         session = effect.session
         row = self.rows.get(session.sid)
         if row is None and effect.make:
@@ -260,22 +260,22 @@ class MuxPeer:
             return SessionLost("no")
         return row.stored()
 
-    def _execute(self, effect: Run) -> Reply:
+    def _execute(self, effect: RunRequest) -> EncodedReply:
         row = self.rows[effect.session.sid]
         assert effect.id == len(row.requests) + 1, "executed out of order"
         reply = self._reply(row, effect)
-        row.requests.append(Recorded(effect.id, effect.kind, effect.sha, reply, effect.data))
+        row.requests.append(RecordedReply(effect.id, effect.kind, effect.sha, reply, effect.data))
         return reply
 
-    def _reply(self, row: Row, effect: Run) -> Reply:
+    def _reply(self, row: Row, effect: RunRequest) -> EncodedReply:
         if effect.kind == "close":
             row.status = "closed"
-            return Reply("closed", b"{}")
+            return EncodedReply("closed", b"{}")
         if effect.kind == "fork":
             return self._fork(row, effect)
         said = json.loads(effect.data)
         if self.broken:
-            return Reply("error", json.dumps(self.broken.pop(0).to_wire()).encode())
+            return EncodedReply("error", json.dumps(self.broken.pop(0).to_wire()).encode())
         self.executed.append((effect.session.sid, said.get("text", effect.kind)))
         if effect.kind == "reset" or row.eid is None:
             row.eid, row.count = f"{effect.session.sid[:6]}.e{len(row.episodes) + 1}", 0
@@ -289,31 +289,33 @@ class MuxPeer:
             observation = b'{"count": %d,"text":%s}' % (row.count, json.dumps(text).encode())
             payload = b'{"observation":' + observation + b',"reward": %d.0e0,"done":false}' % row.count
         deliveries = row.episodes[row.eid]
-        reply = Reply(TYPES[effect.kind], payload, row.eid, len(deliveries), digest(payload), effect.kind)  # type: ignore[arg-type]
+        reply = EncodedReply(TYPES[effect.kind], payload, row.eid, len(deliveries), digest(payload), effect.kind)  # type: ignore[arg-type]
         deliveries.append(reply)
         return reply
 
-    def _fork(self, row: Row, effect: Run) -> Reply:
+    def _fork(self, row: Row, effect: RunRequest) -> EncodedReply:
         fork = effect.fork
         assert fork is not None
         eid = fork.eid or row.eid
         if eid not in row.episodes:
-            return Reply("error", json.dumps(UnknownEpisode(str(eid)).to_wire()).encode())
+            return EncodedReply("error", json.dumps(UnknownEpisode(str(eid)).to_wire()).encode())
         if fork.t >= len(row.episodes[eid]):
             error = StateOutOfRange(eid, fork.t, len(row.episodes[eid]))
-            return Reply("error", json.dumps(error.to_wire()).encode())
+            return EncodedReply("error", json.dumps(error.to_wire()).encode())
         child = self.rows[fork.sid] = Row(fork.key_hash)
         first = row.episodes[eid][fork.t]
         child.eid, child.count = f"{fork.sid[:6]}.f1", json.loads(first.data)["observation"]["count"]
         child.episodes[child.eid] = [first]
         origin = {"eid": eid, "t": fork.t}
-        return Reply("forked", json.dumps({"sid": fork.sid, "eid": child.eid, "t": 0, "origin": origin}).encode())
+        return EncodedReply(
+            "forked", json.dumps({"sid": fork.sid, "eid": child.eid, "t": 0, "origin": origin}).encode()
+        )
 
-    def _answer(self, effect: Read) -> Reply:
+    def _answer(self, effect: AnswerRead) -> EncodedReply:
         if effect.kind == "capabilities":
             extensions = {"state_at": 1, "fork": 1, "mux": 1, "delayed_rewards": 1}
             told = Capabilities(environment="counter", extensions=extensions, limits=self.config.limits)
-            return Reply("capabilities", told.model_dump_json().encode())
+            return EncodedReply("capabilities", told.model_dump_json().encode())
         if effect.kind == "close_group":
             ended = [
                 sid for sid, row in self.rows.items() if row.group == effect.fields["group"] and row.status == "open"
@@ -321,25 +323,25 @@ class MuxPeer:
             for sid in ended:
                 self.rows[sid].status = "closed"
                 self._take(self.protocol.ended(sid, "closed", self._now()))
-            return Reply("group_closed", b'{"closed":%d}' % len(ended))
+            return EncodedReply("group_closed", b'{"closed":%d}' % len(ended))
         assert effect.session is not None
         row = self.rows[effect.session.sid]
         if effect.kind == "rewards":
             if effect.fields.get("eid", row.eid) not in row.episodes:
-                return Reply("error", json.dumps(UnknownEpisode(effect.fields["eid"]).to_wire()).encode())
-            return Reply("rewards", b"[" + b",".join(row.pushes) + b"]")
+                return EncodedReply("error", json.dumps(UnknownEpisode(effect.fields["eid"]).to_wire()).encode())
+            return EncodedReply("rewards", b"[" + b",".join(row.pushes) + b"]")
         if effect.kind == "mcp":
-            return Reply("mcp", b'{"jsonrpc":"2.0","id":1,"result":{"tools":[]}}')
+            return EncodedReply("mcp", b'{"jsonrpc":"2.0","id":1,"result":{"tools":[]}}')
         if "t" not in effect.fields:
-            return Reply("state", b'{"episode_id":null,"step_count":%d}' % row.count)
+            return EncodedReply("state", b'{"episode_id":null,"step_count":%d}' % row.count)
         eid, t = effect.fields.get("eid", row.eid), effect.fields["t"]
         if eid not in row.episodes:
-            return Reply("error", json.dumps(UnknownEpisode(str(eid)).to_wire()).encode())
+            return EncodedReply("error", json.dumps(UnknownEpisode(str(eid)).to_wire()).encode())
         if t >= len(row.episodes[eid]):
             error = StateOutOfRange(eid, t, len(row.episodes[eid]))
-            return Reply("error", json.dumps(error.to_wire()).encode())
+            return EncodedReply("error", json.dumps(error.to_wire()).encode())
         past = row.episodes[eid][t]
-        return Reply("state_at", past.data, eid, t, past.digest, past.kind)
+        return EncodedReply("state_at", past.data, eid, t, past.digest, past.kind)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ from errata_protocol.errors import (
 from errata_protocol.payload import digest
 from errata_server.app import create_app
 from errata_server.runtime.registry import RUNTIMES
-from errata_server.serve.uvicorn_protocols import BoundedHttp, LoneSocket
+from errata_server.serve.uvicorn_protocols import BoundedHttp, DetachableSocket
 from errata_server.settings import Settings
 
 DEADLY = 999
@@ -483,7 +483,7 @@ async def test_a_message_without_room_is_sent_again(monkeypatch: pytest.MonkeyPa
         AddingEnvironment, AddAction, SumObservation, max_concurrent_envs=8, runtime=RUNTIMES.shared(settings)
     )
     held = app.state.errata.runtime.quotas.unfinished(None)
-    with served(app, loop="asyncio", http=BoundedHttp, ws=LoneSocket) as url:
+    with served(app, loop="asyncio", http=BoundedHttp, ws=DetachableSocket) as url:
         async with Connection(url) as connection, ErrataClient(connection=connection) as client:
             await client.reset()
             assert held.take(150_000), "another socket holds so much"

@@ -227,7 +227,7 @@ async def test_a_server_that_does_not_offer_fork_or_replay_is_not_asked(errata: 
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        (None, "none of Errata's"),
+        (None, "not an Errata server"),
         (Capabilities(environment="dice", extensions={"error_markers": 1}), "production mode"),
         (
             Capabilities(environment="dice", extensions={"state_at": 1}),

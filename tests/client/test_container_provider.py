@@ -85,5 +85,5 @@ async def test_from_docker_image_of_a_server_with_a_token_is_refused(provider: P
 
 
 def test_a_container_without_a_decision_who_may_use_it_does_not_start(provider: ProcessProvider) -> None:
-    with pytest.raises(ServiceError, match=r"set ERRATA_TOKEN, bind 127\.0\.0\.1, or say --insecure"):
+    with pytest.raises(ServiceError, match=r"set ERRATA_TOKEN, bind 127\.0\.0\.1, or give --insecure"):
         provider.start_container(TARGET)

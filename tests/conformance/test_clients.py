@@ -6,12 +6,16 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.routing import Route
 
 from errata_conformance.cli import main
-from errata_conformance.client_side.sample import DEFECTS
+from errata_conformance.client_side.sample import DEFECTS, Client
 from errata_conformance.client_side.scenarios import SCENARIOS, run_client
+from errata_conformance.client_side.stage import Stage, staged
 from errata_conformance.report import as_text
 from errata_conformance.results import Outcome, grouped
 from errata_conformance.statements import statements
@@ -63,3 +67,56 @@ def test_the_command_holds_a_client(capsys: pytest.CaptureFixture[str]) -> None:
     assert "BROKEN R-015-13 (MUST)" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([])
+
+
+def test_a_client_that_cannot_be_started_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--client", "no-such-client --fast"]) == 2
+    error = "[Errno 2] No such file or directory: 'no-such-client'"
+    assert capsys.readouterr().err == f"errata conformance: --client: the program cannot be started: {error}\n"
+
+
+@pytest.mark.parametrize(("command", "why"), [("", "the command is empty"), ("client 'x", "No closing quotation")])
+def test_a_client_that_is_no_command_is_a_wrong_call(
+    command: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--client", command])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: --client: {why}\n")
+
+
+def refused_fork(answer: Response | None) -> dict[str, Any]:
+    """Return the sample client's answer for a fork of a plain session at a t that does not exist.
+
+    Args:
+        answer: What the server answers over HTTP; None for its own error.
+    """
+
+    async def forked() -> dict[str, Any]:
+        async with staged(Stage(multiplexed=False)) as stage:
+            if answer is not None:
+                path = "/episodes/{eid}/fork"
+                stage.server.app.router.routes.insert(0, Route(path, lambda _: answer, methods=["POST"]))
+            client = Client(stage.url, None)
+            await client.handle({"session": "a", "type": "reset"})
+            return await client.handle({"session": "a", "type": "fork", "data": {"t": 9, "child": "b"}})
+
+    return asyncio.run(forked())
+
+
+def test_the_sample_client_prints_the_error_of_a_fork() -> None:
+    answer = refused_fork(None)
+    assert (answer["type"], answer["data"]["code"]) == ("error", "T_OUT_OF_RANGE")
+
+
+@pytest.mark.parametrize("body", ["Internal Server Error", "[]", '{"detail": "no"}'])
+def test_the_sample_client_prints_the_status_of_a_fork_without_a_code(body: str) -> None:
+    answer = refused_fork(Response(body, 500))
+    assert (answer["type"], answer["data"]["code"]) == ("error", "HTTP_500")
+    assert body in answer["data"]["message"]
+
+
+def test_the_sample_client_says_that_a_fork_was_answered_in_another_form() -> None:
+    answer = refused_fork(Response('{"child": "b"}', 200))
+    assert (answer["type"], answer["data"]["code"]) == ("error", "HTTP_200")
+    assert '{"child": "b"}' in answer["data"]["message"]

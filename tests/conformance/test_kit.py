@@ -273,6 +273,17 @@ def test_graders_of_openenv_validate(defect: str | None, broken: list[str]) -> N
         assert Replayability().run(subject).status.value == "pass"
 
 
+@pytest.mark.parametrize("grader", [EpisodeDeterminism(), Replayability()])
+def test_a_grader_fails_a_server_that_does_not_answer(grader: EpisodeDeterminism | Replayability) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        running = SimpleNamespace(base_url=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        reset = SimpleNamespace(operation="reset", request_json=json.dumps({"type": "reset", "data": {}}))
+        result = grader.run(SimpleNamespace(running=running, runtime_evidence=SimpleNamespace(exchanges=[reset])))
+    assert result.status.value == "fail"
+    assert running.base_url.removeprefix("http://127.0.0.1:") in result.evidence[0]
+
+
 # Small parts
 
 

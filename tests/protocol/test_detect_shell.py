@@ -37,6 +37,10 @@ def commands(text: str) -> list[str]:
         ("&> log; (&> log ls)", ["&> log", "&> log ls"]),
         ('echo "unclosed', ['echo "unclosed']),
         ("echo é; lś", ["echo é", "lś"]),
+        ("a=(') b' c); d", ["a=", "d"]),
+        ("echo ${x:-'}'} b; c", ["echo ${x:-'}'} b", "c"]),
+        ("cat a<(b); c", ["b", "cat a<(b)", "c"]),
+        ("(a)# b\nc", ["a", "c"]),
     ],
 )
 def test_simple_commands_have_their_spans(text: str, expected: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from errata_protocol.differences import Cause, differences, normalised, told
+from errata_protocol.differences import Cause, differences, normalised, summary
 
 
 def only(was: Any, now: Any) -> Any:
@@ -35,7 +35,7 @@ def test_every_field_that_differs_is_listed_with_its_path() -> None:
         "$.reward": "was 1.0 and is 0.5",
         "$.done": "was false and is true",
     }
-    assert told(differences(was, now), most=2).endswith("; 3 more")
+    assert summary(differences(was, now), most=2).endswith("; 3 more")
 
 
 def test_metadata_stands_twice_in_a_payload_and_is_told_once() -> None:

@@ -18,7 +18,7 @@ from errata_protocol import (
     canonical, default_agent_text, digest, encode_payload, error_from_wire, semantic_digest, splice,
 )
 from errata_protocol.detect import detect
-from errata_protocol.mux import ClientProtocol, Find, Reply, Run, ServerProtocol, Stored, schemas
+from errata_protocol.mux import ClientProtocol, EncodedReply, FindSession, RunRequest, ServerProtocol, Stored, schemas
 from errata_protocol.replay import EpisodePage, ForkReply, ForkRequest, observation_of
 
 TRACEBACK = """Traceback (most recent call last):
@@ -80,10 +80,10 @@ session = client.open("sid-of-some-random-bits", "key-of-some-random-bits")
 client.request(session, "step", b'{"a":1}')
 effects = [effect for frame in client.data_to_send() for effect in server.receive(connection, frame, 0.0)]
 for effect in effects:
-    if isinstance(effect, Find):
+    if isinstance(effect, FindSession):
         effects += server.found(effect, Stored(), 0.0)
-    elif isinstance(effect, Run):
-        effects += server.completed(effect, Reply("observation", b"{}", "e-1", 0), 0.0)
+    elif isinstance(effect, RunRequest):
+        effects += server.completed(effect, EncodedReply("observation", b"{}", "e-1", 0), 0.0)
 assert len([event for frame in connection.data_to_send() for event in client.receive(frame, 0.0)]) == 2
 server.disconnect(connection, 1.0)
 client.disconnected(1.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.sandbox.base_trees.importer import as_agent, import_base
+from errata_server.sandbox.base_trees.importer import agent_mode, import_base
 from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest
 from errata_server.sandbox.base_trees.tree import check_owner
 
@@ -73,7 +73,7 @@ def mode(path: Path) -> int:
     ],
 )
 def test_the_owners_bits_say_what_the_agent_may_do(original: int, uid: int, gid: int, expected: int) -> None:
-    assert as_agent(original, uid, gid) == expected
+    assert agent_mode(original, uid, gid) == expected
 
 
 def test_an_archive_becomes_the_tree_that_a_name_means(tmp_path: Path, bases: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_tree_of_ours_keeps_its_id_from_a_directory_and_from_an_archive(tmp_pa
     ("entries", "says"),
     [
         ([*ENTRIES, ("../out", "file", 0o644, 0, "x")], "path with '..'"),
-        ([*ENTRIES, ("away", "link", 0o777, 0, "/"), ("away/x", "file", 0o644, 0, "x")], "goes through a link"),
+        ([*ENTRIES, ("away", "link", 0o777, 0, "/"), ("away/x", "file", 0o644, 0, "x")], "leads through a symlink"),
         (ENTRIES[3:], "no /bin/bash"),
     ],
 )

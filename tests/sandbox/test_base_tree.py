@@ -14,7 +14,7 @@ import pytest
 
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.sandbox.base_trees import tree, verifier_packages
-from errata_server.sandbox.base_trees.agent_modes import close_tree
+from errata_server.sandbox.base_trees.agent_modes import restrict_modes
 from errata_server.sandbox.base_trees.apt_source import AptSource
 from errata_server.sandbox.base_trees.recipe import (
     AGENT_UID,
@@ -313,7 +313,7 @@ def test_a_tree_of_one_owner_is_closed_but_for_the_agents_directories(tmp_path: 
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
     (tmp_path / "etc/link").symlink_to("/nowhere")
-    close_tree(tmp_path)
+    restrict_modes(tmp_path)
     seen = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (*modes, "etc", "root", "workspace")}
     assert seen == {
         "etc/hosts": 0o444,
@@ -331,6 +331,14 @@ def test_a_missing_tool_is_named_by_its_package(home: Path, monkeypatch: pytest.
     monkeypatch.setattr(tree.shutil, "which", lambda tool, path: None if tool == "debootstrap" else f"/bin/{tool}")
     with pytest.raises(SandboxUnavailable, match="apt-get install debootstrap"):
         build_base()
+
+
+@pytest.mark.sandbox
+def test_a_program_of_a_build_that_takes_too_long_is_an_error_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = find_base().root
+    monkeypatch.setattr(tree, "_STEP_TIMEOUT_S", 0.3)
+    with pytest.raises(SandboxUnavailable, match=r"took more than 0\.3 s and was killed"):
+        tree._inside(root, "sleep 600.31", "0:0", mounts=True)
 
 
 @pytest.mark.sandbox

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path, PosixPath
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.host import cgroups
+from errata_server.sandbox.launcher import PROGRAMS
 
 STRANGER = 2**22 + 1
 """A pid beyond every machine's: nobody's ancestor and nobody's child."""
@@ -53,6 +57,8 @@ class Hierarchy(PosixPath):
         return super().write_text(data, *arguments, **options)
 
     def rmdir(self) -> None:
+        if (self / "cgroup.procs").read_text().strip() or any(entry.is_dir() for entry in self.iterdir()):
+            raise OSError(errno.EBUSY, "Device or resource busy", str(self))
         for entry in self.iterdir():
             if not entry.is_dir():
                 entry.unlink()
@@ -164,3 +170,65 @@ def test_a_user_without_a_cgroup_of_its_own_is_told_how_to_get_one(root: Path, m
 def test_a_machine_without_controllers_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     living_in(monkeypatch, v2="/")
     assert "neither hierarchy has the memory and pids controllers" in cgroups.find("errata-x").note
+
+
+@pytest.fixture
+def of_another_user(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pids that were asked to end, none of which this process may signal."""
+    asked = []
+
+    def refused(pid: int, _signal: int) -> None:
+        asked.append(pid)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", refused)
+    return asked
+
+
+def test_a_directory_with_another_users_process_stays_without_an_error_or_a_wait(
+    root: Path, of_another_user: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = version_2(root)
+    for name in ("errata-x", "errata-x/s0", "errata-x/s1", "errata-x/s2"):
+        (scope / name).mkdir()
+    Path(scope / "errata-x/s1/cgroup.procs").write_text(str(STRANGER))
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    cgroups.Cgroups("errata-x", 2, scope / "errata-x", scope / "errata-x").remove()
+    assert (of_another_user, waits) == ([STRANGER], [])
+    assert [name for name in ("s0", "s1", "s2") if (scope / "errata-x" / name).exists()] == ["s1"]
+
+
+def test_where_another_users_process_is_in_the_directory_no_cgroups_are_used(
+    root: Path, of_another_user: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = version_2(root)
+    (scope / "errata-x").mkdir()
+    Path(scope / "errata-x/cgroup.procs").write_text(str(STRANGER))
+    living_in(monkeypatch, v2="/scope")
+    found = cgroups.find("errata-x")
+    assert found.version == 0 and STRANGER in of_another_user
+    assert "v2: Device or resource busy" in found.note
+
+
+def test_a_directory_that_vanishes_while_it_is_removed_is_no_error(root: Path) -> None:
+    assert cgroups._kill_below(root / "gone") == (0, 0)
+    assert cgroups._remove_below(root / "gone")
+
+
+def test_the_launcher_goes_on_where_a_process_ends_before_it_is_killed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the launcher puts its directory there
+    launcher = runpy.run_path(str(PROGRAMS / "launcher.py"))
+    Path(root / "cgroup.procs").write_text(f"{STRANGER}\n")
+    attempts = []
+
+    def busy_once(path: str) -> None:
+        attempts.append(path)
+        if len(attempts) == 1:
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+
+    monkeypatch.setattr(os, "rmdir", busy_once)
+    launcher["remove_cgroup"](str(root))
+    assert attempts == [str(root)] * 2

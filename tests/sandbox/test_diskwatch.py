@@ -17,7 +17,7 @@ from errata_server.journal import EpisodeRow, IndexedJournal, SessionRow
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.files.walk import Usage
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-from errata_server.sandbox.namespace.disk_watch import DiskWatch, Growth, Room, over
+from errata_server.sandbox.namespace.disk_watch import DiskSpace, DiskWatch, Growth, exceeded_limit
 from errata_server.sandbox.namespace.free_space import FreeSpace
 
 MIB = 1024**2
@@ -124,11 +124,11 @@ async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) 
     assert not committing.done(), committing.result()
     assert not waiting.done(), "a command that wrote nothing is not stopped for the others"
     assert [type(result) for result in results] == [SandboxFailed] * 3, results
-    assert "make room" in str(results[0])
+    assert "free space" in str(results[0])
     assert least > 0 and commits > 0
-    with pytest.raises(SandboxFailed, match="make room"):
+    with pytest.raises(SandboxFailed, match="free space"):
         await greedy[0].run("true")
-    with pytest.raises(SandboxFailed, match="make room"):
+    with pytest.raises(SandboxFailed, match="free space"):
         await greedy[1].write_file("f", b"x")
     committed.clear()
     for box in greedy:
@@ -175,7 +175,7 @@ async def test_the_reserve_outlasts_files_that_no_count_sees(own_disk: Path) -> 
 
         lowest = reading.submit(read)
         try:
-            with pytest.raises(SandboxFailed, match="make room"):
+            with pytest.raises(SandboxFailed, match="free space"):
                 await box.run("exec python3 p.py", timeout_s=60.0)
         finally:
             stop.set()
@@ -185,34 +185,34 @@ async def test_the_reserve_outlasts_files_that_no_count_sees(own_disk: Path) -> 
 
 def test_one_that_began_above_its_limit_may_clean_up() -> None:
     limits, before = Limits(disk_bytes=100, inodes=10), Usage(30, 500)
-    assert over(Usage(30, 500), limits, before) is None
-    assert over(Usage(29, 501), limits, before) == "disk"
-    assert over(Usage(31, 400), limits, before) == "inodes"
-    assert over(Usage(11, 50), limits, Usage()) == "inodes"
+    assert exceeded_limit(Usage(30, 500), limits, before) is None
+    assert exceeded_limit(Usage(29, 501), limits, before) == "disk"
+    assert exceeded_limit(Usage(31, 400), limits, before) == "inodes"
+    assert exceeded_limit(Usage(11, 50), limits, Usage()) == "inodes"
 
 
 def test_a_reserve_is_at_most_a_twentieth(tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
-    room = Room.of(tmp_path, 1 << 60)
+    room = DiskSpace.of(tmp_path, 1 << 60)
     assert room.reserve_bytes == space.f_blocks * space.f_frsize // 20
     assert room.full is (room.free_bytes < room.reserve_bytes)
-    assert Room(10, None, 11, 0).full and Room(12, 5, 11, 6).full and not Room(12, None, 11, 6).full
+    assert DiskSpace(10, None, 11, 0).full and DiskSpace(12, 5, 11, 6).full and not DiskSpace(12, None, 11, 6).full
 
 
-async def test_the_next_look_comes_when_half_of_the_rest_may_be_written(tmp_path: Path) -> None:
+async def test_the_wake_at_comes_when_half_of_the_rest_may_be_written(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as counting:
         limits = Limits(disk_bytes=256 * MIB, inodes=1000)
         space = FreeSpace(tmp_path)
         watch = DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)
-        idle = Room(10**12, 10**6, 300, 20)
-        assert watch._next_look(idle, Usage()) == (10**12 - 128 * MIB, 10**6 - 500)
-        assert watch._next_look(idle, Usage(900, 192 * MIB)) == (10**12 - 32 * MIB, 10**6 - 50)
-        assert watch._next_look(Room(601, 41, 300, 20), Usage()) == (600, 40), "the reserve is not far"
-        assert watch._due(Room(600, 41, 300, 20), Room(601, 41, 300, 20), Usage())
-        assert watch._next_look(Room(600, 41, 300, 20), Usage()) == (300, 20), "the reserve is near"
-        assert not watch._due(Room(590, 41, 300, 20), Room(600, 41, 300, 20), Usage())
-        assert not watch._due(Room(10**12 - 100 * MIB, 10**6, 0, 0), idle, Usage())
-        assert watch._due(Room(10**12 - 130 * MIB, 10**6, 0, 0), idle, Usage())
+        idle = DiskSpace(10**12, 10**6, 300, 20)
+        assert watch._wake_at(idle, Usage()) == (10**12 - 128 * MIB, 10**6 - 500)
+        assert watch._wake_at(idle, Usage(900, 192 * MIB)) == (10**12 - 32 * MIB, 10**6 - 50)
+        assert watch._wake_at(DiskSpace(601, 41, 300, 20), Usage()) == (600, 40), "the reserve is not far"
+        assert watch._due(DiskSpace(600, 41, 300, 20), DiskSpace(601, 41, 300, 20), Usage())
+        assert watch._wake_at(DiskSpace(600, 41, 300, 20), Usage()) == (300, 20), "the reserve is near"
+        assert not watch._due(DiskSpace(590, 41, 300, 20), DiskSpace(600, 41, 300, 20), Usage())
+        assert not watch._due(DiskSpace(10**12 - 100 * MIB, 10**6, 0, 0), idle, Usage())
+        assert watch._due(DiskSpace(10**12 - 130 * MIB, 10**6, 0, 0), idle, Usage())
         fast, slow = Limits(disk_bytes=256 * MIB, inodes=2000), Limits(disk_bytes=256 * MIB, inodes=10**6)
         pauses = [
             DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)._pause(idle, idle, used)
@@ -223,7 +223,7 @@ async def test_the_next_look_comes_when_half_of_the_rest_may_be_written(tmp_path
 
 async def test_a_wait_ends_when_space_goes_and_at_its_deadline(own_disk: Path) -> None:
     space, loop = FreeSpace(own_disk), asyncio.get_running_loop()
-    free = Room.of(own_disk, 0).free_bytes
+    free = DiskSpace.of(own_disk, 0).free_bytes
     started = loop.time()
     waits = [asyncio.create_task(space.wait(free - n * 10 * MIB, -1, 60.0)) for n in (1, 2)]
     await space.wait(-1, -1, 0.02)

@@ -121,6 +121,50 @@ async def test_host_paths_are_invisible(namespace_backend: NamespaceBackend, tmp
     assert set(listed) <= {path.name for path in find_base().root.iterdir()} | {".", ".."}
 
 
+async def test_after_a_mount_only_what_was_made_for_it_is_removed(
+    namespace_backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    source = tmp_path / "verifier"
+    source.mkdir()
+    (source / "test.sh").write_text("secret\n")
+    box = await namespace_backend.open()
+    before = await box.merged_digest()
+    mounts = {
+        "/mnt": source,  # exists, and is empty
+        "/opt/new": source,
+        "/new/deep": source,
+        "/file": source / "test.sh",
+        "/again/below": source,
+        "/again": source,
+    }
+    shown = await box.run("cat /mnt/test.sh /opt/new/test.sh /new/deep/test.sh /again/test.sh /file", mounts=mounts)
+    assert shown.stdout == 5 * "secret\n", shown
+    left = await box.run("ls -A /mnt && ls -d /mnt /opt/new /new /file /again")
+    assert left.stdout == "/mnt\n", left
+    assert await box.merged_digest() == before
+
+
+async def test_a_mount_on_or_below_a_writable_directory_is_seen_and_read_only(
+    namespace_backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    source = tmp_path / "verifier"
+    source.mkdir()
+    (source / "test.sh").write_text("secret\n")
+    box = await namespace_backend.open()
+    await box.run("mkdir -p kept/in; echo mine > kept/in/file")
+    before = await box.merged_digest()
+    mounts = {"/workspace/x": source, "/tmp/new/deep": source, "/workspace/kept/in": source}
+    shown = await box.run("cat x/test.sh /tmp/new/deep/test.sh kept/in/test.sh; ls kept/in", mounts=mounts)
+    assert shown.stdout == 3 * "secret\n" + "test.sh\n", shown
+    written = await box.run("touch new kept/new && rm new kept/new; touch x/y", mounts=mounts)
+    assert written.stderr == "touch: cannot touch 'x/y': Read-only file system\n", written
+    left = await box.run("cat kept/in/file; ls; ls -d /tmp/new; cat /workspace/test.sh")
+    assert left.stdout == "mine\nkept\n", left
+    assert await box.merged_digest() == before
+    assert (await box.run("cat /workspace/test.sh", mounts={"/workspace": source})).stdout == "secret\n"
+    assert await box.merged_digest() == before
+
+
 async def test_an_idle_sandbox_owns_no_process_and_no_mount(namespace_backend: NamespaceBackend) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     boxes = [await namespace_backend.open() for _ in range(50)]
@@ -382,10 +426,10 @@ async def test_a_full_disk_is_an_error_and_the_sandbox_goes_on_when_there_is_roo
     await box.run("echo 1 > f")
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (23 * 1024**2 + 512 * 1024))
-    with pytest.raises(SandboxFailed, match="make room"):
+    with pytest.raises(SandboxFailed, match="free space"):
         await box.run("echo 2 > f")
     ballast.unlink()
-    with pytest.raises(SandboxFailed, match="make room"):
+    with pytest.raises(SandboxFailed, match="free space"):
         await box.run("head -c 60M /dev/zero > big")
     (backend.live_dir / box.id / "u/workspace/big").unlink()
     assert (await box.run("cat f")).stdout == "1\n"

@@ -14,7 +14,7 @@ from errata_protocol.errors import InvalidRequest
 from errata_server.journal import IndexedJournal, SessionRow, journal_in
 from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox import registry
-from errata_server.sandbox.base import Place
+from errata_server.sandbox.base import BackendConfig
 from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.settings import Settings
 
@@ -29,13 +29,13 @@ class MadeType(BackendType):
     unfit_file_systems = {}
     descriptors = 7
 
-    def create(self, place):
+    def create(self, config):
         made = Made()
-        made.place = place
+        made.config = config
         return made
 
-    def checks(self, place, *, usable):
-        yield Finding("engine", "worse" if usable else "missing", f"at {place.directory.name}", "time", "wait")
+    def checks(self, config, *, usable):
+        yield Finding("engine", "worse" if usable else "missing", f"at {config.directory.name}", "time", "wait")
 
     def size_bytes(self, directory):
         return 12345
@@ -87,7 +87,7 @@ def test_another_distributions_backend_serves_without_a_line_of_ours(elsewhere: 
     code = (
         "from errata_server.runtime.runtime import Runtime; from errata_server.settings import Settings\n"
         f"backend = Runtime(Settings(sandbox='made', data_dir={str(tmp_path / 'data')!r})).sandboxes\n"
-        "print(type(backend).__name__, backend.place.directory.name, backend.place.reserve_bytes)"
+        "print(type(backend).__name__, backend.config.directory.name, backend.config.reserve_bytes)"
     )
     assert python(code, elsewhere).split() == ["Made", registry.DIRECTORY, str(256 * 1024**2)]
 
@@ -109,7 +109,7 @@ async def test_its_checks_are_doctors_and_its_size_is_the_journals(elsewhere: di
     ("name", "says"),
     [
         ("broken", "sandbox backend 'broken' (no_such_module:It) cannot be imported: No module named 'no_such_module'"),
-        ("odd", "sandbox backend 'odd' (made_backend:Made) is no errata_server.sandbox.base.BackendType"),
+        ("odd", "sandbox backend 'odd' (made_backend:Made) is not an errata_server.sandbox.base.BackendType"),
     ],
 )
 def test_one_that_cannot_be_used_is_named_with_its_reason(elsewhere: dict[str, str], name: str, says: str) -> None:
@@ -119,4 +119,4 @@ def test_one_that_cannot_be_used_is_named_with_its_reason(elsewhere: dict[str, s
 
 
 def test_the_nearest_directory_of_a_place_is_one_that_exists(tmp_path: Path) -> None:
-    assert Place(tmp_path / "a/b").nearest() == tmp_path
+    assert BackendConfig(tmp_path / "a/b").nearest() == tmp_path

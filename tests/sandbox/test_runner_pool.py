@@ -58,7 +58,7 @@ async def test_runners_whose_descriptors_did_not_arrive_are_ended_and_made_again
 async def test_callers_are_refused_when_no_runner_can_be_made_for_long(
     namespace_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_pool, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(runner_pool, "_RETRY_FOR_S", 0.5)
     await nothing_ready(namespace_backend)
     taking = asyncio.ensure_future(namespace_backend.runners.take())
     with free_descriptors(0), pytest.raises(SandboxFailed, match="Too many open files: the limit of open files"):
@@ -72,15 +72,15 @@ async def test_a_message_that_cannot_be_handled_costs_the_runners_and_not_the_sa
     runners = namespace_backend.runners
     box = await namespace_backend.open()
     assert (await box.run("echo 1 > f")).exit_code == 0
-    obey, launcher = runners._obey, runners._socket
+    obey, launcher = runners._handle, runners._socket
 
     def once(message: tuple[Any, ...], fds: list[int], whole: bool) -> None:
-        monkeypatch.setattr(runners, "_obey", obey)
+        monkeypatch.setattr(runners, "_handle", obey)
         for fd in fds:
             os.close(fd)
         raise ValueError("not enough values to unpack (expected 2, got 1)")
 
-    monkeypatch.setattr(runners, "_obey", once)
+    monkeypatch.setattr(runners, "_handle", once)
     (await runners.take()).close()
     async with asyncio.timeout(60):
         await until(lambda: runners._socket is not launcher)  # a command that was running then is lost

@@ -31,7 +31,7 @@ MIB = 1024**2
         ("/a\0b", "NUL"),
         ("/" + "x" * 256, "too long"),
         ("/x" * 2048, "too long"),
-        *((path, "is the kernel's") for path in ("/proc", "/proc/1", "/sys/fs", "/dev", "/dev/shm/x")),
+        *((path, "belongs to the kernel") for path in ("/proc", "/proc/1", "/sys/fs", "/dev", "/dev/shm/x")),
         *((path, "belongs to the system") for path in ("/", "/usr", "/usr/lib/python3", "/usr/local/bin", "/usr/src")),
         *(
             (path, "belongs to the system")

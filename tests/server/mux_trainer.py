@@ -13,6 +13,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import (
     Answered,
+    Attached,
     ClientConfig,
     ClientEvent,
     ClientProtocol,
@@ -21,7 +22,6 @@ from errata_protocol.mux import (
     ClientSession,
     Failed,
     GoneAway,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -80,7 +80,7 @@ class Trainer:
 
     async def open(self, group: str | None = None) -> ClientSession:
         session = self.protocol.open(self.secret(), self.secret(), group)
-        opened: Opened = await self._outcome(("opened", session.sid))
+        opened: Attached = await self._outcome(("opened", session.sid))
         assert opened.session is session
         return session
 
@@ -134,7 +134,7 @@ class Trainer:
         for event in events:
             self.events.append(event)
             match event:
-                case Opened():
+                case Attached():
                     self._answer(("opened", event.session.sid), event)
                 case Replied():
                     self._answer(event.request, event)

@@ -138,7 +138,7 @@ class Client:
         while True:
             try:
                 if self._sid is None:
-                    session = await sessions.open(given_out=True)
+                    session = await sessions.open(resumable=True)
                     self._sid, self._eid, self._t = session.sid, None, -1
                 else:
                     session = await sessions.find(self._sid)

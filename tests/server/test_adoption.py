@@ -181,7 +181,7 @@ def test_an_application_that_serves_already_is_refused_and_untouched() -> None:
     upstream = upstreams(app)
     with TestClient(app) as client:
         assert client.get("/health").status_code == 200
-    with pytest.raises(InvalidRequest, match="serves already"):
+    with pytest.raises(InvalidRequest, match="has served requests already"):
         adopt(app)
     assert upstreams(app) is upstream
 

@@ -303,10 +303,10 @@ def test_several_targets_need_different_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("nobody_has_this", r"no environment named 'nobody_has_this' is installed \(installed: .*terminal"),
-        (f"{HERE}.ledger", "of a module say which attribute"),
+        (f"{HERE}.ledger", "for a module give the attribute, too"),
         ("no_such_module:app", "there is no module 'no_such_module'"),
         (f"{HERE}.nothing:app", f"there is no module '{HERE}.nothing'"),
         (f"{HERE}.applications:ap", "has no 'ap'; it has: .*make, app"),
@@ -319,12 +319,12 @@ def test_several_targets_need_different_names() -> None:
         (f"{HERE}.untyped:BareAction", "does not say which action class it uses: give --action"),
         (f"{HERE}.untyped:HalfDone", "does not define state, step"),
         (f"{HERE}.broken:app", r"No module named 'a_package_nobody_has' \(.*broken_inside.py:1\)"),
-        ("tests/environments", "no openenv.yaml and no server/app.py is in it"),
-        ("./nowhere", "no openenv.yaml and no server/app.py is in it"),
+        ("tests/environments", "has no openenv.yaml and no server/app.py"),
+        ("./nowhere", "has no openenv.yaml and no server/app.py"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_line(target: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told) as caught:
+def test_what_cannot_be_served_is_said_in_one_line(target: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
         load(target)
     assert "\n" not in str(caught.value)
 
@@ -385,4 +385,4 @@ def test_a_module_that_answers_every_name_has_no_directories(tmp_path: Path) -> 
 
     found = Everything("everything")
     found.__file__ = str(tmp_path / "everything.py")
-    assert imports._places(found, above=False) == {tmp_path.resolve()}
+    assert imports._directories(found, parents=False) == {tmp_path.resolve()}

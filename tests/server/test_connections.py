@@ -117,7 +117,7 @@ async def test_connections_between_two_requests_go_after_those_that_never_asked(
 async def test_websockets_leave_places_for_requests_and_ready_says_why_they_are_refused(served: Served) -> None:
     sockets = [await served.websocket() for _ in range(SOCKETS)]
     assert [status for status, _ in sockets] == [101] * SOCKETS
-    assert len(served.connections) == SOCKETS == served.connections.most_sockets
+    assert len(served.connections) == SOCKETS == served.connections.max_sockets
     status, answer = await served.get()
     assert status == 503 and "all 9 places for WebSockets are taken" in json.loads(answer)["reasons"][0]
     status, refused = await served.websocket()

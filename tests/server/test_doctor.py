@@ -16,7 +16,7 @@ import pytest
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.cli.diagnostics.checks import examine, summary
 from errata_server.cli.diagnostics.probes import Machine, Space
-from errata_server.sandbox.base import BackendInfo, Finding, Place
+from errata_server.sandbox.base import BackendConfig, BackendInfo, Finding
 from errata_server.sandbox.namespace import checks
 from errata_server.sandbox.namespace.backend_type import NamespaceType
 from errata_server.sandbox.namespace.probes import Probes, SandboxTrial
@@ -93,7 +93,7 @@ class MadeUpProbes(Probes):
     """What its namespace backend finds."""
 
     def __init__(self, answers: Answers) -> None:
-        super().__init__(Place(Path("/srv/errata/sandboxes")))
+        super().__init__(BackendConfig(Path("/srv/errata/sandboxes")))
         self.answers = answers
 
     def kernel(self) -> str:
@@ -124,14 +124,14 @@ class MadeUpType(NamespaceType):
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
 
-    def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
+    def checks(self, config: BackendConfig, *, usable: bool) -> Iterator[Finding]:
         return checks.examine(MadeUpProbes(self.answers), usable=usable)
 
 
 def report(**given: Any) -> dict[str, Finding]:
     answers = Answers(**given)
-    place = Place(Path("/srv/errata/sandboxes"))
-    return {finding.name: finding for finding in examine(MadeUp(answers), MadeUpType(answers), place)}
+    config = BackendConfig(Path("/srv/errata/sandboxes"))
+    return {finding.name: finding for finding in examine(MadeUp(answers), MadeUpType(answers), config)}
 
 
 def test_a_machine_on_which_all_is_well_has_nothing_to_fix() -> None:
@@ -165,9 +165,9 @@ def test_a_machine_on_which_all_is_well_has_nothing_to_fix() -> None:
         ({"open_files": 4096}, "open files", "worse", "room for 1728 connections, and 72 %", "ulimit -n 14318"),
         ({"open_files": 8192}, "open files", "worse", "room for 4640 connections", "ulimit -n 14318"),
         ({"open_files": 64}, "open files", "missing", "no server with sandboxes", "ulimit -n 14318"),
-        ({"space": Space(10**9, 256 * 1024**2, 10**7)}, "disk", "worse", "fill it", "make room"),
-        ({"space": Space(10**8, 256 * 1024**2, 10**7)}, "disk", "missing", "no request runs", "make room"),
-        ({"space": Space(10**12, 10**8, 500)}, "disk", "missing", "no request runs", "make room"),
+        ({"space": Space(10**9, 256 * 1024**2, 10**7)}, "disk", "worse", "fill it", "free space"),
+        ({"space": Space(10**8, 256 * 1024**2, 10**7)}, "disk", "missing", "no request runs", "free space"),
+        ({"space": Space(10**12, 10**8, 500)}, "disk", "missing", "no request runs", "free space"),
         ({"fsync_s": 0.05}, "fsync", "worse", "at most 20 steps/s", "faster disk"),
         ({"try_port": "another program listens there"}, "port", "missing", "ends at once", "--port 0"),
     ],
@@ -199,7 +199,7 @@ def test_without_a_data_directory_nothing_is_tried_in_it() -> None:
 def test_an_unusable_data_directory_is_blamed_once_and_the_sandbox_row_points_to_it() -> None:
     found = report(try_data_dir="/proc/x: no file can be made in /proc", try_sandbox=AssertionError())
     assert found["data directory"].says.startswith("/proc/x") and "ERRATA_DATA_DIR" in found["data directory"].fix
-    assert found["sandbox"].fix == "mend the data directory first"
+    assert found["sandbox"].fix == "fix the data directory first"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_what_a_lost_socket_left_queued_does_not_act_on_its_successors_ses
     runtime = Runtime(Settings())
     sessions = Sessions(runtime, CountEnvironment, "count", ConcurrencyConfig(max_concurrent_envs=4))
     runtime.live_sessions.add(sessions)
-    session = await sessions.open(given_out=True)
+    session = await sessions.open(resumable=True)
     lost, successor = object(), object()
     sessions.lifetime.attach(session, lost)
     await sessions.admit(session, Request("reset", b"{}"), lost)

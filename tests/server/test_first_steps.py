@@ -36,7 +36,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(autouse=True)
 def nothing_was_warned_of() -> Iterator[None]:
     """What is said once in a process is said anew in each test."""
-    said = (auth._warn_of_strangers, runtime._warn_of_memory)
+    said = (auth._warn_once, runtime._warn_of_memory)
     for once in said:
         once.cache_clear()
     yield
@@ -108,7 +108,7 @@ def test_volatile_fields_of_another_type_are_refused(volatile: Any) -> None:
 
 
 def test_volatile_fields_where_nothing_runs_again_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="say deterministic too"):
+    with pytest.raises(InvalidRequest, match="set deterministic, too"):
         create_app(StampedEnvironment, CountAction, CountObservation, volatile="stamp")
 
 
@@ -134,7 +134,7 @@ async def test_a_directory_in_use_names_both_remedies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_this_machines_is_blamed_on_the_host(host: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{host} is no address of this machine: give another --host"):
+    with pytest.raises(InvalidRequest, match=f"{host} is not an address of this machine: give another --host"):
         _listen(Bind(host, 0))
 
 

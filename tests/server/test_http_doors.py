@@ -202,7 +202,7 @@ def test_an_idle_session_without_socket_ends_after_upstreams_session_timeout() -
     with TestClient(app) as client:
         created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
         deadline = time.monotonic() + 10
-        while app.state.errata.sessions.room.used and time.monotonic() < deadline:
+        while app.state.errata.sessions.capacity.used and time.monotonic() < deadline:
             client.get("/ready")
         with client.websocket_connect(f"/ws?session_id={created['result']['session_id']}") as ws:
             assert json.loads(ws.receive_text())["data"]["code"] == "SESSION_ERROR"
@@ -220,7 +220,7 @@ def test_a_detached_session_is_hibernated_and_wakes_where_it_stood() -> None:
             socket.ask("reset", {})
             socket.ask("step", {"n": 3})
         client.get("/ready")  # the loop runs on; with a ttl of 0 the session is hibernated by now
-        assert app.state.errata.sessions.room.used == 0
+        assert app.state.errata.sessions.capacity.used == 0
         with connect(client, path) as socket:
             assert socket.ask("step", {"n": 1})["data"]["observation"]["n"] == 4
 

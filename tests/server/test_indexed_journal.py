@@ -30,6 +30,7 @@ from errata_server.journal import (
     journal_in,
     journal_problems,
     journal_size,
+    salvage,
 )
 from errata_server.journal.base import Record
 from errata_server.journal.index import INDEX
@@ -412,6 +413,37 @@ async def test_an_index_damaged_while_the_server_runs_is_said_and_made_again_at_
     journal.close()
     journal = IndexedJournal(tmp_path)
     assert len(journal.turns("e1")) == 2000
+    journal.close()
+
+
+@pytest.mark.parametrize("table", ["turns", "replies", "episodes"])
+async def test_a_damaged_row_of_the_index_is_reported_and_its_removal_repairs_it(tmp_path: Path, table: str) -> None:
+    """SQLite returns a row with a flipped bit without an error."""
+    journal = IndexedJournal(tmp_path)
+    await journal.commit(session(), episode("e1"), *(delivery("e1", t, id=t + 1) for t in range(5)))
+    journal.close()
+    db = apsw.Connection(str(tmp_path / INDEX))
+    if table == "episodes":
+        db.execute("UPDATE episodes SET environment = CAST(x'ff' AS TEXT)")
+    else:
+        ((run,),) = db.execute(f"SELECT run FROM {table}").fetchall()
+        assert isinstance(run, bytes)
+        db.execute(f"UPDATE {table} SET run = ?", (run[:2] + b"\xc1" + run[3:],))  # no value of msgpack begins so
+    db.close()
+    journal = IndexedJournal(tmp_path)
+    reads: dict[str, list[Callable[[], object]]] = {
+        "turns": [lambda: journal.turns("e1"), lambda: journal.delivery("e1", 0)],
+        "replies": [lambda: journal.replies("s", 1, 5)],
+        "episodes": [lambda: journal.episode("e1")],
+    }
+    for read in reads[table]:
+        with pytest.raises(JournalUnavailable, match=rf"remove \S*{INDEX}"):
+            read()
+    journal.close()
+    assert salvage(tmp_path, dry_run=True).sessions == ()
+    (tmp_path / INDEX).unlink()
+    journal = IndexedJournal(tmp_path)
+    assert len(journal.turns("e1")) == len(journal.replies("s", 1, 5)) == 5
     journal.close()
 
 

@@ -365,7 +365,7 @@ async def test_memory_is_not_filled_by_recorded_errors() -> None:
 
 async def committed(writer: ThreadWriter, records: list[Record]) -> None:
     settled: asyncio.Future[ErrataError | None] = asyncio.get_running_loop().create_future()
-    writer.submit(records, settled.set_result)
+    writer.submit(records, lambda _, error: settled.set_result(error))
     error = await settled
     if error is not None:
         raise error

@@ -391,7 +391,7 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
             if not sessions.table.live:
                 break
             await asyncio.sleep(0.01)
-        assert sessions.room.used == 0 and not sessions.table.live
+        assert sessions.capacity.used == 0 and not sessions.table.live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
 

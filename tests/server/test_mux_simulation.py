@@ -15,8 +15,12 @@ from .simulated.__main__ import failure, shortest
 from .simulated.server import Server
 from .simulated.world import World
 
-SEEDS, BLOCKS = int(os.environ.get("ERRATA_SEEDS", "2000")), 20
-"""`make simulate SEEDS=0..99999` for more, `python -m tests.server.simulated --trace SEED` for one that failed."""
+SEEDS = int(os.environ.get("ERRATA_SEEDS", "500"))
+BLOCKS = max(1, SEEDS // 100)
+"""`make test-long` runs 2,000 and `make simulate SEEDS=0..99999` more.
+
+`python -m tests.server.simulated --trace SEED` shows one that failed.
+"""
 
 
 FOUND = {
@@ -37,7 +41,7 @@ FOUND_WIDENED = {
     536944: "likewise where both came after it was restored",
     282002: "a reward that was committed while its session was looked up was never pushed",
     284237: "likewise",
-    675031: "what followed a close was refused before replies ahead of it that were being recalled came",
+    675031: "what followed a close was refused before replies ahead of it that were being read from the journal came",
     772183: "an open that came again was refused because its environment could not be made, and it had been committed",
     1052866: "who resumed a session that was lost while its server stopped was told that its owner had closed it",
     1080168: "a session that was found lost by a read stayed in memory where its client never came back",
@@ -48,7 +52,7 @@ FOUND_WIDENED = {
 
 FOUND_INDEXED = {
     6015: "retention took a session that was opened while it planned for none, and deleted the episode it was in",
-    6206: "a close was answered by nothing where replies before it were still being recalled",
+    6206: "a close was answered by nothing where replies before it were still being read from the journal",
 }
 """Likewise, with deletions and retention on the durable journal."""
 
@@ -111,8 +115,8 @@ class Hasty(Server):
         submit = runtime.store.journal.submit
 
         def answer_first(records: Any, settled: Any, loop: Any = None) -> None:
-            submit(records, lambda error: None, loop)
-            (loop or asyncio.get_running_loop()).call_soon(settled, None)
+            submit(records, lambda *_: None, loop)
+            (loop or asyncio.get_running_loop()).call_soon(settled, records, None)
 
         runtime.store.journal.submit = answer_first
 
@@ -150,13 +154,13 @@ class Eager(Server):
 
     def __init__(self, runtime: Any, *args: Any, **more: Any) -> None:
         super().__init__(runtime, *args, **more)
-        once = self.tools.call
+        once = self.tools.call_tool
 
         async def twice(host: Any, rpc: Any) -> Any:
             await once(host, rpc)
             return await once(host, rpc)
 
-        self.tools.call = twice  # type: ignore[method-assign]
+        self.tools.call_tool = twice  # type: ignore[method-assign]
 
 
 class Lenient(Server):

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from errata_protocol.errors import InvalidRequest
 from errata_server.cli import commands
 from errata_server.cli.probe import UNCLEAR
-from errata_server.probe.actions import PYTHON, Generator
+from errata_server.probe.actions import PYTHON, ActionGenerator
 from errata_server.probe.requests import Request, recorded, with_reset
-from errata_server.probe.verdict import compared, left
+from errata_server.probe.verdict import compared, remaining_differences
 
 REPEATABLE = "tests.server.repeatable"
 
@@ -62,7 +62,7 @@ def test_recorded_lines_are_actions_resets_and_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "no actions"), ("[1]", "line 1 is no JSON object"), ("{", "no JSON")]
+    ("text", "message"), [("", "no actions"), ("[1]", "line 1 is not a JSON object"), ("{", "is not JSON")]
 )
 def test_other_lines_are_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
@@ -106,7 +106,7 @@ class Move(Action):
 
 
 def test_actions_are_drawn_from_what_is_offered_said_and_allowed() -> None:
-    generator = Generator(Move.model_json_schema(), 0)
+    generator = ActionGenerator(Move.model_json_schema(), 0)
     drawn = [generator.action({}) for _ in range(200)]
     assert {d["kind"] for d in drawn} == {"break", "water", "wait"}
     assert {d["column"] for d in drawn} == set(range(7))
@@ -117,7 +117,7 @@ def test_actions_are_drawn_from_what_is_offered_said_and_allowed() -> None:
     assert not any("metadata" in d for d in drawn)
     offered = [generator.action({"legal_moves": ["e2e4", "d2d4"]})["move"] for _ in range(100)]
     assert sum(move in ("e2e4", "d2d4") for move in offered) > 70
-    again = Generator(Move.model_json_schema(), 0)
+    again = ActionGenerator(Move.model_json_schema(), 0)
     assert [again.action({}) for _ in range(200)] == drawn
 
 
@@ -162,5 +162,5 @@ def test_a_long_text_that_holds_a_time_is_not_excepted() -> None:
 
 def test_the_turn_of_a_site_is_the_servers_and_does_not_count() -> None:
     one, other = ({"metadata": {"error_site": {"t": t}, "error_sites": [{"t": t, "line": 3}]}} for t in (15, 4))
-    assert left([one], [other], []) == []
-    assert left([{"t": 1}], [{"t": 2}], []) != []
+    assert remaining_differences([one], [other], []) == []
+    assert remaining_differences([{"t": 1}], [{"t": 2}], []) != []

@@ -57,7 +57,7 @@ def asleep(app: FastAPI) -> None:
     sessions = app.state.errata.sessions
     gone = threading.Event()
     for _ in range(1000):
-        if sessions.room.used == 0:
+        if sessions.capacity.used == 0:
             return
         gone.wait(0.01)
     raise AssertionError("a session did not hibernate")

@@ -43,7 +43,7 @@ def on_a_machine(
 
 
 async def began(sessions: Sessions) -> Session:
-    session = await sessions.open(given_out=True)
+    session = await sessions.open(resumable=True)
     await sessions.admit(session, Request("reset", b"{}"))
     await step(sessions, session, 5)
     return session
@@ -58,9 +58,9 @@ def test_a_detached_session_sleeps_after_its_ttl_and_goes_on_where_it_was() -> N
         session = await began(sessions)
         sessions.lifetime.keep_idle(session)
         await asyncio.sleep(599)
-        assert sessions.room.used == 1
+        assert sessions.capacity.used == 1
         await asyncio.sleep(2)
-        assert sessions.room.used == 0
+        assert sessions.capacity.used == 0
         assert b'"n":6,' in await step(sessions, session, 1)
 
     on_a_machine(script)

@@ -76,7 +76,7 @@ def test_a_program_that_waits_for_nothing_is_told_apart_from_one_that_waits() ->
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(SimulationError, match=r"waits for nothing.*main"):
+    with pytest.raises(SimulationError, match=r"is deadlocked.*main"):
         run(main())
 
 

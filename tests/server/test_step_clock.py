@@ -109,11 +109,11 @@ def test_an_environment_without_announcements_changes_no_capabilities() -> None:
     assert "call_timeouts_s" not in Capabilities(environment="x").model_dump(mode="json")
     told = Capabilities(environment="x", call_timeouts_s=dict(ASYNC.call_timeouts_s))
     assert told.model_dump(mode="json")["call_timeouts_s"] == {"submit": 120.0}
-    assert told.patience_s({"tool": "submit"}, 60.0) == 120.0
-    assert told.patience_s({"type": "call_tool", "tool_name": "submit"}, 60.0) == 120.0
-    assert told.patience_s({"tool": "submit"}, 600.0) == 600.0
+    assert told.step_timeout_s({"tool": "submit"}, 60.0) == 120.0
+    assert told.step_timeout_s({"type": "call_tool", "tool_name": "submit"}, 60.0) == 120.0
+    assert told.step_timeout_s({"tool": "submit"}, 600.0) == 600.0
     for other in ({"tool": "run"}, {"tool": ["submit"]}, {}, None, "submit"):
-        assert told.patience_s(other, 60.0) == 60.0
+        assert told.step_timeout_s(other, 60.0) == 60.0
     assert spec(object).call_timeouts_s == {}  # type: ignore[arg-type]
 
 

@@ -51,7 +51,7 @@ def make_app(settings: Settings | None = None) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: Starlette, door: type[uvicorn_protocols.BoundedSocket] = uvicorn_protocols.LoneSocket
+    app: Starlette, door: type[uvicorn_protocols.BoundedSocket] = uvicorn_protocols.DetachableSocket
 ) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -65,7 +65,7 @@ async def serving(
     await running
 
 
-@pytest.fixture(params=[uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
+@pytest.fixture(params=[uvicorn_protocols.BoundedSocket, uvicorn_protocols.DetachableSocket])
 async def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, int]]:
     """Where a server answers that gives 0.3 s for a request's headers."""
     monkeypatch.setattr(uvicorn_protocols, "HEADERS_S", 0.3)
@@ -192,7 +192,7 @@ async def test_who_never_reads_its_replies_is_not_read_either(address: tuple[str
 
 
 @pytest.mark.parametrize("protocol", ["", "openenv.mux.v1"])
-@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.DetachableSocket])
 async def test_a_socket_that_is_gone_leaves_nothing_to_the_garbage_collector(
     door: type[uvicorn_protocols.BoundedSocket], protocol: str
 ) -> None:
@@ -231,7 +231,7 @@ class Watching:
 async def test_a_socket_is_served_when_what_was_called_before_it_is_gone() -> None:
     lived: list[str] = []
     app = Watching(make_app(), lived)
-    for door, before in ((uvicorn_protocols.BoundedSocket, []), (uvicorn_protocols.LoneSocket, ["websocket"])):
+    for door, before in ((uvicorn_protocols.BoundedSocket, []), (uvicorn_protocols.DetachableSocket, ["websocket"])):
         async with serving(app, door) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
             await client.send('{"type":"reset","data":{}}')
             assert json.loads(await client.recv())["type"] == "observation"
@@ -251,7 +251,10 @@ async def test_what_a_socket_depends_on_is_there_as_long_as_it_lives() -> None:
     app = FastAPI(dependencies=[Depends(lock)])
     HTTPEnvServer(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=4).register_routes(app)
     app = adopt(app, runtime=simulated(), max_concurrent_envs=4)
-    async with serving(app, uvicorn_protocols.LoneSocket) as (host, port), connect(f"ws://{host}:{port}/ws") as client:
+    async with (
+        serving(app, uvicorn_protocols.DetachableSocket) as (host, port),
+        connect(f"ws://{host}:{port}/ws") as client,
+    ):
         await client.send('{"type":"reset","data":{}}')
         assert json.loads(await client.recv())["type"] == "observation"
         assert held == ["lock"]
@@ -276,7 +279,7 @@ def test_only_where_nothing_wants_to_know_of_it() -> None:
     # Old versions of FastAPI leave a router's mounts out when they include it.
     mounted = TestClient(with_mount).get("/a/health").status_code == 200
     for app in (ours, itself, Starlette(routes=[Mount("/a", ours)]), Starlette(routes=[Mount("/a", Router())])):
-        assert of(app) is uvicorn_protocols.LoneSocket
+        assert of(app) is uvicorn_protocols.DetachableSocket
     for app in (
         watched,
         rebuilt,
@@ -292,7 +295,7 @@ def test_only_where_nothing_wants_to_know_of_it() -> None:
         assert of(app) is uvicorn_protocols.BoundedSocket
 
 
-@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.DetachableSocket])
 async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_protocols.BoundedSocket]) -> None:
     def alive() -> int:
         return sum(
@@ -317,7 +320,7 @@ async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_prot
             gc.enable()
 
 
-@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.LoneSocket])
+@pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.DetachableSocket])
 async def test_who_leaves_while_replies_pile_up_is_not_served_any_longer(
     door: type[uvicorn_protocols.BoundedSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ METRICS = (
 
 def _plain(plan: Plan, which: str) -> Callable[[], Awaitable[Round]]:
     async def measure() -> Round:
-        async with stage(plan) as here:  # anew each time: stock works on for clients that have given up
+        async with stage(plan) as here:  # a new server each time: stock goes on working for clients that have given up
             server = await (here.stock("any-thread") if which == STOCK else here.errata(target("any-thread")))
             load = await here.load("plain", server)
             return await load.do("burst", sessions=plan.sessions)
@@ -41,7 +41,7 @@ def _mux(plan: Plan) -> Callable[[], Awaitable[Round]]:
 
 
 async def run(plan: Plan) -> Found:
-    """Burst upon a fresh server in each arm and round."""
+    """Open all sessions at once on a new server in each arm and round."""
     arms = {STOCK: _plain(plan, STOCK), PLAIN: _plain(plan, PLAIN), MUX_64: _mux(plan)}
     notes = ["On plain sockets one is open when its handshake is done; over mux, when its reset is answered."]
     return await alternate(plan, arms, notes)

@@ -1,4 +1,4 @@
-"""What the durable journal costs."""
+"""The cost of the durable journal: the same steps with a journal in memory, on disk, and on disk and synced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ async def run(plan: Plan) -> Found:
     kind = target("any-thread")
     async with stage(plan) as here:
         started = await asyncio.gather(
-            here.forgetful(kind), here.errata(kind, "--no-fsync", name="unsynced"), here.errata(kind, name="synced")
+            here.errata_in_memory(kind),
+            here.errata(kind, "--no-fsync", name="unsynced"),
+            here.errata(kind, name="synced"),
         )
         servers = dict(zip((MEMORY, "on disk, not synced", "on disk, synced"), started, strict=True))
 

@@ -1,4 +1,4 @@
-"""Resident memory of sessions that do nothing."""
+"""Resident memory of idle sessions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ METRICS = (
 
 
 async def _warm(load: Load) -> None:
-    """What the first session costs is the code's, not the session's."""
+    """Open, step and close one session: memory that the first one takes is mostly that of code."""
     await load.do("open", sessions=1)
     await load.do("step", seconds=60, action=ACTION, limit=3)
     await load.do("close")
 
 
 async def _held(here: Stage, server: Server, load: Load, reader: Load | None = None) -> Round:
-    """Return what a server has grown by with all sessions idle; with a ``reader`` of its metrics, hibernated."""
+    """Return a server's growth in memory with all sessions idle; with a ``reader`` of its metrics, hibernated."""
     sessions = here.plan.sessions
     await _warm(load)
     await server.quiet(64)
@@ -65,7 +65,7 @@ async def _asleep(reader: Load) -> float:
 
 def _arm(plan: Plan, which: str) -> Callable[[], Awaitable[Round]]:
     async def measure() -> Round:
-        async with stage(plan) as here:  # anew each time: a process keeps what it once had
+        async with stage(plan) as here:  # a new server each time: a process does not give back all its memory
             if which == HIBERNATED:
                 server = await here.errata(KEPT, env={"ERRATA_DETACH_TTL_S": "1"})
                 load, reader = await here.load("mux", server), await here.load("http", server)
@@ -81,7 +81,7 @@ def _arm(plan: Plan, which: str) -> Callable[[], Awaitable[Round]]:
 
 
 async def run(plan: Plan) -> Found:
-    """Open all sessions on a fresh server in each arm and round, and step each once."""
+    """Open all sessions on a new server in each arm and round, and step each once."""
     notes = [
         "(resident memory with all sessions - before) / sessions, each having done a reset and a step.",
         "Plain sockets with OpenEnv's own client settings. Hibernated: sockets gone, detach_ttl passed.",

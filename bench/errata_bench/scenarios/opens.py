@@ -1,4 +1,4 @@
-"""Opening sessions: how far until one counts as open makes the difference, so all three ways are measured."""
+"""Opening sessions. Figures depend on when a session counts as open, so all three definitions are measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..servers import Server
 from ..stage import Stage, stage
 
 THREADS_LEFT = 64
-"""More threads than these are of sessions of an earlier round."""
+"""A server with more threads still has sessions of an earlier round."""
 
 METRICS = (
     Metric("lazy_per_s", "opens a second, answered before the factory ran", "1/s"),
@@ -42,8 +42,8 @@ def _arm(
 
     async def measure() -> Round:
         bare, state, reset = await opened("nothing"), await opened("state"), await opened("reset")
-        # Where no `opened` ever came before its factory had run, it is the answer; else a read of the state is. A
-        # handshake is always done before, whatever the count says.
+        # An `opened` reply counts only if none ever came before its factory had run, else the read of a state does. A
+        # plain handshake always comes before the factory.
         early = lazy or bare["factories_missing"] > 0
         return {
             **({"lazy_per_s": bare["opens_per_s"]} if early else {}),

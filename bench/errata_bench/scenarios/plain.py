@@ -26,9 +26,9 @@ async def run(plan: Plan, *, kind: str, mux: bool = False) -> Found:
     """Hold all sessions open on every server, and step them in turn.
 
     Args:
-        plan: How it is to run.
-        kind: Which environment.
-        mux: Also over a few multiplexed sockets.
+        plan: How to run it.
+        kind: Name of the environment.
+        mux: Also measure a few multiplexed sockets.
     """
     async with stage(plan) as here:
         servers = await here.servers(kind, deflate=True)

@@ -28,7 +28,7 @@ async def run(plan: Plan) -> Found:
             stepping = asyncio.ensure_future(load.do("lose", action=ACTION))
             await asyncio.wait((stepping,), timeout=plan.seconds / 4)
             if stepping.done():
-                stepping.result()  # it says what went wrong
+                stepping.result()  # its log has the reason
             killed_at = time.monotonic()
             server.kill()
             await stepping

@@ -1,4 +1,4 @@
-"""What a step costs the server as the number of sessions grows."""
+"""The server's cost of a step by the number of sessions."""
 
 from __future__ import annotations
 

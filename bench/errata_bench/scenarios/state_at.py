@@ -37,10 +37,10 @@ def _arm(here: Stage, name: str, episodes: int) -> Callable[[], Awaitable[Round]
     async def measure() -> Round:
         nonlocal number
         number += 2
-        server = await here.errata(target("any-thread"), name=name)  # anew: SQLite's own cache is empty
+        server = await here.errata(target("any-thread"), name=name)  # a new server: SQLite's own cache is empty
         load = await here.load("http", server)
         files = sorted(journal_in(data_dir).iterdir())
-        await load.do("metric", name="errata_ready")  # the connection is open, and routes were used once
+        await load.do("metric", name="errata_ready")  # the connection is open, and each route was used once
         left = page_cache.drop(files)
         asked = {"episodes": episodes, "deliveries": DELIVERIES}
         cold = await load.do("read_states", reads=COLD_READS, seed=number, **asked)

@@ -11,7 +11,7 @@ from ..servers import Server
 from ..stage import stage, stepping
 
 SECONDS = 12.0
-"""Stock takes 6 s for one step of each of 10,000 sessions; less than two of them would be no steady state."""
+"""Seconds of stepping: stock takes 6 s for one step of each of 10,000 sessions, and a steady state needs two."""
 
 METRICS = (
     Metric("steps_per_s", "steps a second", "1/s"),
@@ -35,7 +35,7 @@ async def run(plan: Plan, *, kind: str) -> Found:
 
         arms = {STOCK: partial(step, servers[STOCK], "plain")} if plan.stock else {}
         for arm, frame in ((MUX_1, 1), (MUX_64, 64)):
-            for name in plan.errata_servers:  # the two of a pair one after the other
+            for name in plan.errata_servers:  # an arm and its counterpart on the second interpreter follow each other
                 arms[arm_of(name, arm)] = partial(step, servers[name], "mux", frame=frame)
         return await alternate(plan, arms)
 

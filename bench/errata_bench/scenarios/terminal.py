@@ -33,14 +33,14 @@ METRICS = (
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes below one."""
+    """Return the descendants of a process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rsplit(") ", 1)[1].split()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
     found: set[int] = set()
     left = [pid]
@@ -52,18 +52,18 @@ def descendants(pid: int) -> set[int]:
 
 
 def disk_kib(directory: Path) -> int:
-    """Return what a directory takes on the disk."""
+    """Return the size of a directory on the disk."""
     done = subprocess.run(["du", "-sk", str(directory)], capture_output=True, text=True)
-    return int(done.stdout.split()[0])  # du complains of what goes away while it looks, and counts the rest
+    return int(done.stdout.split()[0])  # du reports files that vanish while it runs, and counts the rest
 
 
 def live(data_dir: Path) -> int:
-    """Return how many sandboxes have a directory of their own."""
+    """Return the number of sandboxes with a directory of their own."""
     return sum(1 for _ in (data_dir / "sandboxes" / "live").glob("*/*"))
 
 
 async def run(plan: Plan) -> Found:
-    """Open all, run a command in each, look, close all; on a fresh server in each round."""
+    """Open all sessions, run a command in each, measure, close all; on a new server in each round."""
 
     async def measure() -> Round:
         async with stage(plan) as here:

@@ -1,4 +1,4 @@
-"""The client that is checked, as a process."""
+"""The client under test, as a process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Program:
     """A running client.
 
     Args:
-        process: It.
-        reply_s: How long an answer may take, in seconds.
+        process: Its process.
+        reply_s: Time limit for an answer, in seconds.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, reply_s: float) -> None:
@@ -52,7 +52,7 @@ class Program:
             self.errors = (self.errors + line)[-4000:]
 
     async def say(self, session: str, kind: str, data: Any = None) -> None:
-        """Give a request to the client."""
+        """Send a request to the client."""
         assert self.process.stdin is not None
         line = {"session": session, "type": kind, **({} if data is None else {"data": data})}
         try:
@@ -65,7 +65,7 @@ class Program:
         """Wait for the next answer of a session.
 
         Raises:
-            Broken: None came.
+            Broken: None came in time.
         """
         deadline = time.monotonic() + self.reply_s
         async with self._news:
@@ -84,15 +84,15 @@ class Program:
                     continue
 
     async def ask(self, session: str, kind: str, data: Any = None) -> Answer:
-        """Give a request and wait for its answer."""
+        """Send a request and wait for its answer."""
         await self.say(session, kind, data)
         return await self.answer(session)
 
     async def total(self, session: str, kind: str, data: Any, total: float) -> Answer:
-        """Give a request whose observation has this total.
+        """Send a request and check that its observation has this total.
 
         Raises:
-            Broken: It has another one, or the answer is another.
+            Broken: The observation has another total, or the answer is not an observation.
         """
         answer = await self.ask(session, kind, data)
         if answer["type"] == "error" and (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
@@ -105,7 +105,16 @@ class Program:
 
 @asynccontextmanager
 async def program(command: Sequence[str], url: str, reply_s: float) -> AsyncIterator[Program]:
-    """Start a client against a server, and end it with everything that it started."""
+    """Start a client against a server, and kill its process group at the end.
+
+    Args:
+        command: Its command line; ``url`` is appended, and is also in the variable ``BASE_URL``.
+        url: URL of the server.
+        reply_s: Time limit for each of its answers, in seconds.
+
+    Raises:
+        OSError: The command cannot be started.
+    """
     process = await asyncio.create_subprocess_exec(
         *command,
         url,

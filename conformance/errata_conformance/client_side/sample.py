@@ -1,4 +1,5 @@
-"""A small client that follows RFC 014, 015 and 016, driven by JSON lines; ``--defect NAME`` makes a wrong one of it."""
+"""A small client that follows RFC 014, 015 and 016, driven by JSON lines; ``--defect NAME`` makes it
+break a statement."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ REFUSED = {"OUT_OF_ORDER", "CONFLICT", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_R
 
 
 class Stopped(Exception):
-    """A defect ends the client."""
+    """A defect makes the client stop."""
 
 
 @dataclass
@@ -67,11 +68,12 @@ class Session:
 
 
 class Client:
-    """Both ways to speak with a server: envelopes where it names the subprotocol, else a plain socket a session.
+    """A client that uses a multiplexed socket if the server accepts the subprotocol, else a plain socket for each
+    session.
 
     Args:
         url: Base URL of the server.
-        defect: Name of what is wrong, or None.
+        defect: Name of its defect, or None.
     """
 
     def __init__(self, url: str, defect: str | None) -> None:
@@ -94,7 +96,7 @@ class Client:
         return await connect(where, subprotocols=offered, max_size=None, proxy=None, ping_interval=None)
 
     async def handle(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Do what a line asks for; return the answer."""
+        """Execute a request and return the answer."""
         session = self.sessions.setdefault(line["session"], Session())
         kind, data = line["type"], line.get("data", {})
         if self.mux is None and not self.plain:
@@ -112,7 +114,10 @@ class Client:
     # A plain socket
 
     async def probe(self, session: Session) -> dict[str, Any]:
-        """Ask what the server offers; UNKNOWN_TYPE is an answer."""
+        """Send a ``capabilities`` message and return the reply's ``data``.
+
+        A server without the extension replies with an error (UNKNOWN_TYPE); the result is then ``{}``.
+        """
         await session.socket.send('{"type":"capabilities"}')
         reply = json.loads(await session.socket.recv())
         if reply["type"] == "error" and self.wrong("closed-by-unknown-type"):
@@ -120,7 +125,7 @@ class Client:
         return reply["data"] if reply["type"] == "capabilities" else {}
 
     async def handle_plain(self, session: Session, kind: str, data: Any) -> dict[str, Any]:
-        """Do what a line asks for on a plain socket."""
+        """Execute a request on a plain socket."""
         if session.socket is None:
             session.socket = await self.connect(offer=False)
         if kind == "fork":
@@ -133,13 +138,17 @@ class Client:
         return {"type": reply["type"], "data": reply["data"]}
 
     async def fork(self, session: Session, data: dict[str, Any]) -> dict[str, Any]:
-        """Fork over HTTP and attach the child."""
+        """Fork over HTTP and attach the child; return the server's error if it answers with one."""
         place = (await self.probe(session)).get("session")
         if not place:
             return {"type": "error", "data": {"code": "NOT_SUPPORTED"}}
-        made = await asyncio.to_thread(
+        status, text = await asyncio.to_thread(
             self.post, f"/episodes/{place['eid']}/fork", {"t": data["t"], "request_id": name()}
         )
+        made = decoded(text)
+        if status >= 300 or not {"session_id", "eid"} <= set(made):
+            unnamed = {"code": f"HTTP_{status}", "message": f"the fork was answered with {text}"}
+            return {"type": "error", "data": made if "code" in made else unnamed}
         child = Session()
         child.socket = await self.connect(f"?session_id={made['session_id']}", offer=False)
         here = (await self.probe(child)).get("session") or {}
@@ -148,17 +157,31 @@ class Client:
         self.sessions[data["child"]] = child
         return {"type": "forked", "data": made}
 
-    def post(self, path: str, body: Any) -> Any:
-        """Post JSON."""
+    def post(self, path: str, body: Any) -> tuple[int, str]:
+        """Send a POST request with a JSON body, and return the status and the body of the response.
+
+        Args:
+            path: Path of the request, from the root of the host.
+            body: The value to send.
+
+        Raises:
+            OSError: The server cannot be reached, or did not answer within 10 s.
+        """
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-        connection.request("POST", path, encode(body), {"Content-Type": "application/json"})
-        return json.loads(connection.getresponse().read())
+        try:
+            connection.request("POST", path, encode(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except http.client.HTTPException as error:
+            raise OSError(f"POST {path}: {type(error).__name__}: {error}") from None
+        finally:
+            connection.close()
 
     # A multiplexed socket
 
     async def handle_mux(self, session: Session, kind: str, data: Any) -> dict[str, Any]:
-        """Do what a line asks for on the multiplexed socket."""
+        """Execute a request on the multiplexed socket."""
         if session.fence == 0:
             await self.attach(session)
         if kind == "state":
@@ -190,12 +213,12 @@ class Client:
                     return await self.reply(session, id, kind, text)
 
     async def send(self, session: Session, id: int, kind: str, text: str) -> None:
-        """Send a numbered request."""
+        """Send a request with an id."""
         assert self.mux is not None
         await self.mux.send(f'{{"sid":"{session.sid}","id":{id},"type":"{kind}","data":{text}}}')
 
     async def attach(self, session: Session) -> int:
-        """Open or resume; return next_id."""
+        """Open or resume a session and return its next_id."""
         assert self.mux is not None
         fresh = session.fence == 0 or self.wrong("opens-anew")
         if fresh and session.fence:
@@ -217,7 +240,7 @@ class Client:
                 raise Stopped
 
     async def come_back(self, session: Session) -> int:
-        """Connect again and resume; return next_id."""
+        """Connect again and resume a session; return its next_id."""
         while True:
             try:
                 self.mux = await self.connect()
@@ -229,7 +252,7 @@ class Client:
         """Wait for the reply to a request.
 
         Raises:
-            Again: It was refused: send it again.
+            Again: It was refused and has to be sent again.
         """
         while True:
             text = await self.next()
@@ -252,7 +275,7 @@ class Client:
             return {"type": message["type"], "data": data}
 
     async def read(self, session: Session, data: Any) -> dict[str, Any]:
-        """Read a delivery, and compare its digest."""
+        """Read a delivery and verify its digest."""
         assert self.mux is not None
         session.q += 1
         await self.mux.send(encode({"sid": session.sid, "q": session.q, "type": "state", "data": data}))
@@ -273,14 +296,14 @@ class Client:
             return {"type": message["type"], "data": message["data"]}
 
     def check(self, message: dict[str, Any], payload: str) -> None:
-        """Look into an observation."""
+        """Stop at an observation with an unknown error kind, for the defect that accepts known ones only."""
         observation = message["data"].get("observation") or {}
         known = {None, "command_not_found", "own"}
         if self.wrong("known-kinds-only") and observation.get("error_kind") not in known:
             raise Stopped
 
     async def next(self) -> str:
-        """Return the next envelope's text; parts are put together."""
+        """Return the text of the next envelope, assembled if it came in parts."""
         assert self.mux is not None
         if self._of is not self.mux:  # what a lost connection began is lost with it
             self._waiting, self._parts, self._of = [], {}, self.mux
@@ -304,12 +327,21 @@ class Client:
             self._waiting += elements(frame if isinstance(frame, str) else frame.decode())
 
 
+def decoded(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text, an empty one if there is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class Again(Exception):
     """A request has to be sent again.
 
     Args:
-        wait_s: After so many seconds.
-        id: Under this id, or None for its own.
+        wait_s: Time to wait before, in seconds.
+        id: Id to use, or None for the same one.
     """
 
     def __init__(self, wait_s: float, id: int | None) -> None:
@@ -318,7 +350,7 @@ class Again(Exception):
 
 
 async def main(url: str, defect: str | None) -> None:
-    """Read lines, and print answers, until standard input ends."""
+    """Read requests and print answers until standard input ends."""
     client = Client(url, defect)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

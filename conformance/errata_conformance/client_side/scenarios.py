@@ -1,4 +1,4 @@
-"""The scenarios: what a client of RFC 014, 015 and 016 has to do when things go wrong."""
+"""The scenarios for clients: what a client of RFC 014, 015 and 016 has to do when things go wrong."""
 
 from __future__ import annotations
 
@@ -34,11 +34,17 @@ def scenario(statement: str, name: str) -> Callable[[Body], Body]:
 
 
 async def run_client(command: Sequence[str], only: Collection[str] = ()) -> list[Result]:
-    """Hold a client against the RFCs.
+    """Check whether a client follows the RFCs: run the scenarios one after another, each with a server of its own.
 
     Args:
-        command: The program and its arguments; the base URL is added.
-        only: Ids of statements; empty for all.
+        command: The client's program and its arguments; the base URL of the server is appended.
+        only: Ids of the statements to check; empty for all.
+
+    Returns:
+        One result per scenario. A statement may have several scenarios.
+
+    Raises:
+        OSError: The program cannot be started.
     """
     results = []
     for statement, name, body in SCENARIOS:
@@ -72,7 +78,7 @@ async def _run(statement: str, name: str, body: Body, command: Sequence[str]) ->
 
 
 def connected(stage: Stage) -> None:
-    """Go on if the client came by a multiplexed socket.
+    """Check that the client connected to a multiplexed socket.
 
     Raises:
         Broken: It did not.
@@ -160,7 +166,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 def fences(stage: Stage) -> list[Any]:
-    """Return the fences of all attaches, in their order."""
+    """Return the fences of all attaches, in order."""
     attaches = [one["data"] for one in stage.of("open")]
     attaches += [entry for one in stage.of("resume") for entry in one["data"]]
     return [one.get("fence") for one in attaches]
@@ -168,10 +174,10 @@ def fences(stage: Stage) -> list[Any]:
 
 @asynccontextmanager
 async def fenced(stage: Stage) -> AsyncIterator[None]:
-    """Blame a failure on the fences, where they do not count up.
+    """Report the fences as broken if they do not increase; called where a failure may come from them.
 
     Raises:
-        Blocked: They do not.
+        Blocked: They do not increase.
     """
     try:
         yield
@@ -183,10 +189,10 @@ async def fenced(stage: Stage) -> AsyncIterator[None]:
 
 
 def sent_once(stage: Stage) -> None:
-    """Go on if each id stands for one request.
+    """Check that each id was used for one request only.
 
     Raises:
-        Broken: It does not.
+        Broken: It was not.
     """
     by_id: dict[tuple[Any, Any], str] = {}
     for one in stage.of(*NUMBERED):

@@ -1,4 +1,4 @@
-"""The server that a client meets: the sample server, whose connections can be cut and whose messages can be changed."""
+"""The server for client checks: the sample server, whose connections can be cut and whose messages can be changed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Envelope = dict[str, Any]
 
 @dataclass
 class Seen:
-    """One message of the client.
+    """One message from the client.
 
     Args:
         connection: Number of its connection, from 0.
-        envelope: It.
+        envelope: The message.
     """
 
     connection: int
@@ -37,9 +37,9 @@ class Stage:
     """A server for one scenario.
 
     Args:
-        multiplexed: Whether it names the subprotocol.
-        on_message: Called with each envelope of the client; if it returns False, the server does not see it.
-        on_send: Called with (head, payload) of each message of the server; returns the texts to send in its place.
+        multiplexed: Whether it accepts the subprotocol.
+        on_message: Called with each envelope from the client; if it returns False, the server does not get it.
+        on_send: Called with (head, payload) of each message from the server; returns the texts to send instead.
     """
 
     multiplexed: bool = True
@@ -54,7 +54,7 @@ class Stage:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cut(self) -> None:
-        """Break every connection, as a network does."""
+        """Abort every connection, as a network failure does."""
         for writer in list(self._links):
             writer.transport.abort()
 
@@ -64,16 +64,16 @@ class Stage:
         return [one for one in self.server.sockets if isinstance(one, StageSocket)]
 
     def inject(self, text: str) -> None:
-        """Send a text to the client, on every socket."""
+        """Send a text to the client on every socket."""
         for socket in self.sockets:
             socket.out.put_nowait(text)
 
     def of(self, *kinds: str) -> list[Envelope]:
-        """Return the client's messages of some types."""
+        """Return the client's messages of the given types."""
         return [one.envelope for one in self.seen if one.envelope.get("type") in kinds]
 
     def received(self, text: str) -> str | None:
-        """Note a frame; return what the server gets of it."""
+        """Record a frame, and return the part of it that the server gets."""
         kept = []
         for one in elements(text):
             envelope = json.loads(one)
@@ -86,22 +86,22 @@ class Stage:
 
 
 class StageSocket(Socket):
-    """Lets the stage see and change what is said."""
+    """A socket of the sample server whose messages the stage sees and can change."""
 
     stage: Stage
 
     def receive(self, frame: str) -> None:
-        """Take what the stage lets through."""
+        """Process the part of a frame that the stage lets through."""
         kept = self.stage.received(frame)
         if kept is not None:
             self.pass_on(kept)
 
     def pass_on(self, frame: str) -> None:
-        """Take a frame that the stage does not see."""
+        """Process a frame without the stage."""
         super().receive(frame)
 
     def send(self, head: Envelope, payload: str) -> None:
-        """Send what the stage makes of a message."""
+        """Send the texts that the stage's ``on_send`` returns for a message; if that is None, the message itself."""
         texts = self.stage.on_send(head, payload)
         if texts is None:
             super().send(head, payload)
@@ -110,7 +110,7 @@ class StageSocket(Socket):
 
 
 class StageServer(Server):
-    """The sample server on a stage."""
+    """The sample server with the sockets of a stage."""
 
     def __init__(self, world: World, stage: Stage) -> None:
         super().__init__(world)
@@ -118,7 +118,7 @@ class StageServer(Server):
         self.socket_type = type("StageSocket", (StageSocket,), {"stage": stage})
 
     async def ws(self, connection: WebSocket) -> None:
-        """Serve a socket, as the stage wants it."""
+        """Serve a socket as the stage requires."""
         self.stage.offered.append(list(connection.scope["subprotocols"]))
         self.stage.queries.append(connection.scope["query_string"].decode())
         if not self.stage.multiplexed:
@@ -127,13 +127,18 @@ class StageServer(Server):
 
 
 def text_of(head: Envelope, payload: str) -> str:
-    """Return a message as the sample server sends it."""
+    """Return a message in the form that the sample server sends."""
     return f'{encode(head)[:-1]},"data":{payload}}}'
 
 
 @asynccontextmanager
 async def staged(stage: Stage, world: World | None = None) -> AsyncIterator[Stage]:
-    """Run a stage's server, behind a proxy whose connections can be cut."""
+    """Run a server for a stage while the block runs, behind a proxy whose connections `Stage.cut` aborts.
+
+    Args:
+        stage: The stage. It is yielded, with ``url`` (of the proxy) and ``server`` set.
+        world: State of the server; a new one by default. Its sessions' workers are cancelled at the end.
+    """
     world = world or World()
     stage.server = StageServer(world, stage)
     server = running(world, 0, server=stage.server)

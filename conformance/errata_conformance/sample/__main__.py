@@ -1,4 +1,4 @@
-"""``python -m errata_conformance.sample``: serve the tally, or one of the wrong servers."""
+"""``python -m errata_conformance.sample``: serve the tally environment, with or without a defect."""
 
 from __future__ import annotations
 

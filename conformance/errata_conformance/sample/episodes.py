@@ -1,4 +1,4 @@
-"""Episodes, their deliveries, and the environment that makes them: what plain and multiplexed sessions share."""
+"""Episodes, their deliveries, and the environment that makes them; used by plain and multiplexed sessions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ STATUS = {"VALIDATION_ERROR": 422, "CONFLICT": 409, "NOT_SUPPORTED": 501}
 
 
 class Refusal(Exception):
-    """An error frame.
+    """An error to answer with.
 
     Args:
-        code: As in the texts.
-        message: For people.
-        fields: Of the code.
+        code: Error code of the RFCs.
+        message: Text for people.
+        fields: Further fields of the code.
     """
 
     def __init__(self, code: str, message: str = "", **fields: Any) -> None:
@@ -40,13 +40,13 @@ class Refusal(Exception):
 
 @dataclass
 class Episode:
-    """What was delivered.
+    """The deliveries of an episode.
 
     Args:
         eid: Its key.
-        owner: Token of the principal.
-        episode_id: The client's, or None.
-        origin: Of a fork.
+        owner: Token of its principal.
+        episode_id: The client's own id, or None.
+        origin: For a fork, its parent and t.
     """
 
     eid: str
@@ -72,14 +72,14 @@ class Episode:
 
 
 class World:
-    """A server's state.
+    """The state of a server.
 
     Args:
-        defect: Name of what is wrong with it, or None.
-        declared: Whether observations declare markers.
+        defect: Name of its defect, or None.
+        declared: Whether observations declare marker fields.
         recovery: ``reexecute`` or ``none``.
-        tokens: Of principals; None: everybody may come.
-        production: Without replay, fork and rewards routes.
+        tokens: Tokens of principals; None for no authentication.
+        production: Whether replay, fork and reward routes are left out.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class World:
         return found
 
     def episode(self, eid: Any, owner: str | None) -> Episode:
-        """Return an episode of a principal.
+        """Return a principal's episode.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is none with that eid.
         """
         found = self.episodes.get(eid) if isinstance(eid, str) else None
         if found is None or (found.owner != owner and not self.wrong("episodes-of-all")):
@@ -130,10 +130,12 @@ class World:
         return found
 
     def payload(self, episode: Episode, t: int) -> str:
-        """Return what was delivered at t.
+        """Return the payload of delivery t.
+
+        A wrong server may refuse old deliveries, leave out a field of the refusal, or return the payload encoded again.
 
         Raises:
-            Refusal: Nothing was.
+            Refusal: ``T_OUT_OF_RANGE``: the episode has no delivery t.
         """
         if t > episode.t:
             fields: dict[str, Any] = {"eid": episode.eid, "t": t, "deliveries": len(episode.payloads)}
@@ -153,7 +155,7 @@ class World:
         )
 
     def forked(self, eid: Any, t: int, owner: str | None) -> Episode:
-        """Make a child.
+        """Make a fork.
 
         Raises:
             Refusal: It cannot be made.
@@ -206,10 +208,10 @@ class Instance:
         return self.episode.place if self.episode is not None else {"eid": None, "t": None}
 
     async def ready(self) -> Tally:
-        """Return the environment where the episode stands; a fork first runs what leads to it.
+        """Return the environment at the episode's position; for a fork, run the requests before it first.
 
         Raises:
-            Refusal: The re-execution differs.
+            Refusal: An answer differs from the one recorded.
         """
         if self.lost and not self.world.wrong("lost-goes-on"):
             raise Refusal("SESSION_LOST", **self.place)
@@ -238,7 +240,7 @@ class Instance:
         return await env.step(data, t)
 
     async def reset(self, data: dict[str, Any]) -> str:
-        """Begin an episode; return what is delivered."""
+        """Begin an episode; return the delivery."""
         place: Any = data.get("injected_state")
         exact = isinstance(place, dict) and set(place) == {"episode_id", "t"} and isinstance(place["episode_id"], str)
         if self.world.wrong("injected-any-form"):
@@ -264,11 +266,11 @@ class Instance:
         return self._delivered("reset", data, payload)
 
     async def step(self, data: Any, strict: bool = False, kind: str = "step") -> str:
-        """Run a step, or a tool call; return what is delivered.
+        """Run a step or a tool call; return the delivery.
 
         Args:
             data: The action, or a JSON-RPC request.
-            strict: NaN is an error, as on a multiplexed socket.
+            strict: Whether NaN is an error, as on a multiplexed socket.
             kind: ``step`` or ``mcp``.
 
         Raises:
@@ -344,7 +346,7 @@ class Instance:
         return {**head, "digest": self.world.digest(payload)}, payload
 
     def mcp(self, request: Any) -> dict[str, Any]:
-        """Answer an MCP method that is no call of a tool."""
+        """Answer an MCP method other than a tool call."""
         method, id = (request.get(name) for name in ("method", "id"))
         if method == "tools/list":
             names = ["add", *(["fork_episode"] if self.world.wrong("fork-as-tool") else [])]

@@ -92,17 +92,17 @@ class MuxSession(Instance):
         return {"next_id": self.next_id, **self.place, **rest}
 
     def say(self, head: dict[str, Any], payload: str) -> None:
-        """Send a message to the socket that speaks for the session."""
+        """Send a message to the socket that the session is attached to."""
         if self.socket is not None:
             self.socket.send({"sid": self.sid, **head}, payload)
 
     # Requests
 
     def request(self, id: int, message: dict[str, Any], data: str, socket: Socket) -> None:
-        """Take a numbered request.
+        """Admit a request with an id.
 
         Raises:
-            Refusal: It is not accepted.
+            Refusal: It is not admitted.
         """
         wrong, kind = self.world.wrong, message["type"]
         known = self.requests.get(id)
@@ -131,7 +131,7 @@ class MuxSession(Instance):
             self.queue.put_nowait(id)
 
     def repeated(self, id: int, known: Request, kind: str, data: str) -> None:
-        """Answer a request whose id was used.
+        """Answer a request whose id was used before.
 
         Raises:
             Refusal: It is another request, or its reply was deleted.
@@ -149,7 +149,7 @@ class MuxSession(Instance):
             self.reply(id)
 
     def check(self, condition: dict[str, Any]) -> None:
-        """Compare `if` with where the session stands.
+        """Compare `if` with the session's position.
 
         Raises:
             Refusal: They differ.
@@ -186,7 +186,7 @@ class MuxSession(Instance):
         self.finish(id, head, payload)
 
     async def bounded(self, request: Request) -> tuple[dict[str, Any], str]:
-        """Run a request within its deadline."""
+        """Run a request with its deadline."""
         left: float | None = None
         if request.deadline_ms is not None and not self.world.wrong("deadline-ignored"):
             since = time.monotonic() if self.world.wrong("deadline-from-turn") else request.came
@@ -225,12 +225,12 @@ class MuxSession(Instance):
         return {"type": kind, **self.place, "digest": self.world.digest(payload)}, payload
 
     async def idle(self) -> None:
-        """Wait until every request that was accepted has its reply."""
+        """Wait until every admitted request has its reply."""
         for request in list(self.requests.values()):
             await request.done.wait()
 
     def fork(self, data: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Make a session that stands at t.
+        """Make a session that continues from delivery t.
 
         Raises:
             Refusal: It cannot be made.
@@ -288,10 +288,10 @@ class MuxSession(Instance):
     # Attachment
 
     def attach(self, socket: Socket, fence: int | None, answer: str, last: int, last_seq: int) -> None:
-        """Attach the session to a socket, and send what it missed.
+        """Attach the session to a socket, and send what was missed.
 
         Raises:
-            Refusal: It stays where it is.
+            Refusal: It is not attached.
         """
         wrong = self.world.wrong
         here = {"next_id": self.next_id, **self.place}
@@ -332,7 +332,7 @@ class MuxSession(Instance):
                 self.push(push)
 
     def missed(self, last: int) -> None:
-        """Send the recorded replies behind `last`."""
+        """Send the recorded replies after id `last`."""
         for id in sorted(self.requests):
             if id > last and not self.requests[id].acknowledged:
                 self.reply(id)
@@ -342,14 +342,14 @@ class MuxSession(Instance):
         self.say({"seq": push["seq"], "type": "reward"}, push["payload"])
 
     def rewarded(self, episode: Episode, reward: dict[str, Any]) -> None:
-        """Number and push a reward."""
+        """Give a reward a seq and push it."""
         self.seq += 2 if self.world.wrong("reward-seq-gap") else 1
         self.pushes.append({"seq": self.seq, "payload": encode({"eid": episode.eid, **reward})})
         if not self.world.wrong("reward-not-pushed"):
             self.push(self.pushes[-1])
 
     def detached(self) -> None:
-        """The socket is lost."""
+        """Called when the socket is lost."""
         self.socket = None
         if self.world.wrong("replies-once"):
             for request in self.requests.values():
@@ -396,11 +396,11 @@ class Socket:
             )
 
     def error(self, address: dict[str, Any], error: Refusal) -> None:
-        """Send an error under an address."""
+        """Send an error with an address."""
         self.send({**address, "type": "error"}, encode(error.data))
 
     def receive(self, frame: str) -> None:
-        """Take a frame."""
+        """Process a frame."""
         try:
             texts = self.read(frame)
         except Refusal as error:
@@ -436,7 +436,7 @@ class Socket:
             self.take(text, message)
 
     def refused(self, text: str) -> None:
-        """Use up the id of what was refused, in the server that does so."""
+        """Use up the id of a refused request, for the defect that does so."""
         message = _object(text)
         session = self.world.sessions.get(str(message.get("sid")))
         if self.world.wrong("refusal-uses-id") and session is not None and message.get("id") == session.next_id:
@@ -446,7 +446,7 @@ class Socket:
         """Return the texts of a frame's envelopes.
 
         Raises:
-            Refusal: It is no frame.
+            Refusal: It is not a frame.
         """
         if len(frame.encode()) > LIMITS["max_frame"]:
             raise Refusal("FRAME_TOO_LARGE")
@@ -464,10 +464,10 @@ class Socket:
         return texts
 
     def check(self, text: str) -> None:
-        """Go on if a text is an envelope.
+        """Validate an envelope.
 
         Raises:
-            Refusal: It is none.
+            Refusal: It is not valid.
         """
         wrong, message = self.world.wrong, _object(text)
         kind = message.get("type")
@@ -511,7 +511,7 @@ class Socket:
             raise Refusal("INVALID_ENVELOPE")
 
     def take(self, text: str, message: dict[str, Any]) -> None:
-        """Take an envelope; answer a refusal."""
+        """Process an envelope; answer a refusal with an error."""
         address: dict[str, Any] = {
             k: int(message[k]) if k != "sid" else message[k] for k in ("sid", "id", "q") if k in message
         }
@@ -525,12 +525,12 @@ class Socket:
             self.error(address, error)
 
     async def later(self, session: MuxSession, address: dict[str, Any], error: Refusal) -> None:
-        """Send a refusal after the running request."""
+        """Send a refusal after the reply of the running request."""
         await session.idle()
         self.error(address, error)
 
     def admit(self, text: str, message: dict[str, Any]) -> None:
-        """Do what an envelope asks for.
+        """Execute a message.
 
         Raises:
             Refusal: It is refused.
@@ -559,7 +559,7 @@ class Socket:
             self.of_session(session, message, raw)
 
     def of_session(self, session: MuxSession, message: dict[str, Any], raw: str) -> None:
-        """Do what an envelope asks of a session."""
+        """Execute a message to a session."""
         kind, data = message["type"], message.get("data", {})
         if kind == "ack":
             for id, request in session.requests.items():
@@ -603,10 +603,10 @@ class Socket:
             self.error({"sid": session.sid, "q": q}, error)
 
     def joined(self, message: dict[str, Any]) -> None:
-        """Take a part; do what the whole asks for once it is there.
+        """Add a part; after the last one, process the message.
 
         Raises:
-            Refusal: It does not follow.
+            Refusal: It is not the part that follows.
         """
         address = tuple(message.get(name) for name in ("sid", "id", "q"))
         data = message["data"]
@@ -627,10 +627,10 @@ class Socket:
         self.receive(whole)
 
     def open(self, sid: str, data: dict[str, Any]) -> None:
-        """Make or find a session, and attach it.
+        """Open a session or find it, and attach it.
 
         Raises:
-            Refusal: It is another's.
+            Refusal: It belongs to another principal or has another key.
         """
         sessions = self.world.sessions
         if sid not in sessions or (self.world.wrong("open-forgets") and sessions[sid].key == data["key"]):
@@ -671,7 +671,7 @@ class Socket:
         self.send({"q": q, "type": "group_closed"}, encode({"closed": closed}))
 
     def gone(self) -> None:
-        """The connection has ended."""
+        """Called when the connection is closed."""
         self.closed = True
         for session in list(self.world.sessions.values()):
             session.others.discard(self)
@@ -696,7 +696,7 @@ def _refused(name: str) -> Any:
 
 
 def _canonical(text: str) -> str:
-    """Return a form in which equal data is equal: 1 and 1.0 are, 1 and true are not."""
+    """Return a text that is equal for equal data: 1 and 1.0 are equal, 1 and true are not."""
 
     def number(digits: str) -> float:
         return float(digits) if -(2**53) < int(digits) < 2**53 else int(digits)
@@ -705,7 +705,7 @@ def _canonical(text: str) -> str:
 
 
 def _depth(text: str) -> int:
-    """Return how deep arrays and objects lie in each other."""
+    """Return the number of nested levels of arrays and objects."""
     depth = most = 0
     for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
         if token[0] in "[{":

@@ -1,4 +1,4 @@
-"""The sample server: plain and multiplexed ``/ws``, and the routes."""
+"""The sample server: plain and multiplexed sockets on ``/ws``, and the HTTP routes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,31 @@ PLAIN_KEYS = {"reset": {"type", "data"}, "step": {"type", "data"}, "mcp": {"type
 
 
 class PlainSession(Instance):
-    """A session of one plain socket, or of one at a time where it has a session_id."""
+    """A session of a plain socket; with a session_id, of several sockets one after another."""
 
     session_id: str | None = None
     attached = False
     told = False
 
     def head(self, kind: str, payload: str) -> dict[str, Any]:
-        """Return a delivery's fields beside data."""
+        """Return the fields of a delivery beside data."""
         if not self.told and not self.world.wrong("always-places"):
             return {"type": kind}
         return {"type": kind, **self.place, "digest": self.world.digest(payload)}
 
     async def answer(self, message: Any) -> str:
-        """Return the frame that answers a message.
+        """Execute a client's message and return the text of the frame that answers it.
+
+        Args:
+            message: The decoded JSON of the client's frame. Valid is an object whose ``type`` is ``reset``, ``step``,
+                ``mcp``, ``state`` or, if the server offers it, ``capabilities``. ``step`` and ``mcp`` need an object as
+                ``data``. ``close`` is refused: the caller handles it.
+
+        Returns:
+            The answer as JSON text.
 
         Raises:
-            Refusal: It is an error.
+            Refusal: The message is invalid, or its execution failed; the caller sends it as an error frame.
         """
         if not isinstance(message, dict):
             raise Refusal("VALIDATION_ERROR")
@@ -68,7 +76,7 @@ class PlainSession(Instance):
         return spliced(self.head("mcp" if kind == "mcp" else "observation", payload), payload)
 
     async def state_answer(self, message: dict[str, Any]) -> str:
-        """Answer state, and state(t)."""
+        """Answer state and state(t)."""
         if set(message) - {"type", "data"} and not self.world.wrong("lax-state"):
             raise Refusal("VALIDATION_ERROR")
         if "data" not in message:
@@ -85,7 +93,7 @@ class PlainSession(Instance):
 
 
 def spliced(head: dict[str, Any], payload: str) -> str:
-    """Return {...head, "data": payload} with the payload's own bytes."""
+    """Return {...head, "data": payload} with the payload's exact bytes."""
     return f'{encode(head)[:-1]},"data":{payload}}}'
 
 
@@ -132,10 +140,10 @@ class Server:
     # HTTP
 
     def owner(self, connection: Any) -> str | None:
-        """Return the principal.
+        """Return the principal of a request.
 
         Raises:
-            PermissionError: There is no token of ours.
+            PermissionError: It has no valid token.
         """
         if self.world.tokens is None:
             return None
@@ -165,7 +173,7 @@ class Server:
         return JSONResponse(found)
 
     async def mcp(self, request: Request) -> Response:
-        """Answer JSON-RPC: sessions of plain sockets are made and closed here."""
+        """Answer JSON-RPC; it can open and close plain sessions."""
         try:
             asked = json.loads(await request.body())
         except ValueError:
@@ -236,7 +244,7 @@ class Server:
         return JSONResponse([{"eid": episode.eid, **one} for one in episode.rewards])
 
     async def reward(self, request: Request) -> Response:
-        """Take one reward, or an array of them, all or nothing."""
+        """Add one reward, or an array of them, all or none."""
         wrong = self.world.wrong
         episode = self.world.episode(request.path_params["eid"], self.owner(request))
         try:
@@ -364,7 +372,7 @@ class Server:
             sender.cancel()
 
     async def drain(self) -> None:
-        """Say goaway, answer what was accepted, and close."""
+        """Send goaway, answer what was admitted, and close."""
         self.stopping = True
         for socket in list(self.sockets):
             if not self.world.wrong("stops-silently"):
@@ -394,7 +402,7 @@ class Running(uvicorn.Server):
 
 
 def running(world: World, port: int, host: str = "127.0.0.1", server: Server | None = None) -> Running:
-    """Return a server that is ready to run: of a world, or one that is given."""
+    """Return a server that is ready to run, for a world or for a given application."""
     server = server or Server(world)
     config = uvicorn.Config(
         server.app,

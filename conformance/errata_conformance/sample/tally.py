@@ -1,4 +1,4 @@
-"""The tally: an environment that adds numbers, and fails in every way that a check needs."""
+"""The tally environment: it adds numbers, and can fail in every way that a check needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTION = {
 
 
 class InvalidAction(Exception):
-    """The action does not validate."""
+    """The action is not valid."""
 
 
 class MachineFailed(Exception):
@@ -37,8 +37,9 @@ class Tally:
     """One instance.
 
     Args:
-        wrong: Returns whether the server has a defect of this name.
-        declared: Whether the observation's class has the five fields; else they stand in metadata where a turn failed.
+        wrong: Returns whether the server has a defect of that name.
+        declared: Whether the observation's class declares the five marker fields; if not, a failed turn has them in
+            metadata.
     """
 
     def __init__(self, wrong: Callable[[str], bool], declared: bool) -> None:
@@ -48,7 +49,7 @@ class Tally:
         self.episode_id: str | None = None
 
     def reset(self, episode_id: str | None) -> dict[str, Any]:
-        """Begin again."""
+        """Set the sum to zero and begin an episode."""
         self.total, self.steps, self.episode_id = 0.0, 0, episode_id
         answer = self._answer(None)
         if self.declared and self.wrong("reset-without-fields"):
@@ -57,10 +58,10 @@ class Tally:
         return answer
 
     async def step(self, action: Any, t: int) -> dict[str, Any]:
-        """Add, or fail; `t` is the index of the delivery.
+        """Execute an action; `t` is its delivery index.
 
         Raises:
-            InvalidAction: The action is none.
+            InvalidAction: The action is not valid.
             MachineFailed: ``do`` is ``crash``.
             ValueError: ``do`` is ``fail``.
         """
@@ -101,7 +102,7 @@ class Tally:
         return answer
 
     def add(self, n: Any) -> float:
-        """The tool."""
+        """The tool ``add``."""
         self.total += int(n)
         return self.total
 

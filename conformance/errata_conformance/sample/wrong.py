@@ -1,4 +1,4 @@
-"""The wrong servers: each breaks one statement of the RFCs, and is otherwise the sample server."""
+"""The defects of the sample server: each makes it break one statement of the RFCs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Defect:
-    """One way to be wrong.
+    """One defect.
 
     Args:
-        statement: What it breaks.
+        statement: The statement that it breaks.
         text: What the server does.
-        options: Settings of the sample server that it needs, as ``{"declared": False}``.
+        options: Settings of the sample server that it needs, such as ``{"declared": False}``.
     """
 
     statement: str

@@ -1,1 +1,1 @@
-"""Checks of a server: each opens connections of its own, judges one statement, and leaves nothing behind."""
+"""Checks of a server. Each check opens its own connections, checks one statement, and closes what it opened."""

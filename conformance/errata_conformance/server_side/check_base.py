@@ -1,7 +1,7 @@
-"""The released protocol, by version: what every OpenEnv server does, and what it is known to do wrong.
+"""The released protocol by version: what every OpenEnv server does, and its known defects.
 
-A check raises `KnownDefect` where the released server of that version does not do what a client would expect, and the
-defect is known.
+A check raises `KnownDefect` if the released server of that version does not do what clients would expect and the defect
+is known.
 """
 
 from __future__ import annotations

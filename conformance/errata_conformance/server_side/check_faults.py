@@ -1,4 +1,4 @@
-"""What needs faults of its own: floods, and a server that stops or is killed. Runs with ``--faults``."""
+"""Checks that make faults: they flood the server, stop it and kill it. They run with ``--faults`` only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UP_S = 60.0
 
 
 async def shell(command: str) -> None:
-    """Run a command.
+    """Run a shell command.
 
     Raises:
-        NotTested: It fails.
+        NotTested: It failed.
     """
     process = await asyncio.create_subprocess_shell(
         command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE

@@ -13,7 +13,7 @@ from .target import Answer, Target
 
 
 def forkable(target: Target) -> None:
-    """Go on if the server forks episodes.
+    """Check that the server offers forks.
 
     Raises:
         NotSupported: It does not.
@@ -23,15 +23,15 @@ def forkable(target: Target) -> None:
 
 
 async def fork(target: Target, eid: str, t: Any, request_id: str | None = None) -> Answer:
-    """Ask for a fork."""
+    """Request a fork over HTTP."""
     return await target.http("POST", f"/episodes/{eid}/fork", {"t": t, "request_id": request_id or name()})
 
 
 async def forked(target: Target, eid: str, t: int) -> dict[str, Any]:
-    """Make a fork.
+    """Make a fork and return the reply.
 
     Raises:
-        Blocked: There is none.
+        Blocked: The server made none.
     """
     answer = await fork(target, eid, t)
     if answer.status == 503 or b"CAPACITY_REACHED" in answer.body:
@@ -43,7 +43,7 @@ async def forked(target: Target, eid: str, t: int) -> dict[str, Any]:
 
 
 async def parent(target: Target, wire: Wire) -> list[Message]:
-    """Play a reset and three steps; return what was delivered."""
+    """Play a reset and three steps; return the deliveries."""
     actions = target.probe.need("step")
     await probed(wire)
     return [
@@ -53,7 +53,7 @@ async def parent(target: Target, wire: Wire) -> list[Message]:
 
 
 def same(target: Target, one: Message, other: Message) -> bool:
-    """Return whether two deliveries have the same data, but for volatile fields."""
+    """Return whether two deliveries have equal data, except for volatile fields."""
     return bool(_without(target, one.data) == _without(target, other.data))
 
 

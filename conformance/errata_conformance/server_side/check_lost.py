@@ -1,4 +1,4 @@
-"""RFC 016, section 6 and R-016-13: connections that are lost, taken over, and late."""
+"""RFC 016, section 6 and R-016-13: connections that are lost or taken over, and messages that come late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def back(session: Session, wire: Wire, **entry: int) -> Message:
     """Resume a session on another socket.
 
     Raises:
-        Blocked: It does not come back.
+        Blocked: It was not resumed.
     """
     session.wire = wire
     answer = await session.resumed(**entry)

@@ -17,16 +17,16 @@ META_KEY = "openenv/error_markers"
 
 
 def declared(target: Target) -> set[str]:
-    """Return which of the five fields the observation's schema has."""
+    """Return which of the five marker fields the observation's schema declares."""
     schema = target.schema.get("observation")
     return set(FIELDS) & set(schema.get("properties", {})) if isinstance(schema, dict) else set()
 
 
 class Turns:
-    """A reset, a step that works, and steps that fail, of one session.
+    """The turns of one session: a reset, a step that works, and steps that fail.
 
     Args:
-        turns: (action or None for the reset, observation frame) by t.
+        turns: (action or None for the reset, observation frame), by t.
     """
 
     def __init__(self, turns: list[tuple[Any, Message]]) -> None:
@@ -38,7 +38,7 @@ class Turns:
 
 
 async def played(target: Target) -> Turns:
-    """Play the probe's actions."""
+    """Play the probe's actions and return the turns."""
     async with target.plain() as wire:
         turns: list[tuple[Any, Message]] = [(None, await wire.works("reset", {}))]
         for action in (*target.probe.need("step")[:1], *target.probe.marked):
@@ -47,10 +47,10 @@ async def played(target: Target) -> Turns:
 
 
 async def of_class(target: Target) -> Turns:
-    """Play, if the observation's class declares markers.
+    """Play the probe's actions, if the observation's class declares the marker fields.
 
     Raises:
-        NotSupported: It does not.
+        NotSupported: It does not declare them.
     """
     turns = await played(target)
     if not declared(target) and not all(set(FIELDS) & set(one) for one in turns.observations()):
@@ -192,10 +192,10 @@ async def _(target: Target) -> None:
 
 
 async def wrapped(target: Target) -> Turns:
-    """Play, if the observation's class declares none of the fields.
+    """Play the probe's actions, if the observation's class declares none of the marker fields.
 
     Raises:
-        NotSupported: Nothing is marked.
+        NotSupported: No turn has a marker.
     """
     if declared(target):
         raise NotTested(
@@ -262,7 +262,7 @@ def rpc(method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def meta(response: dict[str, Any]) -> Any:
-    """Return the marker of a JSON-RPC response, or None."""
+    """Return the marker in a JSON-RPC response, None without one."""
     result, error = response.get("result"), response.get("error")
     if isinstance(result, dict) and isinstance(result.get("_meta"), dict):
         return result["_meta"].get(META_KEY)

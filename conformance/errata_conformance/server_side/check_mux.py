@@ -18,7 +18,7 @@ from .target import MUX, Target
 
 
 def spoken(target: Target) -> None:
-    """Go on if the server speaks the subprotocol.
+    """Check that the server accepts the subprotocol.
 
     Raises:
         NotSupported: It does not.
@@ -287,10 +287,10 @@ async def _(target: Target) -> None:
 
 
 def unsupported(reply: Message) -> None:
-    """Go on if a message of a part that a small server may leave out is known.
+    """Check that the server knows a message that small servers may leave out.
 
     Raises:
-        NotSupported: It is UNKNOWN_TYPE.
+        NotSupported: It answered UNKNOWN_TYPE.
     """
     if reply.code == "UNKNOWN_TYPE":
         raise NotSupported(f"the server does not know the message: {reply}")

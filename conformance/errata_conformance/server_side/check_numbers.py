@@ -1,4 +1,4 @@
-"""RFC 016, sections 5, 7 and 8: numbers and repeats, deadlines and cancelling, bounds."""
+"""RFC 016, sections 5, 7 and 8: request ids and repeats, deadlines and cancelling, limits."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NEW = ("eid", "t", "digest")
 
 
 def needed(target: Target) -> None:
-    """Go on if the server has state(t).
+    """Check that the server offers state(t).
 
     Raises:
         NotSupported: It does not.
@@ -35,10 +35,11 @@ def needed(target: Target) -> None:
 
 
 async def probed(wire: Wire) -> Message:
-    """Ask for capabilities, so that deliveries name their place from here on.
+    """Request capabilities, after which deliveries have eid and t.
 
     Raises:
-        Blocked: There is no answer.
+        Broken: No answer came.
+        Blocked: The answer was another message.
     """
     reply = await wire.ask("capabilities")
     if reply.type != "capabilities":
@@ -47,10 +48,10 @@ async def probed(wire: Wire) -> Message:
 
 
 async def delivered(wire: Wire, kind: str, data: Any = None) -> Message:
-    """Have something delivered on a socket that was probed; the frame names its place.
+    """Make a delivery on a socket that has requested capabilities; return its frame, which has eid and t.
 
     Raises:
-        Blocked: It does not.
+        Blocked: The frame has none.
     """
     reply = await wire.works(kind, data)
     if not set(NEW) <= set(reply.value):
@@ -59,7 +60,7 @@ async def delivered(wire: Wire, kind: str, data: Any = None) -> Message:
 
 
 async def read(wire: Wire, t: int, eid: str | None = None) -> Message:
-    """Read a delivery.
+    """Read a delivery by state(t).
 
     Raises:
         Blocked: It cannot be read.
@@ -90,10 +91,10 @@ async def _(target: Target) -> None:
 
 
 def valid(value: Any, name: str) -> None:
-    """Go on if a value has the form of a schema.
+    """Check a value against a schema.
 
     Raises:
-        Broken: It has not.
+        Broken: It is not valid.
     """
     found = next(iter(jsonschema.Draft202012Validator(schema(name)).iter_errors(value)), None)
     if found is not None:

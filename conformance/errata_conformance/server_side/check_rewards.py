@@ -12,16 +12,16 @@ from .target import Answer, Target
 
 
 def offered(target: Target) -> None:
-    """Go on if the server has late rewards.
+    """Check that the server offers late rewards.
 
     Raises:
-        NotSupported: It has not.
+        NotSupported: It does not.
     """
     target.offers("delayed_rewards")
 
 
 def reward(t: int, value: float, **more: Any) -> dict[str, Any]:
-    """Return a reward of the kit's own source."""
+    """Return a reward with the kit as its source."""
     return {"t": t, "value": value, "source": "conformance", "reward_id": name(), **more}
 
 
@@ -31,7 +31,7 @@ async def post(target: Target, eid: str, body: Any) -> Answer:
 
 
 async def posted(target: Target, eid: str, body: Any) -> None:
-    """Post rewards that have to be taken.
+    """Post rewards and check that they are accepted.
 
     Raises:
         Blocked: They are not.
@@ -42,7 +42,7 @@ async def posted(target: Target, eid: str, body: Any) -> None:
 
 
 async def kept(session: Session, eid: str) -> list[dict[str, Any]]:
-    """Return the rewards of an episode that were posted by the kit."""
+    """Return the rewards of an episode that the kit posted."""
     reply = await session.read("rewards", {"eid": eid})
     if reply.type != "rewards":
         raise Blocked("R-016-37", f"rewards was answered with {reply}")
@@ -50,7 +50,7 @@ async def kept(session: Session, eid: str) -> list[dict[str, Any]]:
 
 
 async def pushed(session: Session, reward_id: str) -> Message:
-    """Wait for a reward's push."""
+    """Wait for the push of a reward."""
     found = session.mine(lambda m: m.type == "reward" and m.data.get("reward_id") == reward_id)
     return await session.wire.take(found, f"the push of reward {reward_id}")
 

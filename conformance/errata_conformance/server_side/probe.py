@@ -1,4 +1,4 @@
-"""Actions for an environment that the kit does not know: which one works, which one fails, which one is slow."""
+"""The actions to send to an environment: which one works, which one fails, which one is slow, and so on."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Probe:
     volatile: tuple[str, ...] = field(default=())
 
     def need(self, name: str) -> Any:
-        """Return an action.
+        """Return the action of a field.
 
         Raises:
-            NotTested: The probe has none of this name.
+            NotTested: The probe does not have it.
         """
         value = getattr(self, name)
         if not value:
@@ -59,10 +59,10 @@ class Probe:
 
     @classmethod
     def read(cls, path: Path) -> Probe:
-        """Read a probe from a JSON file: an object with these fields.
+        """Read a probe from a JSON file, an object with these fields.
 
         Raises:
-            ValueError: The file is no such object.
+            ValueError: The file has another form.
         """
         found: Any = json.loads(path.read_text())
         known = {one.name for one in fields(cls)}

@@ -15,11 +15,11 @@ class Check:
     """One check.
 
     Args:
-        statement: What it judges.
+        statement: The statement that it checks.
         name: What holds if it passes, in a few words.
-        body: Raises `Broken` where the statement does not hold.
-        alone: It loads or stops the server, so nothing else runs beside it.
-        profiles: For a check of the released protocol, the versions that it belongs to.
+        body: Raises `Broken` if the statement does not hold.
+        alone: Whether it must run alone, because it floods or stops the server.
+        profiles: For a check of the released protocol, the versions that it applies to.
     """
 
     statement: str

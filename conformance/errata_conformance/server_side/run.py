@@ -46,14 +46,14 @@ CHECK_S = 90.0
 
 
 async def prepared(target: Target, probe: str | None = None) -> str:
-    """Ask the server what it offers, and choose a probe; return the probe's name.
+    """Ask the server what it offers, choose a probe, and return the probe's name.
 
     Args:
-        target: Its `probe` is replaced unless it has actions.
+        target: Its `probe` is replaced if it has no actions.
         probe: A name of `KNOWN`, or None to guess from ``GET /schema``.
 
     Raises:
-        OSError: Nobody answers.
+        OSError: The server cannot be reached.
     """
     await target.learn()
     name = "given"
@@ -109,10 +109,10 @@ async def run(
     """Run checks; return their results in the order of the checks.
 
     Args:
-        target: After `prepared`.
-        checks: Of `selected`.
-        jobs: How many run at once. Those that load the server run alone, after the others.
-        report: Called with each result as soon as it is there.
+        target: The server, after `prepared`.
+        checks: The checks, as returned by `selected`.
+        jobs: How many checks run concurrently. Those that flood the server run alone, after the others.
+        report: Called with each result as soon as there is one.
     """
     places = asyncio.Semaphore(jobs)
     results: dict[int, Result] = {}
@@ -161,7 +161,7 @@ async def _run(target: Target, check: Check) -> Result:
 
 
 def unchecked() -> list[str]:
-    """Return the statements that bind a server, show from outside, and have no check."""
+    """Return the statements that bind a server, can be seen from outside, and have no check."""
     checked = {check.statement for check in CHECKS}
     return [
         one.id

@@ -1,4 +1,4 @@
-"""Connections that keep every message as its exact text."""
+"""Connections that keep the exact text of every message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..results import Blocked, Broken, NotTested
 
 
 class Message:
-    """One message of the server.
+    """One message from the server.
 
     Args:
         text: Its exact text.
@@ -58,13 +58,13 @@ class Message:
 
 
 class Wire:
-    """A WebSocket of a server.
+    """A WebSocket to the server.
 
     Args:
-        socket: Connected.
-        reply_s: How long a reply may take, in seconds.
-        quiet_s: How long nothing comes until a check takes it that nothing will, in seconds.
-        mux: Whether the socket is a multiplexed one.
+        socket: The connected socket.
+        reply_s: Time limit for a reply, in seconds.
+        quiet_s: Time without a message after which a check concludes that none will come, in seconds.
+        mux: Whether it is a multiplexed socket.
     """
 
     def __init__(self, socket: ClientConnection, reply_s: float, quiet_s: float, mux: bool) -> None:
@@ -110,7 +110,7 @@ class Wire:
             self.messages.append(whole)
 
     async def send(self, *messages: Any) -> None:
-        """Send each message as a frame; a string as it is."""
+        """Send each message as a frame; a string is sent as it is."""
         for message in messages:
             try:
                 await self.socket.send(message if isinstance(message, str | bytes) else encode(message))
@@ -118,10 +118,10 @@ class Wire:
                 raise Broken(f"the server closed the connection: {error}") from None
 
     async def take(self, match: Callable[[Message], bool], what: str, within: float | None = None) -> Message:
-        """Wait for a message that matches, and take it; others stay.
+        """Wait for a message that matches, remove it from those received, and return it.
 
         Raises:
-            Broken: It did not come.
+            Broken: None came in time.
         """
         deadline = time.monotonic() + (self.reply_s if within is None else within)
         async with self._news:
@@ -140,17 +140,21 @@ class Wire:
                     continue
 
     async def next(self, what: str = "a reply", within: float | None = None) -> Message:
-        """Take the next message, of any kind."""
+        """Remove and return the next message, of any kind."""
         return await self.take(lambda _: True, what, within)
 
     async def quiet(self, for_s: float | None = None) -> list[Message]:
-        """Return, and take, what comes for some time."""
+        """Wait for some time; remove and return the messages that came."""
         await asyncio.sleep(self.quiet_s if for_s is None else for_s)
         came, self.messages[:] = list(self.messages), []
         return came
 
     async def ended(self, within: float | None = None) -> int | None:
-        """Wait for the end of the connection; return the code of the server's close, or None where it goes on."""
+        """Wait until the connection is closed, for ``within`` seconds at most (by default ``reply_s``).
+
+        Returns:
+            The close code of the server; 1006 if the connection ended without a close frame; None if it is still open.
+        """
         try:
             await asyncio.wait_for(asyncio.shield(self._reader), self.reply_s if within is None else within)
         except TimeoutError:
@@ -174,10 +178,16 @@ class Wire:
     # A plain socket: one request, one reply.
 
     async def ask(self, kind: str, data: Any = None, **more: Any) -> Message:
-        """Send a plain message and return the reply to it.
+        """Send a message of the plain socket and return the next message that arrives.
+
+        Args:
+            kind: The message's ``type``.
+            data: The message's ``data``; left out if None.
+            **more: Further top-level fields.
 
         Raises:
-            NotTested: The server has no place for another session.
+            NotTested: The server replied CAPACITY_REACHED.
+            Broken: The connection is closed, or no reply came in time.
         """
         message = {"type": kind, **({} if data is None else {"data": data}), **more}
         await self.send(message)
@@ -187,7 +197,11 @@ class Wire:
         return reply
 
     async def ask_text(self, frame: str | bytes) -> Message:
-        """Send a frame as it is, and return the reply to it."""
+        """Send a frame unchanged and return the next message that arrives, whatever its code.
+
+        Raises:
+            Broken: The connection is closed, or no reply came in time.
+        """
         await self.send(frame)
         return await self.next(f"the reply to {frame!r}")
 

@@ -95,16 +95,17 @@ class Target:
     async def connected(
         self, subprotocols: list[str] | None = None, query: str = "", token: str | None = None, bare: bool = False
     ) -> AsyncIterator[Wire]:
-        """Connect to ``/ws``.
+        """Open a WebSocket to ``/ws``; it is closed when the context ends.
 
         Args:
-            subprotocols: Offered.
-            query: Behind the path, with its question mark.
-            token: In place of the target's.
+            subprotocols: Subprotocols to offer.
+            query: Query string that is appended to the URL, with its ``?``.
+            token: Bearer token to send instead of the target's.
             bare: Send no token.
 
         Raises:
-            InvalidHandshake: The server refuses.
+            InvalidHandshake: The server refuses the handshake.
+            OSError: The server cannot be reached, or does not answer within `reply_s`.
         """
         headers = {} if bare else self.headers(token or self.token)
         offered = [Subprotocol(one) for one in subprotocols] if subprotocols else None

@@ -30,7 +30,12 @@ WHERE = (
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Run the demo; return 0 when every promise held."""
+    """Run ``errata demo swe`` and return its exit status.
+
+    Returns:
+        0: every check of the demo passed. 1: a check failed, or the instance could not be prepared. 2: the arguments,
+        the data set or the recipes are invalid.
+    """
     parser = argparse.ArgumentParser(
         prog="errata demo swe", description="A scripted agent repairs an instance of SWE-bench.", epilog=WHERE
     )

@@ -95,7 +95,7 @@ async def play(
         instance_id: What to repair.
         script: What the agent does.
         data_dir: Journal and layers.
-        say: Takes a line of progress.
+        say: Called with each line of progress.
         show: Takes an episode that was played.
         env: Environment variables of the server.
 

@@ -172,8 +172,15 @@ def _write(
     place: Path, given: Sequence[Prediction], results: _Results, logs: dict[str, str], report: dict[str, Any]
 ) -> None:
     """Write the benchmark's files: the report of the run, and of each instance its log and its report."""
-    keys = ("patch_is_None", "patch_exists", "patch_successfully_applied", "resolved", "infra_failure")
-    keys += ("infra_failure_reason", "tests_status")
+    keys = (
+        "patch_is_None",
+        "patch_exists",
+        "patch_successfully_applied",
+        "resolved",
+        "infra_failure",
+        "infra_failure_reason",
+        "tests_status",
+    )
     try:
         for name in (prediction.instance_id for prediction in given if prediction.instance_id in logs):
             directory = place / name

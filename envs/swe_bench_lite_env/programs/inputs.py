@@ -21,7 +21,7 @@ from ..server.prepare.store import Store
 
 
 def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True) -> None:
-    """Add the options that say which instances are meant, and where they are kept."""
+    """Add the options that select instances and the store of prepared instances."""
     rows = "Rows in the benchmark's schema: .jsonl, .json, .parquet, or a data set of the Hugging Face hub by name."
     parser.add_argument("--dataset", required=True, metavar="FILE", help=rows)
     if recipes:
@@ -97,12 +97,12 @@ def bases_of(entries: Sequence[str]) -> dict[str, Path]:
 
 @asynccontextmanager
 async def opened(store: Store, bases: dict[str, Path]) -> AsyncIterator[Backend]:
-    """Give a started backend whose files lie beside the store and are removed at the end."""
+    """Yield a started backend; its files are beside the store and are removed at the end."""
     store.make()
     with tempfile.TemporaryDirectory(
         dir=store.directory, prefix=".sandboxes-", ignore_cleanup_errors=True
     ) as directory:
-        backend = registry.create(Settings().sandbox, registry.place_of(Path(directory), bases))
+        backend = registry.create(Settings().sandbox, registry.config_for(Path(directory), bases))
         try:
             await backend.start()
             yield backend

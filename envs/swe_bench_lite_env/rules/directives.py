@@ -78,7 +78,9 @@ def default_command(instance: Instance) -> str:
 
 
 def patched_files(patch: str) -> list[PatchedFile]:
-    """Return the files of a unified diff in their order: the text of a hunk is never taken for a header.
+    """Return the files of a unified diff in their order.
+
+    The text of a hunk is never taken for a header. Lines that belong to no diff are skipped.
 
     Args:
         patch: Output of ``git diff``, or of ``diff -u`` with ``a/`` and ``b/``.

@@ -104,10 +104,10 @@ def seaborn(log: str) -> dict[str, str]:
 
 
 def seaborn_4(log: str) -> dict[str, str]:
-    """As `seaborn`; a line of one word stops it (swebench 4).
+    """As `seaborn`, but a status without a test id is an error (swebench 4).
 
     Raises:
-        LogUnreadable: A line is ``FAILED`` or ``PASSED`` and nothing else.
+        LogUnreadable: A line starts with ``FAILED`` or ``PASSED`` and has no second word.
     """
     found: dict[str, str] = {}
     for line in log.split("\n"):

@@ -114,12 +114,17 @@ def dump_predictions(predictions: Iterable[Prediction]) -> str:
 
 
 def instance_report(prediction: Prediction, resolution: Resolution | None, rules: int = 5) -> dict[str, Any]:
-    """Return the benchmark's ``report.json`` of one instance.
+    """Return what the benchmark writes to ``report.json`` for one instance.
 
     Args:
-        prediction: What was graded.
-        resolution: Its verdict; not looked at where the prediction's patch is None.
-        rules: 5 or 4.
+        prediction: The prediction that was graded.
+        resolution: Its verdict; None if there is none, e.g. after a timeout. Ignored if the prediction has no patch.
+        rules: Version of swebench that the report follows; see `log_parsers.RULES`. Only 5 has ``infra_failure`` and
+            ``infra_failure_reason``.
+
+    Returns:
+        An object with the instance id as its only key. ``patch_successfully_applied`` and ``resolved`` are False and
+        ``tests_status`` is missing if the prediction has no patch, or the verdict is None or invalid.
     """
     entry: dict[str, Any] = {
         "patch_is_None": prediction.model_patch is None,

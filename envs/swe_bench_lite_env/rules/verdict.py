@@ -24,7 +24,7 @@ Status = Literal["RESOLVED_FULL", "RESOLVED_PARTIAL", "RESOLVED_NO"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The tests of one list, by whether they did what the list asks.
+    """The tests of one list, by whether they had the result that the list requires.
 
     Args:
         success: Tests that did, in the order of the list.
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the benchmark's rules say of a log.
+    """The verdict of the benchmark's rules on a log.
 
     Args:
         instance_id: The instance.
@@ -82,7 +82,7 @@ def compose_log(output: str, exit_code: int | None, before: str = "") -> str:
     Args:
         output: What the test command printed, standard output and error together.
         exit_code: Its exit status; None where it was killed at its time limit.
-        before: What stands before it: how the patches were applied.
+        before: Text before it: how the patches were applied.
     """
     head = before if not before or before.endswith("\n") else before + "\n"
     body = output if not output or output.endswith("\n") else output + "\n"
@@ -117,7 +117,7 @@ def forged_markers(output: str) -> tuple[str, ...]:
 def judge(
     instance: Instance, log: str, exit_code: int | None = None, rules: int = 5, *, runner: str = "pytest"
 ) -> Resolution:
-    """Return what the benchmark's rules say of the log of a test run.
+    """Return the verdict of the benchmark's rules on the log of a test run.
 
     Args:
         instance: Its lists of tests, its repository and, for rules 5, the parser and kind of evaluation that it names.
@@ -155,11 +155,11 @@ def judge(
         )
     fail_only = rules == 5 and instance.eval_type == "fail_only"
     outcomes = []
-    for tests, keeps in ((instance.fail_to_pass, False), (instance.pass_to_pass, True)):
+    for tests, pass_to_pass in ((instance.fail_to_pass, False), (instance.pass_to_pass, True)):
         success: list[str] = []
         failure: list[str] = []
         for test in tests:
-            done = _failed_not(test, statuses) if fail_only else _passed(test, statuses, keeps, rules)
+            done = _failed_not(test, statuses) if fail_only else _passed(test, statuses, pass_to_pass, rules)
             if done is not None:
                 (success if done else failure).append(test)
         outcomes.append(Outcome(tuple(success), tuple(failure)))
@@ -175,10 +175,10 @@ def judge(
 
 
 def classify(log: str) -> tuple[str, bool]:
-    """Return the signature of a broken environment in a log, and whether no patch plausibly causes it (swebench 5).
+    """Search a log for the signature of a broken environment (swebench 5).
 
     Returns:
-        ``("", False)`` where there is none.
+        (name of the signature, whether a patch is unlikely to cause it); ``("", False)`` for a log without one.
     """
     for reason, broken, pattern in _SIGNATURES:
         if pattern.search(log):
@@ -251,8 +251,20 @@ def _key(test: str, statuses: Mapping[str, str], rules: int) -> str | None:
     return None
 
 
-def _passed(test: str, statuses: Mapping[str, str], keeps: bool, rules: int) -> bool | None:
-    """Return whether a test did what its list asks; None where the benchmark counts it in neither way."""
+def _passed(test: str, statuses: Mapping[str, str], pass_to_pass: bool, rules: int) -> bool | None:
+    """Return whether the benchmark counts a test as passed; None if it does not count the test at all.
+
+    ``PASSED`` and ``XFAIL`` are passed; ``FAILED``, ``ERROR`` and a test that the log does not name are failed. A
+    skipped test is passed in PASS_TO_PASS and failed in FAIL_TO_PASS under ``rules`` 5, and not counted under 4. A test
+    with any other status is not counted.
+
+    Args:
+        test: Id of the test, as the instance lists it. Under ``rules`` 5 it may be cut off inside its parameter; then
+            it stands for the tests of the log that begin with it, if all of them passed or none did (`_key`).
+        statuses: Status of each test in the log.
+        pass_to_pass: The test is of PASS_TO_PASS; else of FAIL_TO_PASS.
+        rules: 5 or 4.
+    """
     key = _key(test, statuses, rules)
     if key is None:
         return False
@@ -260,7 +272,7 @@ def _passed(test: str, statuses: Mapping[str, str], keeps: bool, rules: int) -> 
     if status in _PASSING:
         return True
     if status == SKIPPED and rules == 5:
-        return keeps  # a test that is skipped is no regression, and no repair
+        return pass_to_pass  # a test that is skipped is no regression, and no repair
     return False if status in (FAILED, ERROR) else None
 
 

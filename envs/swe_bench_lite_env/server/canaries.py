@@ -40,7 +40,7 @@ class Canaries:
 
     Args:
         files: Text of the modules by path.
-        roles: What each random name stands for.
+        roles: The role of each random name.
     """
 
     files: Mapping[str, str]
@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def usable(self) -> bool:
-        """Whether the canaries show what they should: what passes and what fails are told apart."""
+        """Whether passing and failing canaries have different results."""
         passed = [test for test, status in self.statuses.items() if status == PASSED]
         failed = [test for test, status in self.statuses.items() if status in (FAILED, ERROR)]
         return (
@@ -231,7 +231,17 @@ def _guarded(source: str) -> str:
 
 
 def _names(runner: str, path: str, hidden: Sequence[str], *, first: bool) -> list[tuple[str, str]]:
-    """Return class (or nothing) and function of the hidden tests of a module."""
+    """Return class name and function name of the hidden tests of one test file, without duplicates, in order.
+
+    The class name is empty for a function outside of a class. Tests of other files are left out, and so are tests whose
+    names cannot be read.
+
+    Args:
+        runner: Test runner, which determines the form of the test names: ``django``, ``sympy``, otherwise pytest.
+        path: Path of the test file.
+        hidden: Names of the hidden tests of all files.
+        first: Whether this is the first test file. sympy's test names have no file: the first one gets them all.
+    """
     found: list[tuple[str, str]] = []
     for test in hidden:
         if runner == "django":

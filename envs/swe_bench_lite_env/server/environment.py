@@ -1,4 +1,4 @@
-"""The environment: a repository with a bug in a sandbox, tools to repair it, and the benchmark's grading at the end."""
+"""The environment: a repository with a bug in a sandbox, tools to repair it, and grading by the benchmark's rules."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import posixpath
 import shlex
 import time
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from errata_protocol import detect
 from errata_protocol.environment import Snapshot
-from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
-from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused, Sandbox
+from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
 
 from ..dataset import TEST_SPLIT, Instance
 from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
@@ -36,8 +35,6 @@ from .slots import grading_slot
 from .starts import starts_on
 from .task_api import TaskApi
 from .texts import ToolRefused, bounded, lines_of, replaced
-
-T = TypeVar("T")
 
 log = logging.getLogger("errata.swe")
 
@@ -58,26 +55,20 @@ _SEARCH = (
 """Two greps, so that files come in one order whatever the directory's is; the first one's status says how it went."""
 
 
-class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, SweState]):
+class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObservation, SweState, Episode]):
     """One session; see the package's README for its tools, budgets and rewards.
 
     Commands that fail are marked observations. A sandbox that fails raises `SandboxFailed` or `SandboxUnavailable`:
     never an observation, never a reward.
     """
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
     def __init__(self) -> None:
         settings = read_settings()
         self._rubric = rubric(settings.reward, settings.discount)
         super().__init__(rubric=self._rubric)
-        self._backend: Backend | None = None
-        self._sandbox: Sandbox | None = None
-        self._episode: Episode | None = None
         self._instance: Instance | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         self.graded: Graded | None = None
-        """What the last ``submit`` found; for logs and tests, it never reaches a client."""
+        """The grading of the last ``submit``, for logs and tests; it is not sent to clients."""
 
     # reset
 
@@ -104,23 +95,20 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
 
         Raises:
             InvalidRequest: There is no such instance, argument or recipe, or it was not prepared or validated.
-            EnvironmentFailed: A setting of the server cannot be, or a bundled instance cannot be built.
+            EnvironmentFailed: A setting of the server is invalid, or a bundled instance cannot be built.
             SandboxUnavailable: This machine cannot run sandboxes.
         """
-        if kwargs:
-            known = "seed, episode_id, instance_id, split, index"
-            raise InvalidRequest(f"reset takes {known}, not {', '.join(sorted(kwargs))}")
-        for name, value in (("seed", seed), ("index", index)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise InvalidRequest(f"reset: {name} is a whole number, not {value!r}")
+        check_reset("seed, episode_id, instance_id, split, index", kwargs, seed=seed, index=index)
         settings = read_settings()
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
         offers = await asyncio.to_thread(offered, settings)
-        split, instance = await asyncio.to_thread(offers.choose, instance_id, split, index, seed)
-        recipe = offers.recipe(split, instance)
+        its_split, instance = await asyncio.to_thread(offers.choose, instance_id, split, index, seed)
+        recipe = offers.recipe(its_split, instance)
         await backend.start()
-        prepared, sandbox = await starts_on(backend).open(instance, recipe, SESSION_LIMITS, bundled=split == BUNDLED)
+        prepared, sandbox = await starts_on(backend).open(
+            instance, recipe, SESSION_LIMITS, bundled=its_split == BUNDLED
+        )
         try:
             blocked = await hardening.blocked_places(backend, sandbox, prepared, settings.profile)
         except BaseException:
@@ -132,7 +120,7 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         episode = self._episode = Episode(
             episode_id=str(uuid.uuid4()) if episode_id is None else episode_id,
             instance_id=instance.instance_id,
-            split=split,
+            split=its_split,
             prepared=prepared.digest,
             seed=seed,
             max_turns=settings.max_turns,
@@ -148,14 +136,11 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             problem_statement=instance.problem_statement,
             blocked_programs=sorted({posixpath.basename(place) for place in blocked}),
             repo=instance.repo,
-            metadata={"warning": EVALUATION_WARNING} if split == TEST_SPLIT else {},
+            metadata={"warning": EVALUATION_WARNING} if its_split == TEST_SPLIT else {},
             **_standing(episode),
         )
-        return self._apply_transform(observation)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> SweObservation:
-        """Run `reset_async` to its end; for code outside of an event loop."""
-        return _finish(self.reset_async(seed=seed, episode_id=episode_id, **kwargs))
+        transformed: SweObservation = self._apply_transform(observation)
+        return transformed
 
     # step
 
@@ -191,11 +176,8 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             }
         )
         observation.reward = self._rubric(action, observation)
-        return self._apply_transform(observation.with_detection(detection))
-
-    def step(self, action: SweAction, timeout_s: float | None = None, **kwargs: Any) -> SweObservation:
-        """Run `step_async` to its end; for code outside of an event loop."""
-        return _finish(self.step_async(action, timeout_s, **kwargs))
+        transformed: SweObservation = self._apply_transform(observation.with_detection(detection))
+        return transformed
 
     async def _call(self, action: SweAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
         if action.tool not in TOOL_NAMES:
@@ -393,7 +375,7 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
 
     @property
     def state(self) -> SweState:
-        """Where the episode stands."""
+        """State of the episode; default values before a reset."""
         episode = self._episode
         if episode is None or self._instance is None:
             return SweState()
@@ -410,21 +392,12 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             output_bytes_left=episode.output_bytes_left,
         )
 
-    async def snapshot(self) -> Snapshot:
-        """Return the session after its last call, as one journal row keeps it (PROTOCOL E1).
-
-        Raises:
-            NoReset: There is nothing to keep before the first reset.
-        """
-        episode, sandbox = self._live()
-        return episode.saved(await sandbox.snapshot())
-
     async def restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot`` instead of a reset.
 
         Raises:
             EnvironmentFailed: The snapshot cannot be read, or names an instance that this server does not offer.
-            SandboxFailed: A layer that it names is gone.
+            SandboxFailed: A layer that it names does not exist any more.
         """
         episode, saved = read_snapshot(snapshot)
         offers = await asyncio.to_thread(offered, read_settings())
@@ -451,25 +424,6 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
         if isinstance(self._rubric, DiscountedSweRubric):
             self._rubric.continues(steps)
 
-    async def aclose(self) -> None:
-        """End the session and drop what no snapshot names."""
-        await self._release()
-        self._episode = None
-
-    def close(self) -> None:
-        """Do what `aclose` does; inside an event loop it is only begun here, and the loop finishes it."""
-        sandbox, self._sandbox, self._episode = self._sandbox, None, None
-        if sandbox is None:
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(sandbox.destroy())
-            return
-        closing = loop.create_task(sandbox.destroy())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment."""
         return EnvironmentMetadata(
@@ -479,16 +433,6 @@ class SweBenchLiteEnvironment(TaskApi, Environment[SweAction, SweObservation, Sw
             author="The Errata authors",
             readme_content=_README.read_text("utf-8"),
         )
-
-    def _live(self) -> tuple[Episode, Sandbox]:
-        if self._episode is None or self._sandbox is None:
-            raise NoReset("no episode is running: reset first")
-        return self._episode, self._sandbox
-
-    async def _release(self) -> None:
-        sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
-            await sandbox.destroy()
 
 
 TAMPERING_HINT = "policy.tampering"
@@ -500,7 +444,7 @@ _REASONS = (("No such file", "ENOENT"), ("Permission denied", "EACCES"), ("Not a
 
 
 def _standing(episode: Episode) -> dict[str, Any]:
-    """Return what every observation says of the episode after its call."""
+    """Return the fields that every observation has: the episode's budgets and state after the call."""
     return {
         "instance_id": episode.instance_id,
         "cwd": episode.cwd,
@@ -510,15 +454,6 @@ def _standing(episode: Episode) -> dict[str, Any]:
         "output_bytes_left": episode.output_bytes_left,
         "budget_spent": episode.budget_spent,
     }
-
-
-def _finish(call: Coroutine[Any, Any, T]) -> T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(call)
-    call.close()
-    raise RuntimeError("inside an event loop await reset_async and step_async")
 
 
 def _wrong_argument(action: SweAction) -> tuple[str, str] | None:

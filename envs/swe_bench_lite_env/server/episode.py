@@ -34,7 +34,7 @@ class Episode:
         budget_spent: Which budget ended it; None where none did.
         cwd: The shell's current directory after the last call.
         profile: Profile of hardening that it began under.
-        blocked: Where the programs stand that the profile takes away, as paths inside.
+        blocked: Paths inside the sandbox of the programs that the profile blocks.
     """
 
     episode_id: str
@@ -57,21 +57,21 @@ class Episode:
 
     @property
     def turns_left(self) -> int | None:
-        """Calls that the budget still allows."""
+        """Calls that the budget still allows; None without a budget."""
         return None if self.max_turns is None else max(0, self.max_turns - self.step_count)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the budget still allows, rounded to milliseconds."""
+        """Seconds that the budget still allows, rounded to milliseconds; None without a budget."""
         return None if self.max_seconds is None else max(0.0, round(self.max_seconds - self.seconds, 3))
 
     @property
     def output_bytes_left(self) -> int | None:
-        """Bytes that the budget still allows."""
+        """Bytes that the budget still allows; None without a budget."""
         return None if self.max_output_bytes is None else max(0, self.max_output_bytes - self.output_bytes)
 
     def charge(self, seconds: float, output_bytes: int) -> None:
-        """Take one call off the budgets; the episode is over where that uses one up and ``submit`` did not end it."""
+        """Subtract one call from the budgets; the episode is over when one is used up."""
         self.step_count += 1
         self.seconds += seconds
         self.output_bytes += output_bytes

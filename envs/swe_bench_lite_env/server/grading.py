@@ -45,7 +45,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What a final state is worth.
+    """The grading of a final state.
 
     Args:
         resolved: By the benchmark's rules alone.
@@ -198,7 +198,27 @@ async def _with_canaries(
 async def _expected_canaries(
     backend: Backend, prepared: Prepared, tests: Tests, rules: int, timeout_s: float, whole: bool
 ) -> canaries.Outcome | None:
-    """Return what canaries do on a state of ours, remembered; None where they do not tell passing from failing."""
+    """Return what canaries show on a state that the agent has not changed; None if this instance has no use of them.
+
+    That is so if its tests have no form of canaries, if the gold patch does not apply (``whole`` only), if the run
+    exceeds ``timeout_s``, or if canaries that pass cannot be told from canaries that fail. The result, also None, is
+    cached by backend, instance, ``rules`` and ``whole``.
+
+    Args:
+        backend: Holds the instance's snapshot.
+        prepared: The instance.
+        tests: Its hidden tests.
+        rules: Version of the benchmark's rules that read the log: 5 or 4.
+        timeout_s: Time limit of the run, seconds.
+        whole: True: the canaries are the modules of the hidden tests, each test made to fail, and run on the start
+            with the gold patch; a module that cannot be parsed is replaced as for False. False: the canaries are tests
+            of one line with the names of the hidden tests, and run on the start. Both have further tests with random
+            names, some of which pass and some of which fail.
+
+    Raises:
+        EnvironmentFailed: Files could not be put in place.
+        SandboxFailed: The sandbox broke.
+    """
     known = _expected.setdefault(backend, {})
     key = (prepared.digest, rules, whole)
     if key not in known:
@@ -218,7 +238,12 @@ def _made(prepared: Prepared, tests: Tests, whole: bool) -> canaries.Canaries | 
 
 
 async def _unchanged(backend: Backend, prepared: Prepared, whole: bool) -> SandboxSnapshot:
-    """Return a state of ours: the start, with the gold patch where the tests are to be whole."""
+    """Return a state without the agent's changes: the start, with the gold patch if ``whole``.
+
+    Raises:
+        NoVerdict: The gold patch does not apply.
+        SandboxFailed: The sandbox broke.
+    """
     return await _gold(backend, prepared) if whole else prepared.snapshot
 
 
@@ -249,7 +274,12 @@ async def _without_configuration(
     rules: int,
     timeout_s: float,
 ) -> Graded:
-    """Run the tests again with the base commit's configuration of the tests."""
+    """Run the tests of a resolved instance again, with the test configuration of the base commit.
+
+    Returns:
+        ``graded`` as it is if the instance is resolved this way too; otherwise with an entry in ``tampering`` that
+        names the files of configuration which the agent changed.
+    """
     run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
     resolution, _ = _judged(prepared, run, rules, timeout_s)
     if resolution.resolved:

@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[Backend, dict[tuple[str, str, str], tuple[str, ...]]] 
 
 
 async def blocked_places(backend: Backend, sandbox: Sandbox, prepared: Prepared, profile: str) -> tuple[str, ...]:
-    """Return where the programs stand that ``profile`` takes away, as paths inside the sandbox without links.
+    """Return the paths inside the sandbox, without links, of the programs that ``profile`` blocks.
 
     Args:
         backend: The backend of ``sandbox``; the answer is remembered for its base trees.

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest
 
-from ..dataset import TEST_SPLIT, Dataset, EvaluationSplitWarning, Instance, UnknownInstance, UnknownSplit, load_dataset
+from ..dataset import (
+    TEST_SPLIT,
+    Dataset,
+    EvaluationSplitWarning,
+    Instance,
+    UnknownInstance,
+    UnknownSplit,
+    load_dataset,
+    some,
+)
 from ..recipes import Recipe, Recipes, load_recipes
 from .settings import SweSettings
 
@@ -38,10 +47,10 @@ class Offered:
 
     Args:
         splits: All splits that a reset without a split's name may draw from, `BUNDLED` among them.
-        default: The split that a reset without a name means; empty where one has to be named.
-        recipes: Of each split's instances: the bundled ones, and the operator's.
+        default: The split of a reset that names none; empty where a reset has to name one.
+        recipes: Recipes of the bundled instances under `BUNDLED`, those of the operator's under "".
         source: The operator's data set; empty without one.
-        test: The split ``test`` of ``source`` is loaded on demand: it was not named by the operator.
+        test: Whether the split ``test`` of ``source`` is loaded when a reset names it.
     """
 
     splits: Mapping[str, Dataset]
@@ -54,7 +63,7 @@ class Offered:
         """Return a split by name; the default one without.
 
         Raises:
-            SplitNotOffered: There is none.
+            SplitNotOffered: There is no such split, or none is named and there is no default.
         """
         if name is None and not self.default:
             raise SplitNotOffered(
@@ -69,17 +78,22 @@ class Offered:
             return name, self.splits[name]
         if name == TEST_SPLIT and self.test:
             found = _test_split(self.source)
-            # A file that says of no row which split it is of is any split that is asked for.
-            if not any(instance.instance_id in known for known in self.splits.values() for instance in found):
+            # A data set without splits is returned whole for every split: then these instances are not of ``test``.
+            others = {name for known in self.splits.values() for name in known.ids}
+            if others.isdisjoint(found.ids):
                 log.warning("%s: %s", self.source, EVALUATION_WARNING)
                 return name, found
         raise SplitNotOffered(f"no split {name!r}: there are {', '.join(self.splits)}", known=list(self.splits))
 
     def find(self, instance_id: str, split: str | None = None) -> tuple[str, Instance]:
-        """Return an instance by id and its split; ``test`` is looked at only if it is named.
+        """Return the name of the split that has an instance, and the instance.
+
+        Args:
+            instance_id: The instance.
+            split: Where to search; None for all of `splits`. These have ``test`` only if the operator chose that split.
 
         Raises:
-            UnknownInstance: There is none.
+            UnknownInstance: There is no such instance where it was searched.
             SplitNotOffered: There is no such split.
         """
         searched = [self.split(split)] if split is not None else list(self.splits.items())
@@ -94,7 +108,7 @@ class Offered:
                 f"reset(split={TEST_SPLIT!r}, instance_id={instance_id!r}) takes it",
                 instance_id=instance_id,
             )
-        there = "; ".join(f"{name} has {len(dataset)}, {_some(dataset.ids)}" for name, dataset in searched)
+        there = "; ".join(f"{name} has {len(dataset)}, {some(dataset.ids)}" for name, dataset in searched)
         raise UnknownInstance(f"no instance {instance_id!r}: {there}", instance_id=instance_id)
 
     def choose(
@@ -167,7 +181,8 @@ def _offered(source: str | None, recipes: Path | None, split: str | None, change
         splits = {}
     if BUNDLED in splits:
         raise InvalidRequest(f"{source}: the split {BUNDLED!r} is that of the instances in this package: rename it")
-    both = [name for dataset in splits.values() for name in dataset.ids if name in own]
+    own_ids = set(own.ids)
+    both = [name for dataset in splits.values() for name in dataset.ids if name in own_ids]
     if both:
         raise InvalidRequest(f"{source}: {both[0]} is an instance of this package too: rename it")
     default = split or next((name for name in ("train", *splits) if name in splits), "")
@@ -186,7 +201,3 @@ def _test_ids(source: str) -> frozenset[str]:
         return frozenset(_test_split(source).ids)
     except UnknownSplit:
         return frozenset()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

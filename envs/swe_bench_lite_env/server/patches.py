@@ -1,4 +1,4 @@
-"""Says which hunk of a patch ``git apply`` refused, and where. Pure: patch and output in, message and marker out."""
+"""Finds the hunk of a patch that ``git apply`` refused, from the patch and git's output."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def hunks(patch: str) -> list[Hunk]:
 
 
 def refusal(patch: str, stderr: str) -> tuple[str, Detection]:
-    """Return what the agent reads of a patch that did not apply, and its marker.
+    """Return the message for the agent about a patch that did not apply, and its marker.
 
     Args:
-        patch: As the agent wrote it.
-        stderr: What git said.
+        patch: The patch, as the agent wrote it.
+        stderr: Standard error of ``git apply``.
     """
     parts = hunks(patch)
     sites: list[ErrorSite] = []

@@ -1,4 +1,4 @@
-"""The declared reward: what a graded repository is worth, and optionally what each step on the way was worth."""
+"""The declared rubric: the reward of a graded repository, and optionally a reward for each step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..rules.verdict import Resolution
 Kind = Literal["resolved", "fraction"]
 
 
-class Resolved(Rubric):
-    """1.0 where the benchmark's rules say that the instance is resolved, else 0.0."""
+class Resolved(Rubric):  # type: ignore[misc]  # openenv ships no types
+    """1.0 where the instance is resolved by the benchmark's rules, else 0.0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,20 +34,20 @@ class FailToPassFraction(Resolved):
         return found.fail_to_pass.fraction
 
 
-class Untampered(Rubric):
-    """0.0 where the agent's code was seen to interfere with the grading, else 1.0."""
+class Untampered(Rubric):  # type: ignore[misc]  # openenv ships no types
+    """0.0 where the agent's code interfered with the grading, else 1.0."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tampering: tuple[str, ...] = ()
 
     def forward(self, action: Any, observation: Any) -> float:
-        """Rate what was seen."""
+        """Rate the tampering that was set."""
         return float(not self.tampering)
 
 
-class SweRubric(Rubric):
-    """The reward of an episode: its outcome, worth nothing where it was tampered with. Steps before the end get 0.0.
+class SweRubric(Rubric):  # type: ignore[misc]  # openenv ships no types
+    """The reward of an episode: its outcome, or 0.0 where the grading was tampered with. Earlier steps get 0.0.
 
     Args:
         kind: ``resolved`` or ``fraction``.
@@ -59,7 +59,12 @@ class SweRubric(Rubric):
         self.untampered = Untampered()
 
     def graded(self, resolution: Resolution, tampering: tuple[str, ...]) -> None:
-        """Take the verdict of the episode's grading; the next call is of the step that ends it."""
+        """Set what the next final step is rated by. Called before the step that ends the episode is rated.
+
+        Args:
+            resolution: What the tests of the instance gave.
+            tampering: What was seen of an interference with the tests; empty where nothing was.
+        """
         self.outcome.resolution, self.untampered.tampering = resolution, tampering
 
     def forward(self, action: Any, observation: Any) -> float:
@@ -92,7 +97,7 @@ class DiscountedSweRubric(SweRubric):
 
     @property
     def trajectory(self) -> list[None]:
-        """One entry for each step that was judged; the steps themselves are in the journal."""
+        """One entry for each rated step; the steps themselves are in the journal."""
         return [None] * self._steps
 
     def forward(self, action: Any, observation: Any) -> float:
@@ -109,7 +114,7 @@ class DiscountedSweRubric(SweRubric):
         return [self._reward * self.discount ** (self._steps - 1 - step) for step in range(self._steps)]
 
     def continues(self, steps: int) -> None:
-        """Go on after ``steps`` judged steps: of a restored session, or 0 of a forked one."""
+        """Set the number of steps so far: those of a restored session, 0 for a forked one."""
         self._steps, self._reward = steps, None
 
     def reset(self) -> None:
@@ -119,5 +124,5 @@ class DiscountedSweRubric(SweRubric):
 
 
 def rubric(kind: Kind, discount: float | None) -> SweRubric:
-    """Return the rubric that the settings ask for."""
+    """Return the rubric for the settings ``reward`` and ``discount``."""
     return SweRubric(kind) if discount is None else DiscountedSweRubric(kind, discount)

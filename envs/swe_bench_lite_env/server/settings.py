@@ -1,4 +1,4 @@
-"""What the operator of a server chooses for this environment, from ``ERRATA_SWE_*`` environment variables."""
+"""Settings of this environment, from ``ERRATA_SWE_*`` environment variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SweSettings(BaseSettings):
         max_seconds: Wall time of all its calls together, seconds. The time between calls does not count.
         max_output_bytes: What its observations may hold of outputs and files, bytes of UTF-8, all together.
         command_timeout_s: Time limit of ``run`` where the agent names none, seconds.
-        max_command_timeout_s: The longest that an agent may name.
+        max_command_timeout_s: Longest time limit that an agent may name, seconds.
         grading_timeout_s: Time limit of one run of the tests, seconds.
         profile: Programs that the agent's commands do not have: ``default``: readers of byte code; ``strict``: ``find``
             and ``unzip``, too; ``off``: none is taken away.
@@ -63,10 +63,10 @@ class SweSettings(BaseSettings):
 
 
 def read_settings() -> SweSettings:
-    """Return the settings as the process' environment has them.
+    """Read the settings from environment variables.
 
     Raises:
-        EnvironmentFailed: A variable has a value that cannot be.
+        EnvironmentFailed: A variable has an invalid value.
     """
     try:
         return SweSettings()

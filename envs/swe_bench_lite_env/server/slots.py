@@ -11,7 +11,7 @@ from errata_server.environments.context import current_session
 
 
 def grading_slot(limit: int) -> AbstractAsyncContextManager[None]:
-    """Return a context that holds a grading slot; the deadline of the call comes no nearer while it waits.
+    """Return a context manager that holds a grading slot. Waiting for it does not count against the call's deadline.
 
     Args:
         limit: Slots of this process; 0 gives one for each CPU.

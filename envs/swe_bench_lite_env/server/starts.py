@@ -22,7 +22,7 @@ class Starts:
 
     Args:
         backend: Makes the sandboxes.
-        store: Where prepared instances lie.
+        store: The store of prepared instances.
     """
 
     def __init__(self, backend: Backend, store: Store) -> None:
@@ -55,9 +55,10 @@ class Starts:
             raise _without_names(error, instance) from error
 
     async def find(self, instance: Instance, recipe: Recipe, *, bundled: bool) -> Prepared:
-        """Return an instance that sessions started on; raises as `open`.
+        """Return an instance on which a session started earlier, without a new sandbox.
 
-        Which version of the validator passed it was looked at when they started.
+        Unlike `open`, it takes an instance that another version of the validator passed. The arguments and errors are
+        those of `open`.
         """
         if bundled:
             await self._build(instance, recipe)

@@ -12,7 +12,7 @@ class ToolRefused(InvalidRequest):
     Args:
         message: What is wrong and what would be right.
         field: Field of the action at fault.
-        line: Line of the file at fault, from 1; None where there is none.
+        line: Line of the file at fault, from 1; or None.
     """
 
     def __init__(self, message: str, field: str, line: int | None = None) -> None:
@@ -47,7 +47,7 @@ def replaced(content: bytes, old: str, new: str) -> bytes:
     """Return a file with the one occurrence of ``old`` replaced.
 
     Raises:
-        ToolRefused: There is none, or more than one.
+        ToolRefused: The text occurs not at all, or more than once.
     """
     wanted = old.encode("utf-8", "surrogatepass")
     at = content.find(wanted)
@@ -87,7 +87,10 @@ def _bare(content: bytes) -> list[bytes]:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Cut at line feeds only, as editors and compilers number lines."""
+    """Split into lines that keep their line feed; the last may lack one.
+
+    Unlike `bytes.splitlines`, a carriage return ends no line: editors and compilers number lines so.
+    """
     parts = content.split(b"\n")
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 

@@ -62,11 +62,11 @@ test runner's; one that the base commit does not have stands in front of the rea
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """What the base commit of an instance says about its tests.
+    """The tests of an instance's base commit.
 
     Args:
         files: The files that the test patch names, as they are with it.
-        survey: What stands in the untouched start, by path.
+        survey: Files of the untouched start, by path.
     """
 
     files: Mapping[str, File] = field(repr=False)
@@ -78,8 +78,8 @@ class Changes:
     """What a state has changed of the tests' surroundings.
 
     Args:
-        tests: Test modules of the base commit that are changed or gone.
-        configuration: Files that can change how tests run: changed, new or gone.
+        tests: Test modules of the base commit that were changed or deleted.
+        configuration: Files that can change how tests run: changed, added or deleted.
     """
 
     tests: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ _KEPT = 64
 
 
 async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
-    """Return what the base commit says about the tests of an instance; the last ones are remembered.
+    """Return the tests of an instance's base commit; the last few results are cached.
 
     Raises:
         EnvironmentFailed: The test patch does not apply to the start.

@@ -1,4 +1,4 @@
-"""Plays the script against a real server and checks every promise on the way."""
+"""Plays the script against a real server, and checks state(t), forks and rewards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Played:
-    """One episode as it went."""
+    """One episode that was played: its turns, payloads and what the agent read."""
 
     task_id: str
     eid: str
@@ -46,13 +46,13 @@ class Played:
 
     @property
     def reward(self) -> float:
-        """What the verifier gave."""
+        """The reward of the last turn."""
         return self.turns[-1].reward
 
 
 @dataclass(slots=True)
 class Result:
-    """What the demo showed."""
+    """The outcome of the demo; ``failures`` is empty where all checks passed."""
 
     data_dir: Path
     episodes: list[Played] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Result:
         return sorted({turn.error_kind for e in self.episodes for turn in e.turns if turn.error_kind})
 
     def to_json(self) -> str:
-        """Return all but the payloads."""
+        """Return the result as JSON, without payloads."""
         episodes = [
             {
                 "task_id": e.task_id,
@@ -93,8 +93,8 @@ async def play(data_dir: Path, say: Callable[[str], None], show: Callable[[Playe
 
     Args:
         data_dir: Journal and layers.
-        say: Takes a line of progress.
-        show: Takes an episode that was played.
+        say: Called with each line of progress.
+        show: Called with each episode that was played.
 
     Raises:
         ServiceError: The server could not be started.
@@ -164,7 +164,7 @@ async def _act(client: Client, played: Played, actions: Iterable[TerminalAction]
 
 
 async def _compare(result: Result, when: str, client: Client, episodes: list[Played]) -> None:
-    """state(t) is byte for byte what was sent, and the agent's text follows from it."""
+    """Check that every state(t) is byte for byte what was received, and gives the same text for the agent."""
     for played in episodes:
         for t, payload in enumerate(played.payloads):
             found = await client.state_at(t, eid=played.eid)

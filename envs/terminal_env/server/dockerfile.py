@@ -4,9 +4,9 @@ Harbor's tasks come with a Dockerfile. Many only put files somewhere (``WORKDIR`
 sandbox on the base tree can do too. `read` returns what to put where, and the lines that a sandbox cannot follow
 (``RUN apt-get``, a second stage, another user): those need an image.
 
-The agent is the only user of a sandbox and stands for the image's root, so what a Dockerfile makes belongs to it. Files
-in directories of the system (``/usr/local/bin``, ``/etc``) belong to root: whoever may change these directories could
-change the programs that grade.
+The agent is the only user of a sandbox and has the place of the image's root, so it owns the files that a Dockerfile
+makes. Files in directories of the system (``/usr/local/bin``, ``/etc``) belong to root: an agent that could change
+these directories could change the programs that grade it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Placed:
 
     @property
     def is_directory(self) -> bool:
-        """It is a directory."""
+        """Whether it is a directory."""
         return self.source is None and self.text is None
 
     def entry(self) -> Entry:
@@ -129,7 +129,7 @@ class Run:
     """A ``RUN`` of file commands, run by the agent.
 
     Args:
-        line: Where it stands.
+        line: Its line in the Dockerfile.
         command: Shell text.
         cwd: Working directory.
         env: Variables of ENV and ARG at that line.
@@ -146,8 +146,8 @@ class Recipe:
     """What a Dockerfile does to a sandbox.
 
     Args:
-        workdir: The last ``WORKDIR``; None where there is none.
-        start: What stands there before the first step, in order.
+        workdir: The last ``WORKDIR``, or None.
+        start: Files and links that exist before the first step, in order.
         steps: `Run`, and each `Copy` that comes after one, in order.
         env: Variables of ``ENV``.
         needs_image: Lines that cannot be followed, each with the reason.
@@ -184,7 +184,8 @@ def instructions(text: str) -> Iterator[tuple[Line, str, str, tuple[tuple[str, b
             escape = directive[2]
         at += 1
     while at < len(rows):
-        start, parts = at, []
+        start = at
+        parts: list[str] = []
         while at < len(rows):
             row = rows[at]
             at += 1
@@ -506,7 +507,7 @@ class _Reader:
 
 
 class _NeedsImage(Exception):
-    """The line cannot be followed; the text says why."""
+    """Raised for a line that cannot be followed, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from errata_protocol import detect
 from errata_protocol.environment import Snapshot
-from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset, SandboxFailed
+from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
 from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
 
@@ -29,34 +27,26 @@ from .task_api import TaskApi
 from .tasks import BUNDLED, Task, offered_tasks
 from .verifier import Verdict, verify
 
-T = TypeVar("T")
-
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 600.0
-"""Longest time limit of one command; the server's step deadline (900 s) is above it."""
+"""Longest time limit of one command, seconds; shorter than the server's step deadline of 900 s."""
 READ_BYTES = 64 * 1024
 """How much of a file one ``read_file`` returns."""
 _README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservation, TerminalState]):
+class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, TerminalObservation, TerminalState, Episode]):
     """One terminal session; see the package's README for its tools, tasks and rewards.
 
     Commands that fail are marked observations. A sandbox that fails raises `SandboxFailed` or `SandboxUnavailable`:
     never an observation, never a reward.
     """
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
     def __init__(self) -> None:
         super().__init__()
-        self._backend: Backend | None = None
-        self._sandbox: Sandbox | None = None
-        self._episode: Episode | None = None
         self._task: Task | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         self.verdict: Verdict | None = None
-        """Why the last ``submit`` was graded as it was; for logs and tests, it never reaches a client."""
+        """The verdict on the last ``submit``, for logs and tests; it is not sent to clients."""
 
     # reset
 
@@ -84,12 +74,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             EnvironmentFailed: The task's own set-up failed, or it is a local one that was not checked.
             SandboxUnavailable: This machine cannot run sandboxes.
         """
-        if kwargs:
-            known = "seed, episode_id, task_id, split, index"
-            raise InvalidRequest(f"reset takes {known}, not {', '.join(sorted(kwargs))}")
-        for name, value in (("seed", seed), ("index", index)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise InvalidRequest(f"reset: {name} is a whole number, not {value!r}")
+        check_reset("seed, episode_id, task_id, split, index", kwargs, seed=seed, index=index)
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
         task = _choose(task_id, split, index, seed)
@@ -111,11 +96,8 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             task_id=self._episode.task_id,
             cwd=self._episode.cwd,
         )
-        return self._apply_transform(observation)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> TerminalObservation:
-        """Run `reset_async` to its end; for code outside of an event loop."""
-        return _finish(self.reset_async(seed=seed, episode_id=episode_id, **kwargs))
+        transformed: TerminalObservation = self._apply_transform(observation)
+        return transformed
 
     # step
 
@@ -152,11 +134,8 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
                 **values,
             }
         )
-        return self._apply_transform(observation.with_detection(detection))
-
-    def step(self, action: TerminalAction, timeout_s: float | None = None, **kwargs: Any) -> TerminalObservation:
-        """Run `step_async` to its end; for code outside of an event loop."""
-        return _finish(self.step_async(action, timeout_s, **kwargs))
+        transformed: TerminalObservation = self._apply_transform(observation.with_detection(detection))
+        return transformed
 
     async def _call(self, action: TerminalAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
         if action.tool not in TOOL_NAMES:
@@ -221,7 +200,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
     async def _submit(self) -> dict[str, Any]:
         episode, sandbox = self._live()
         task, backend = self._task, self._backend
-        score = 0.0  # a bare shell has nothing to be graded by
+        score = 0.0  # a bare shell has no verifier
         if task is not None and backend is not None:
             final = await sandbox.snapshot()
             missed = await harmless(backend, task)
@@ -234,7 +213,7 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
 
     @property
     def state(self) -> TerminalState:
-        """Where the episode stands."""
+        """State of the episode; default values before a reset."""
         episode = self._episode
         if episode is None:
             return TerminalState()
@@ -248,21 +227,12 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             done=episode.done,
         )
 
-    async def snapshot(self) -> Snapshot:
-        """Return the session after its last call, as one journal row keeps it (PROTOCOL E1).
-
-        Raises:
-            NoReset: There is nothing to keep before the first reset.
-        """
-        episode, sandbox = self._live()
-        return episode.saved(await sandbox.snapshot())
-
     async def restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot`` instead of a reset.
 
         Raises:
             EnvironmentFailed: The snapshot cannot be read, or names a task that this server does not have.
-            SandboxFailed: A layer that it names is gone.
+            SandboxFailed: A layer that it names does not exist any more.
         """
         episode, saved = read_snapshot(snapshot)
         task = offered_tasks().find(episode.task_id) if episode.task_id else None
@@ -278,25 +248,6 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
         episode, _ = self._live()
         episode.episode_id, episode.step_count = episode_id, 0
 
-    async def aclose(self) -> None:
-        """End the session and drop what no snapshot names."""
-        await self._release()
-        self._episode = None
-
-    def close(self) -> None:
-        """Do what `aclose` does; inside an event loop it is only begun here, and the loop finishes it."""
-        sandbox, self._sandbox, self._episode = self._sandbox, None, None
-        if sandbox is None:
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(sandbox.destroy())
-            return
-        closing = loop.create_task(sandbox.destroy())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment."""
         return EnvironmentMetadata(
@@ -306,25 +257,6 @@ class TerminalEnvironment(TaskApi, Environment[TerminalAction, TerminalObservati
             author="The Errata authors",
             readme_content=_README.read_text("utf-8"),
         )
-
-    def _live(self) -> tuple[Episode, Sandbox]:
-        if self._episode is None or self._sandbox is None:
-            raise NoReset("no episode is running: reset first")
-        return self._episode, self._sandbox
-
-    async def _release(self) -> None:
-        sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
-            await sandbox.destroy()
-
-
-def _finish(call: Coroutine[Any, Any, T]) -> T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(call)
-    call.close()
-    raise RuntimeError("inside an event loop await reset_async and step_async")
 
 
 def _choose(task_id: str | None, split: str | None, index: int | None, seed: int | None) -> Task | None:

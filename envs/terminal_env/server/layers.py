@@ -43,7 +43,7 @@ CLAMP = f"xargs -0 sh -c 'exec find \"$@\" {_TOUCH}' find"
 
 
 class TaskLayers:
-    """The starts of one backend's tasks; ``None`` stands for the bare shell."""
+    """The start states of one backend's tasks; the task None is the bare shell."""
 
     def __init__(self) -> None:
         self._made: dict[str, SandboxSnapshot] = {}
@@ -69,7 +69,7 @@ class TaskLayers:
         return await asyncio.shield(self._making[owner])
 
     def forget(self, task: Task | None) -> None:
-        """Drop the start of ``task``: its layer is gone, the next call of `start` makes another."""
+        """Forget the start state of ``task``, whose layer was deleted; the next `start` makes another."""
         self._made.pop(task.digest if task else "", None)
 
     def _keep(self, owner: tuple[str, asyncio.AbstractEventLoop]) -> Callable[[asyncio.Task[SandboxSnapshot]], None]:

@@ -4,8 +4,8 @@ A task is a directory in the layout of Harbor and terminal-bench::
 
     task.toml           [metadata] difficulty, category, tags; [verifier] timeout_sec; [errata], below
     instruction.md      what the agent reads
-    environment/        Harbor's build context: its Dockerfile says what stands where at the start (`dockerfile`);
-                        without a Dockerfile, files that stand in /workspace
+    environment/        Harbor's build context: its Dockerfile defines the files of the start (`dockerfile`);
+                        without a Dockerfile, files for /workspace
     setup.sh            optional: run in the sandbox, as its user, after the files are there
     tests/verify.py     our verifier: it reads files and judges what probes printed; or
     tests/test.sh       Harbor's: a script that writes /logs/verifier/reward.txt
@@ -71,7 +71,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task directory, read.
+    """A task.
 
     Args:
         id: Name of the directory.
@@ -85,11 +85,11 @@ class Task:
         env: Exported in the first shell: ``ENV`` of the Dockerfile, then ``[errata.env]``.
         verifier_env: ``[verifier.env]``: variables of test.sh.
         metadata: ``[metadata]`` of task.toml.
-        notes: What of the directory is not used here, one line each.
+        notes: Parts of the directory that are not used, one line each.
         digest: sha256 over everything that shapes the start and the grading.
         recipe: What the Dockerfile does; None without one.
         base: Name of the base tree.
-        unchecked: The task says that it cannot be checked.
+        unchecked: Whether task.toml declares that the task cannot be checked.
         whole_digest: sha256 over the directory, solution included: what a check's result belongs to.
     """
 
@@ -113,7 +113,7 @@ class Task:
 
     @property
     def workdir(self) -> str:
-        """Where the agent and the verifier start."""
+        """Directory in which the agent and the verifier start."""
         return (self.recipe and self.recipe.workdir) or WORKSPACE
 
     @property
@@ -134,12 +134,12 @@ class Task:
 
     @property
     def setup(self) -> Path | None:
-        """The set-up script, if the task has one."""
+        """Path of the set-up script, ``setup.sh``; None if the task has none."""
         path = self.root / "setup.sh"
         return path if path.is_file() else None
 
     def public(self, index: int) -> dict[str, Any]:
-        """Return what a client may know: nothing of the tests, the set-up or the solution."""
+        """Return the public part of the task: nothing of its tests, set-up or solution."""
         return {
             "id": self.id,
             "task_id": self.id,
@@ -160,7 +160,7 @@ class TaskSet:
 
     Args:
         splits: Tasks by split name.
-        broken: Why a directory that looks like a task is none, by id.
+        broken: Why a directory with task.toml cannot be used, by its name.
     """
 
     splits: Mapping[str, tuple[Task, ...]]
@@ -248,7 +248,7 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
 
 
 def _recipe(root: Path, base: str, image: str, notes: list[str]) -> Recipe | None:
-    """Return what the task's Dockerfile does, None without one; what is not used goes to ``notes``.
+    """Read the task's Dockerfile; return None without one. Lines that are not used are added to ``notes``.
 
     Raises:
         TaskInvalid: It needs an image, and no base tree is named.
@@ -304,7 +304,7 @@ def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def tree(root: Path) -> list[tuple[str, Path]]:
-    """Return what lies below ``root`` as (relative path, path), sorted, without what only images and caches use."""
+    """Return the files below ``root`` as sorted (relative path, path), without Dockerfile, compose files and caches."""
     if not root.is_dir():
         return []
     found = []
@@ -337,9 +337,11 @@ def _digest(root: Path, parts: Iterable[str], names: Iterable[str]) -> str:
 
 
 def task_roots(directory: Path) -> list[Path]:
-    """Return the task directories below ``directory``, sorted; ``directory`` may be a task or a Harbor data set.
+    """Return the task directories in ``directory``, sorted; a task directory has a ``task.toml``.
 
-    Symlinked directories are not followed: they can lead out of the data set or round in circles.
+    If ``directory`` is a task itself, it is the only result. Otherwise, as for a Harbor data set, tasks are looked for
+    up to 6 levels deep, but not in tasks, hidden directories or symlinked directories, which can lead out of the data
+    set or round in circles. The result is empty if ``directory`` is not a directory.
     """
     if (directory / "task.toml").is_file():
         return [directory]

@@ -1,4 +1,4 @@
-"""Grading: what the agent's final files are worth, decided where no program of the agent can take part.
+"""Grades the agent's final files, without a program of the agent having a part in the verdict.
 
 With ``tests/verify.py`` a verification has two parts, and no part sees another's processes:
 
@@ -51,7 +51,7 @@ RUNTIME = Path(__file__).resolve().parent / "runtime"
 JUDGE = "exec python3 -I -S /verifier/judge.py"
 SCRIPT = "exec python3 -I -S /errata/script.py"
 SCRIPT_GRACE_S = 20.0
-"""Beyond test.sh's own limit, for ending what it left and printing the verdict."""
+"""Time after test.sh's own limit to end its processes and print the verdict, seconds."""
 
 _TOOLS = ("apt", "apt-get", "aptitude", "curl", "git", "pip", "pip3", "sudo", "uv", "uvx", "wget")
 PROGRAMS = {
@@ -59,21 +59,21 @@ PROGRAMS = {
     **dict.fromkeys(_TOOLS, "tools.py"),
     **dict.fromkeys(("python", "python3"), "python.sh"),
 }
-"""What stands before the system's programs on the PATH of test.sh, and the file in runtime/programs that does it."""
+"""Programs that replace the system's on the PATH of test.sh, and the file in runtime/programs of each."""
 
 Broken = Literal["", "tools", "runner"]
-"""How `errata tasks check` breaks a machine: no tool is on PATH, or the runner of the tests cannot start."""
+"""How `errata tasks check` breaks a machine: PATH is empty, or the test runner cannot start."""
 NOWHERE = "/nonexistent"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a final state is worth.
+    """The verdict on a final state.
 
     Args:
         score: In [0, 1].
         detail: Checks and reasons, for logs and task authors only: never for an observation.
-        lacks: What the verifier missed on the way to a full score.
+        lacks: What the verifier lacked; it scored 1 all the same.
     """
 
     score: float
@@ -83,7 +83,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that the verifier asked of this machine and did not get.
+    """Something that the verifier needs and this machine does not have.
 
     Args:
         kind: ``tool``, ``command``, ``module`` or ``runner``; see runtime/programs/lacks.py.
@@ -97,7 +97,7 @@ class Lack:
 
 
 class VerifierLacks(Exception):
-    """The verifier gave a verdict, which says nothing: it did not have what it needs."""
+    """The verifier's verdict does not count, because it lacked something that it needs."""
 
     def __init__(self, lacks: tuple[Lack, ...]) -> None:
         super().__init__("; ".join(lack.text for lack in lacks))
@@ -122,8 +122,8 @@ async def verify(
         task: Whose verifier decides.
         final: The agent's final state; its shell state is not used.
         start: Gives the untouched start of the task, for the control run when no verdict comes.
-        harmless: Names of what the verifier may miss: `errata tasks check` saw the reference solution solve the task
-            without it.
+        harmless: Names of things that the verifier may lack: in `errata tasks check` the reference solution scored 1
+            without them.
 
     Raises:
         errata_protocol.errors.EnvironmentFailed: The verifier gives no verdict on an untouched start either, or it
@@ -166,11 +166,11 @@ async def attempt(
         task: Whose verifier runs.
         state: What to grade.
         harmless: See `verify`.
-        broken: Break the machine so, for `errata tasks check`.
+        broken: How to break the machine, for `errata tasks check`.
 
     Raises:
-        NoVerdict: It gave none.
-        VerifierLacks: It gave one that says nothing.
+        NoVerdict: It gave no verdict.
+        VerifierLacks: Its verdict does not count.
         errata_protocol.errors.SandboxFailed: The sandbox broke.
     """
     if task.verifier == "script":
@@ -209,7 +209,7 @@ async def _run_probe(
 
 
 _NOT_FOUND = re.compile(r"^/bin/bash: line \d+: (?:exec: )?([^/\s:]+): (?:command )?not found$", re.MULTILINE)
-"""bash could not find a program that a probe's own command names."""
+"""What bash prints when it cannot find a program that a probe's own command names."""
 
 
 async def _run_judge(
@@ -254,7 +254,7 @@ async def _run_script(
     score, ended = verdict["score"], f"test.sh ended with {verdict['exit_code']}"
     lacks, unsure = _lacks(task, verdict.get("lacks", ()), harmless)
     absent = {found[1] for found in _ABSENT.finditer(stderr) if Path(found[1]).name in PROGRAMS.keys() | WELL_KNOWN}
-    # Whoever prints to test.sh's standard error could have written that line.
+    # Any program with test.sh's standard error could have printed that line.
     unsure += tuple(Lack("runner", path, f"no program {path}") for path in sorted(absent - harmless))
     if score is None or score < 1.0:
         if lacks:
@@ -267,16 +267,16 @@ async def _run_script(
 
 
 _ABSENT = re.compile(r"^/tests/\S+: line \d+: (/\S+): No such file or directory$", re.MULTILINE)
-"""bash could not start a program that test.sh calls by its path."""
+"""What bash prints when it cannot start a program that test.sh calls by its path."""
 
 
 def _lacks(
     task: Task, reports: Iterable[Mapping[str, Any]], harmless: frozenset[str]
 ) -> tuple[tuple[Lack, ...], tuple[Lack, ...]]:
-    """Sort reports of runtime/programs into what the machine lacks and what may as well be the agent's doing.
+    """Divide reports of runtime/programs into what the machine lacks and what may be the agent's fault.
 
-    A program or module that is missing is the agent's to make where the task names it: in its instruction or among the
-    files of its environment. It is the machine's where the machine should have it.
+    A missing program or module may be the agent's fault where the task names it, in its instruction or among the files
+    of its environment, unless the machine should have it.
     """
     lacks, unsure = [], []
     for report in reports:

@@ -1,7 +1,8 @@
-"""Detectors: from what a command printed to the kind of error and its site. Pure, deterministic, bounded in time.
+"""Detectors: from a command and its output they find the kind of error and its site. Pure, deterministic, bounded in
+time.
 
-`detect` reads one turn; `server_side` has the markers that only a server can give. The rules, what fires each and what
-its site is, are listed in ``docs/detectors.md``.
+`detect` reads one turn. `server_side` makes the markers that only a server can give. ``docs/detectors.md`` lists the
+rules, what makes each fire and what its site is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from errata_protocol.detect.agent_sites import agent_sites
 from errata_protocol.detect.benign import is_answered
-from errata_protocol.detect.interpreted import last_words
+from errata_protocol.detect.interpreted import last_exception
 from errata_protocol.detect.rules import RULES, Finding, Rule
 from errata_protocol.detect.rules.tests import hides_failure
 from errata_protocol.detect.server_side import output_truncated, path_refused, tool_not_found
@@ -37,25 +38,25 @@ def detect(
     workdir: str | None = None,
     is_host_file: Callable[[str], bool] | None = None,
 ) -> Detection:
-    """Say what went wrong in one command, and where.
+    """Return what went wrong in one command, and where.
 
     Args:
         command: The action as the agent wrote it; spans count its code points.
-        exit_code: Its exit status; None when the server killed it.
+        exit_code: Its exit status; None if the server killed it.
         stdout: Standard output, of any size: only a bounded head and tail are read.
-        stderr: Standard error, likewise.
+        stderr: Standard error, of any size: only a bounded head and tail are read.
         timed_out: Whether the server ended it at its deadline.
-        limit_hit: The limit that ended it, if one did.
-        cwd: Absolute directory it ran in, if known: names in messages are resolved against it.
-        workdir: Absolute directory that holds the task, if known: files in it are the agent's, and named relative to
-            it.
-        is_host_file: Give it where the command ran in no sandbox but on the server's machine, maybe in its process: it
-            says whether a path is a file of the server. Then only what is certainly the agent's is a site, and messages
-            name no other path.
+        limit_hit: The limit that ended it, None if none did.
+        cwd: Absolute directory it ran in, if known; relative names in messages are resolved against it.
+        workdir: Absolute directory that holds the task, if known; files in it are the agent's, and are named
+            relative to it.
+        is_host_file: For a command that ran on the server's own machine without a sandbox: returns whether a path is a
+            file of the server. With it, a site is reported only if it is certainly in the agent's code, and messages
+            contain no other path.
 
     Returns:
-        `NOTHING_WRONG`, or the first kind in order of precedence that fits. Severity is ``"warning"`` when the only
-        evidence stands on standard output, or when it is unknown which command decided the exit status.
+        `NOTHING_WRONG`, or the first kind in order of precedence that fits. Severity is ``"warning"`` if the only
+        evidence is on standard output, or if it is unknown which command decided the exit status.
     """
     if exit_code is not None and exit_code < 0:  # Python's way of saying "ended by signal n"
         exit_code = 128 - exit_code
@@ -75,6 +76,7 @@ def detect(
 
 
 def _detected(turn: Turn) -> Detection:
+    """Return the detection by the rules, before it is restricted to the agent's files."""
     exit_code = turn.exit_code
     if not turn.timed_out and turn.limit_hit is None:
         if exit_code == 0:
@@ -95,11 +97,15 @@ def _detected(turn: Turn) -> Detection:
 
 
 def _raised(turn: Turn) -> bool:
-    """Whether an action of a foreign environment ended in an exception: ``test = 1/0`` is no call of `test`."""
-    return turn.agent_files is not None and bool(turn.tracebacks or last_words(turn))
+    """Return whether an exception ended an action that an environment ran in its own process.
+
+    Then the action is not a shell command, and its status is an error: ``test = 1/0`` does not call the program `test`.
+    """
+    return turn.agent_files is not None and bool(turn.tracebacks or last_exception(turn))
 
 
 def _first(turn: Turn, *, last_resorts: bool) -> tuple[Rule, Finding] | None:
+    """Return the first rule that fires and its finding; rules of last resort only with ``last_resorts``."""
     for rule in RULES:
         if rule.last_resort and not last_resorts:
             continue
@@ -110,7 +116,10 @@ def _first(turn: Turn, *, last_resorts: bool) -> tuple[Rule, Finding] | None:
 
 
 def _hidden_failure(turn: Turn) -> Detection:
-    """A test run whose exit status a pipe, ``|| true`` or a later `test` hid; otherwise all is well."""
+    """Return the detection of a failing test run whose exit status a pipe, ``|| true`` or a later command hid.
+
+    Returns `NOTHING_WRONG` if there was none.
+    """
     if not hides_failure(turn):
         return NOTHING_WRONG
     for rule in RULES:

@@ -1,4 +1,5 @@
-"""What an action does: the programs it calls under their wrappers, and which of them decided the exit status."""
+"""Parses an action: which programs it calls, without wrappers such as ``sudo``, and which call decided
+the exit status."""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ _PIPESTATUS = re.compile(r'"?\$\{PIPESTATUS\[(\d+)\]\}"?$')
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One program call.
+    """One call of a program.
 
     Args:
-        simple: The simple command it stands in.
-        program: Base name of the program, wrappers such as ``sudo`` and ``timeout 5`` taken off.
+        simple: The simple command that it is part of.
+        program: Base name of the program, without wrappers such as ``sudo`` and ``timeout 5``.
         words: The program word and its arguments.
-        wrappers: The wrappers taken off, outermost first, with their arguments.
+        wrappers: The wrappers that were removed, outermost first, with their arguments.
     """
 
     simple: Simple
@@ -71,7 +72,7 @@ class Invocation:
 
     @property
     def local(self) -> bool:
-        """True for a program of the agent's own that is called by its path: `./test` is not the shell's `test`."""
+        """Whether the program is called by a relative path: `./test` is the agent's own and not the shell's `test`."""
         path = self.words[0].value if self.words else ""
         return "/" in path and not re.match(r"/(?:usr/)?(?:local/)?s?bin/", path)
 
@@ -85,7 +86,8 @@ def _base(path: str) -> str:
 
 
 def invocation(simple: Simple) -> Invocation:
-    """Take the wrappers off a simple command; an assignment alone has the empty program name."""
+    """Return the call in a simple command, with its wrappers removed; for assignments alone the program
+    name is empty."""
     words = simple.words
     wrappers: list[tuple[Word, ...]] = []
     while words and len(wrappers) < 8:
@@ -99,7 +101,7 @@ def invocation(simple: Simple) -> Invocation:
 
 
 def _unwrap(name: str, words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Return the words of the wrapped command, or nothing when ``name`` wraps none."""
+    """Return the words of the command that wrapper ``name`` runs, empty if it runs none."""
     if name in _RUNNERS:
         return words[2:] if len(words) > 2 and words[1].value in ("run", "exec") else ()
     if name == "coverage":
@@ -135,7 +137,7 @@ class Action:
 
     @cached_property
     def invocations(self) -> tuple[Invocation, ...]:
-        """Every program call in the order written, those inside ``bash -c '...'`` and ``eval`` included."""
+        """All program calls in the order written, including those inside ``bash -c '...'`` and ``eval``."""
         out: list[Invocation] = []
         for simple in simples(self.tree):
             call = invocation(simple)
@@ -146,7 +148,8 @@ class Action:
         return tuple(out)
 
     def inner_script(self, call: Invocation) -> Sequence | None:
-        """Return the script a call passes to a shell (``bash -c``, ``eval``), read in place."""
+        """Return the parsed script that a call passes to a shell (``bash -c``, ``eval``), None without one; its
+        spans are those of the action."""
         word = code_word(call)
         if call.program in SHELLS and word is not None:
             return parse(self.text, *word.inner)
@@ -156,7 +159,7 @@ class Action:
 
     @cached_property
     def functions(self) -> dict[str, Compound]:
-        """Shell functions that the action defines."""
+        """Names of the shell functions that the action defines."""
         found: dict[str, Compound] = {}
 
         def visit(sequence: Sequence) -> None:
@@ -173,11 +176,13 @@ class Action:
 
     @cached_property
     def pipefail(self) -> bool:
+        """Whether the action sets ``pipefail``."""
         return any(c.program == "set" and "pipefail" in c.arguments for c in self.invocations)
 
     @cached_property
     def deciders(self) -> tuple[Invocation, ...]:
-        """Calls whose exit status may be the action's: the last simple command first, then those before its ``&&``."""
+        """Calls whose exit status may be that of the action: those of the last simple command first, then those before
+        ``&&``."""
         if not self.complete:
             return ()
         return tuple(self._of_sequence(self.tree, 0))
@@ -198,7 +203,8 @@ class Action:
         return out
 
     def _of_exit(self, call: Invocation, before: Step, depth: int) -> list[Invocation] | None:
-        """``exit $?`` and ``exit ${PIPESTATUS[n]}`` hand on the status of the step before."""
+        """Return the calls that decide the status of ``exit $?`` or ``exit ${PIPESTATUS[n]}``: those of the step
+        before."""
         argument = call.words[1].value if len(call.words) > 1 else "$?"
         if argument in ("$?", '"$?"'):
             return self._of_sequence(Sequence((before,)), depth)
@@ -236,26 +242,27 @@ class Action:
 
     @cached_property
     def negated(self) -> bool:
-        """True when the last pipeline is negated with ``!``: then a status of 1 means that the command succeeded."""
+        """Whether the last pipeline is negated with ``!``; a status of 1 then means that its command succeeded."""
         return bool(self.tree.steps) and self.tree.steps[-1].pipeline.negated
 
     @cached_property
     def merges_stderr(self) -> bool:
-        """True when some standard error goes where the standard output goes (``2>&1``, ``&>``, ``|&``)."""
+        """Whether some standard error is redirected to standard output (``2>&1``, ``&>``, ``|&``)."""
         return "2>&1" in self.text or "&>" in self.text or "|&" in self.text or ">&1" in self.text
 
     @cached_property
     def shows_data(self) -> bool:
-        """True when the action prints text that it did not make: a file, a log, a search result, an echo."""
+        """Whether the action prints text that comes from elsewhere: a file, a log, search results, an echo."""
         return any(_prints_data(p) for p in _pipelines(self.tree))
 
     @cached_property
     def reports(self) -> bool:
-        """True when the action calls a tool that reports on standard output: tests, merges, patches, builds."""
+        """Whether the action calls a tool that reports errors on standard output: tests, merges, patches, builds."""
         return any(_reports(call) for call in self.invocations)
 
     def line_span(self, start: int, end: int, line: int) -> tuple[int, int] | None:
-        """Return the span of the ``line``-th line of the text ``[start, end)``, without indentation; None if blank."""
+        """Return the span of line ``line`` of the text ``[start, end)``, without its indentation; None if it is blank
+        or missing."""
         if line < 1:
             return None
         position = start
@@ -366,7 +373,7 @@ _GIT_PRINTERS = frozenset(["log", "show", "diff", "grep", "blame", "cat-file"])
 
 
 def _prints_data(pipeline: Pipeline) -> bool:
-    """Whether the text that comes out of a pipeline is data: its source prints files and all the rest only filters."""
+    """Return whether a pipeline prints data: its first command prints files, and the others only filter."""
     calls = [invocation(c) if isinstance(c, Simple) else None for c in pipeline.commands]
     if not calls:
         return False
@@ -410,7 +417,7 @@ _CODE_OPTIONS = {
 
 
 def language(program: str) -> str:
-    """Return the interpreter family of a program name: python, node, perl, ruby, php, shell; empty for others."""
+    """Return the language of an interpreter: python, node, perl, ruby, php or shell; empty for other programs."""
     if re.match(r"(?:python|pypy)[\d.]*$", program):
         return "python"
     if program in ("node", "nodejs"):

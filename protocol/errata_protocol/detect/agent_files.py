@@ -1,4 +1,5 @@
-"""Tells the agent's files from the server's where commands run on the server's own machine, in no sandbox of ours."""
+"""Distinguishes the agent's files from the server's, for commands that run on the server's machine
+without a sandbox."""
 
 from __future__ import annotations
 
@@ -41,17 +42,17 @@ _SHARED = frozenset(
 
 
 class AgentFiles:
-    """The files of the agent, by what the action and the output of one turn name.
+    """The agent's files, as far as the action and the output of one turn name them.
 
-    An absolute path is the agent's when it lies in a workspace, when the action names it, or when it lies beside or
-    below a file that the action names; never when it is a file of the server. A relative one is, unless the server has
-    such a file. Everything else may be the server's, and then a wrong site would follow.
+    An absolute path is the agent's if it is in a workspace, if the action names it, or if it is in the directory of
+    a file that the action names or below it; but never if it is a file of the server. A relative path is the agent's
+    unless the server has such a file. All other paths may be the server's, and are not used as sites.
 
     Args:
-        action: The action's text.
+        action: Text of the action.
         output: What the command printed.
-        is_host_file: Whether an absolute or relative path is a file of the server: of its interpreter, of an installed
-            package, or of an environment's source.
+        is_host_file: Returns whether an absolute or relative path is a file of the server: of its interpreter, of an
+            installed package, or of an environment's source.
     """
 
     def __init__(self, action: str, output: Iterable[str], is_host_file: Callable[[str], bool]) -> None:
@@ -66,7 +67,8 @@ class AgentFiles:
             self._learn(_absolute(match["quoted"] or match["bare"]))
 
     def _learn(self, path: str) -> None:
-        """Take the directory that a name of the action was resolved against for one of the agent's."""
+        """Add the directory that a relative name in the action was resolved against, if ``path`` ends with
+        that name."""
         if self._is_host_file(path):
             return
         for name in self._names:
@@ -82,7 +84,7 @@ class AgentFiles:
             self._roots.add(directory)
 
     def owns(self, file: str) -> bool:
-        """Whether ``file``, as printed, is the agent's."""
+        """Return whether ``file``, as printed, is the agent's."""
         if file.startswith(("<", "[")):  # a name for code without a file
             return True
         path = file.removeprefix("file://")
@@ -91,13 +93,14 @@ class AgentFiles:
         return not path.startswith("/") or self.root(path) is not None
 
     def root(self, path: str) -> str | None:
-        """Return the agent's directory that holds an absolute path, the outermost one."""
+        """Return the outermost of the agent's directories that contains an absolute path, None if none does."""
         path = posixpath.normpath(path)
         roots = (r for r in self._roots if path == r or path.startswith(r + "/"))
         return min(roots, key=len, default=None)
 
     def redacted(self, text: str) -> str:
-        """Return ``text`` with ``.../NAME`` for each path that is neither the agent's nor the same on every system."""
+        """Return ``text`` with ``.../NAME`` in place of each path that is neither the agent's nor the same on every
+        system."""
         return _PATH.sub(self._shown, text)
 
     def _shown(self, match: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""Keeps of what the rules found on a server's own machine only the agent's places, and no path of that machine."""
+"""Restricts the sites found on a server's own machine to the agent's code, and removes paths of that machine."""
 
 from __future__ import annotations
 
 import posixpath
 
 from errata_protocol.detect.agent_files import AgentFiles
-from errata_protocol.detect.interpreted import CODE_NAME, last_words, named_span
+from errata_protocol.detect.interpreted import CODE_NAME, last_exception, named_span
 from errata_protocol.detect.text import message
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import Detection, ErrorKind, ErrorSite
@@ -23,15 +23,15 @@ _PLACED_BY_NAME = frozenset(
 
 
 def agent_sites(turn: Turn, found: Detection, files: AgentFiles) -> Detection:
-    """Return the detection with sites in the agent's code only.
+    """Return the detection with only the sites in the agent's code.
 
-    A site in another file loses it; one that the message names in the action gets its span; a message without any place
-    stays, as it says what happened.
+    A site in another file is dropped. A message that names a part of the action gets the span of that part. A message
+    without any place is kept, because it says what happened.
 
     Args:
         turn: The turn.
-        found: What the rules found.
-        files: Which files are the agent's.
+        found: The detection by the rules.
+        files: The agent's files.
     """
     if found.error_kind is None:
         return found
@@ -63,11 +63,15 @@ def _owned(site: ErrorSite, files: AgentFiles) -> ErrorSite:
 
 
 def _exception(turn: Turn) -> tuple[str, str]:
-    """Return the line and the message of the exception that ended the turn; without one the last line, twice."""
+    """Return the exception that ended the turn, as ``Name: message``, and its message alone.
+
+    This is the exception of the last traceback from which no other was raised, or without a traceback the one in the
+    last line that is not blank. If that line has none, both are the line.
+    """
     ends = [t for t in turn.tracebacks if not t.caused_next]
     if ends:
         return ends[-1].line, ends[-1].text
-    words = last_words(turn)
+    words = last_exception(turn)
     if words:
         return ": ".join(words), words[1]
     last = next((line for line in reversed(turn.lines) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""Exit statuses that are answers, not errors: `grep` that finds nothing, `test` that is false, `diff` that differs."""
+"""Exit statuses that are answers, not errors: `grep` found nothing, `test` was false, `diff` found a difference."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _PYTEST = re.compile(r"(?:py\.?test)(?:-?3)?$")
 
 
 def is_pytest(call: Invocation) -> bool:
-    """Whether a call runs pytest: by name, as ``python -m pytest``, or under ``coverage run -m``."""
+    """Return whether a call runs pytest: by name, as ``python -m pytest``, or with ``coverage run -m``."""
     if _PYTEST.match(call.program):
         return True
     values = [w.value for w in call.words]
@@ -77,7 +77,7 @@ def is_pytest(call: Invocation) -> bool:
 
 
 def git_subcommand(call: Invocation) -> tuple[str, tuple[str, ...]]:
-    """Return git's subcommand and its arguments, git's own options skipped; empty strings when there is none."""
+    """Return git's subcommand and its arguments, without git's own options; empty ones if there is no subcommand."""
     arguments = call.arguments
     index = 0
     while index < len(arguments) and arguments[index].startswith("-"):
@@ -86,7 +86,7 @@ def git_subcommand(call: Invocation) -> tuple[str, tuple[str, ...]]:
 
 
 def is_answer(call: Invocation, exit_code: int) -> bool:
-    """Whether ``exit_code`` of ``call`` is one of its normal answers.
+    """Return whether ``exit_code`` is a normal answer of ``call``.
 
     Args:
         call: The call that decided the exit status.
@@ -125,7 +125,7 @@ def is_answer(call: Invocation, exit_code: int) -> bool:
 
 
 def always_succeeds(call: Invocation) -> bool:
-    """Whether a call practically cannot fail, so that a failure came from the command before its ``&&``."""
+    """Return whether a call practically cannot fail, so that a failure is one of the command before its ``&&``."""
     return not call.local and call.program in ("echo", "printf", "true", ":", "pwd", "exit", "break", "continue")
 
 
@@ -134,9 +134,10 @@ _SHELL_PREFIX = re.compile(r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:line )?\d+: (?P<rest
 
 
 def stopped_early(call: Invocation, stderr: Sequence[str]) -> bool:
-    """Whether the shell says that ``call`` itself could not do its work, so that its status 1 is no answer.
+    """Return whether the shell reports that it could not start or finish ``call``, so that its status 1 is not an
+    answer.
 
-    A redirection that fails, `let` on bad arithmetic or an unset variable all end in 1, as a negative answer does.
+    A failed redirection, `let` with bad arithmetic and an unset variable all end with status 1, like a negative answer.
     """
     targets = [r.target.value for r in call.simple.redirects if r.target is not None]
     quiet = call.program in ("type", "hash", "command", "which")
@@ -153,17 +154,17 @@ def stopped_early(call: Invocation, stderr: Sequence[str]) -> bool:
 
 
 def is_answered(action: Action, exit_code: int, stderr: Sequence[str], *, silent: bool) -> bool | None:
-    """Decide whether a non-zero exit status is only an answer.
+    """Return whether a non-zero exit status is only an answer.
 
     Args:
         action: The parsed action.
         exit_code: Its non-zero exit status.
         stderr: Lines of standard error.
-        silent: True when neither stream has text.
+        silent: Whether both streams are empty.
 
     Returns:
-        True for an answer, False for an error, None when the text has to tell: a command before the deciding ``&&``
-        may have failed instead, and then it has said so.
+        True for an answer, False for an error. None if the output has to decide: a command before the deciding
+        ``&&`` may have failed instead, and would then have printed a message.
     """
     deciders = action.deciders
     if not deciders:

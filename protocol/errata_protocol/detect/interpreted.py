@@ -1,4 +1,4 @@
-"""Finds the place in an action that is Python code, which an environment ran in its own process."""
+"""Finds the failing place in an action that is Python code, which an environment ran in its own process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ _MODULE = re.compile(r"(?i)\b(?:import(?:ing|s)?(?: of| from)?|modules?):? ['\"`
 
 
 def code_span(turn: Turn, frame: Frame) -> Span | None:
-    """Return the line of the action that a frame in code without a file stands for; None where that is not certain.
+    """Return the span of the action's line that a traceback frame without a file refers to; None if uncertain.
 
-    It is when the output repeats that line, or the whole action is Python and the frame's function is defined in it:
-    an earlier action's function has line numbers of its own.
+    The frame's line number counts lines of this action if both of these hold:
+
+    - The action is Python. For a syntax error, whose code did not run: the output repeats the line instead.
+    - If the frame is in a function, the action defines that function up to that line. Otherwise an earlier action did,
+      and the number counts that action's lines.
+
+    None also if the action has no such line or it is blank.
     """
     span = turn.action.line_span(0, len(turn.command), frame.line)
     if span is None:
@@ -42,11 +47,12 @@ def code_span(turn: Turn, frame: Frame) -> Span | None:
 
 
 def named_span(turn: Turn, text: str) -> Span | None:
-    """Return the part of the action that the output names exactly once: a quoted statement, a line, or a name.
+    """Return the span of the part of the action that the message names, if it occurs exactly once: a quoted
+    statement, a line, or a name.
 
     Args:
         turn: The turn.
-        text: The message of the exception.
+        text: Message of the exception.
     """
     if any(language(c.program) for c in turn.action.invocations):
         return None
@@ -67,7 +73,7 @@ def named_span(turn: Turn, text: str) -> Span | None:
 
 
 def is_python(code: str) -> bool:
-    """Whether a text is Python and can hardly be a shell command: ``ls -la`` parses as a subtraction."""
+    """Return whether a text is Python and hardly a shell command; ``ls -la`` parses as a subtraction and is not."""
     if len(code) > MAX_CODE:
         return False
     try:
@@ -85,14 +91,15 @@ def is_python(code: str) -> bool:
     return False
 
 
-def last_words(turn: Turn) -> tuple[str, str] | None:
-    """Return name and message of the exception in the last line that says anything, where no traceback does."""
+def last_exception(turn: Turn) -> tuple[str, str] | None:
+    """Return name and message of the exception in the last line that is not blank; None if it has none."""
     last = next((line for line in reversed(turn.lines) if line.strip()), "")
     return quoted_exception(last)
 
 
 def _failing_statement(turn: Turn) -> str | None:
-    """Return the statement of ``failed at line 'STATEMENT' due to ...``, which may have several lines."""
+    """Return the statement in ``failed at line 'STATEMENT' due to ...``, which may have several lines; None without
+    one."""
     text = "\n".join(turn.lines)
     start = text.rfind(AT_LINE)
     if start < 0:
@@ -116,7 +123,8 @@ def _defines(code: str, function: str, line: str) -> bool:
 
 
 def _only(code: str, text: str, *, whole: bool = False) -> Span | None:
-    """Return where ``text`` stands, if it does so exactly once; ``whole``: not as a part of a longer name."""
+    """Return the span of ``text`` if it occurs exactly once, None otherwise; with ``whole``, not as part of a longer
+    name."""
     places: list[Span] = []
     at = code.find(text) if text else -1
     while at >= 0 and len(places) < 2:

@@ -1,4 +1,4 @@
-"""Turns what a message names into a place: a workspace-relative file, or a span of the action."""
+"""Maps what a message names to a place: a file relative to the workspace, or a span of the action."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 def workspace_root(cwd: str | None) -> str | None:
-    """Return the workspace a directory belongs to: one of `WORKSPACE_ROOTS`, else the directory itself."""
+    """Return the workspace that contains a directory: one of `WORKSPACE_ROOTS`, else the directory itself."""
     if not cwd:
         return None
     directory = posixpath.normpath(cwd)
@@ -36,7 +36,7 @@ def workspace_root(cwd: str | None) -> str | None:
 
 
 def relative_file(turn: Turn, file: str) -> str:
-    """Return ``file`` relative to the workspace when it lies inside it, else as printed."""
+    """Return ``file`` relative to the workspace if it is inside, else as printed."""
     file = file.removeprefix("file://")
     if not file.startswith("/"):
         return file[2:] if file.startswith("./") else file
@@ -49,7 +49,7 @@ def relative_file(turn: Turn, file: str) -> str:
 
 
 def is_own(turn: Turn, file: str) -> bool:
-    """Whether a file is the agent's rather than an interpreter's or a package's."""
+    """Return whether a file is the agent's, and not one of an interpreter or an installed package."""
     path = file.removeprefix("file://")
     if turn.workdir and path.startswith(turn.workdir + "/"):
         path = (
@@ -59,7 +59,8 @@ def is_own(turn: Turn, file: str) -> bool:
 
 
 def last_own_frame(turn: Turn, frames: Sequence[Frame]) -> Frame | None:
-    """Return the last frame inside the workspace; else in the action's own code; else in a file of the agent's."""
+    """Return the last frame inside the workspace; without one, the last in the action's own code; without one, the
+    last in a file of the agent's; else None."""
     own = [f for f in frames if _owns_frame(turn, f)]
     inside = [f for f in own if f.file not in INLINE_FILES and not relative_file(turn, f.file).startswith("/")]
     inline = [f for f in own if f.file in INLINE_FILES]
@@ -89,7 +90,7 @@ def site(
     column: int | None = None,
     test_id: str | None = None,
 ) -> ErrorSite:
-    """Build a site; a line or column of 0, which some tools print, and an empty span count as none."""
+    """Build a site. A line or column of 0, which some tools print, and an empty span are left out."""
     if span is not None and span[0] >= span[1]:  # the inside of an empty string
         span = None
     return ErrorSite(
@@ -105,13 +106,13 @@ def site(
 
 
 def frame_site(turn: Turn, frame: Frame, line: str, text: str = "", source: SiteSource = "traceback") -> ErrorSite:
-    """Return the site of a frame; code that stands in the action is mapped into it.
+    """Return the site of a frame. For code that is part of the action, it is a span of the action.
 
     Args:
         turn: The turn.
-        frame: Where it failed.
-        line: The line of output that fired.
-        text: The exception's message: it tells two pieces of inline code apart.
+        frame: The frame that failed.
+        line: The line of output that the rule matched.
+        text: Message of the exception; it decides between several pieces of inline code.
         source: What the frame was read from.
     """
     if frame.file in INLINE_FILES or (turn.agent_files is not None and CODE_NAME.match(frame.file)):
@@ -124,7 +125,7 @@ def frame_site(turn: Turn, frame: Frame, line: str, text: str = "", source: Site
 
 
 def whole_action(turn: Turn, line: str = "") -> ErrorSite:
-    """Return the site that is the whole action."""
+    """Return the site that covers the whole action."""
     return site(line, "action", span=(0, len(turn.command)) if turn.command else None)
 
 
@@ -132,7 +133,8 @@ def whole_action(turn: Turn, line: str = "") -> ErrorSite:
 
 
 def inline_span(turn: Turn, file: str, line: int, text: str = "") -> Span | None:
-    """Return the span of line ``line`` of the code that the action itself contains, without its indentation."""
+    """Return the span of line ``line`` in code that the action contains, without indentation; None if there is no such
+    line."""
     spans = [s for s in (turn.action.line_span(a, b, line) for a, b in _inline_code(turn, file)) if s]
     if not spans:
         return None
@@ -142,7 +144,8 @@ def inline_span(turn: Turn, file: str, line: int, text: str = "") -> Span | None
 
 
 def written_span(turn: Turn, file: str, line: int) -> Span | None:
-    """Return line ``line`` of the here-document from which the action itself wrote ``file``; None if it did not."""
+    """Return the span of line ``line`` in the here-document with which the action wrote ``file``; None if
+    it did not."""
     wanted = _absolute(turn, file)
     for call in reversed(turn.action.invocations):
         bodies = [r.body for r in call.simple.redirects if r.body is not None]
@@ -156,7 +159,7 @@ def written_span(turn: Turn, file: str, line: int) -> Span | None:
 
 
 def _inline_code(turn: Turn, file: str) -> Iterator[Span]:
-    """Yield the spans of inline code that ``file`` may stand for, in the order of the action."""
+    """Yield the spans of inline code that ``file`` may name, in the order of the action."""
     for call in turn.action.invocations:
         family = language(call.program)
         if file in ("<string>", "[eval]", "-e"):
@@ -188,16 +191,17 @@ def _stdin_code(turn: Turn, call: Invocation) -> Iterator[Span]:
 
 
 def argument_span(turn: Turn, candidates: Iterable[str], program: str = "", *, in_code: bool = True) -> Span | None:
-    """Return the span of the first candidate that the action names, in the last call that may have failed on it.
+    """Return the span of the first candidate that the action names, in the last call that may have failed because of
+    it.
 
     Args:
         turn: The turn.
-        candidates: Texts from the message, the most telling first.
+        candidates: Texts from the message, the most specific first.
         program: Program that printed the message; its calls are searched first.
         in_code: Also search inline code and here-documents.
 
     Returns:
-        The span, without quotes where the text stands inside them; None when the action names no candidate.
+        The span, without the quotes if the text is inside them; None if the action names no candidate.
     """
     found = argument_place(turn, candidates, program, in_code=in_code)
     return found[0] if found else None
@@ -206,7 +210,7 @@ def argument_span(turn: Turn, candidates: Iterable[str], program: str = "", *, i
 def argument_place(
     turn: Turn, candidates: Iterable[str], program: str = "", *, in_code: bool = True
 ) -> tuple[Span, Invocation] | None:
-    """Like `argument_span`, with the call that has the argument."""
+    """Return the span as `argument_span` does, together with the call that has the argument; None if there is none."""
     calls = list(reversed(turn.action.invocations))
     own = [c for c in calls if program and _is_program(c, program)]
     texts = [c for c in dict.fromkeys(candidates) if c]
@@ -237,7 +241,8 @@ def argument_place(
 
 
 def _parent_word(turn: Turn, call: Invocation, text: str) -> Span | None:
-    """Return the argument that lies on the way to ``text`` (``cp f DIR/``) or beyond it (``mkdir -p TEXT/y``)."""
+    """Return the argument that is a parent path of ``text`` (``cp f DIR/``) or a path below it (``mkdir -p
+    TEXT/y``)."""
     wanted = _absolute(turn, text)
     if wanted is None:
         return None
@@ -256,7 +261,7 @@ def _is_program(call: Invocation, program: str) -> bool:
 
 
 def call_words(call: Invocation) -> Iterator[Word]:
-    """Yield the words of a call that a message may name: arguments, the program itself, targets, assignments."""
+    """Yield the words of a call that a message may name: arguments, the program, redirection targets, assignments."""
     yield from call.words[1:]
     for redirect in call.simple.redirects:
         if redirect.target is not None and redirect.body is None and "<<" not in redirect.operator:
@@ -306,7 +311,8 @@ def _absolute(turn: Turn, text: str) -> str | None:
 
 
 def _within(turn: Turn, word: Word, text: str) -> Span:
-    """Return where ``text`` stands in a word: without quotes if it is there literally, else the whole word."""
+    """Return the span of ``text`` in a word, without quotes; the span of the whole word if the text is not there
+    literally."""
     at = turn.command.find(text, word.start, word.end)
     return (at, at + len(text)) if at >= 0 else word.inner
 
@@ -326,7 +332,7 @@ def _in_code(turn: Turn, call: Invocation, text: str) -> Span | None:
 
 
 def _bounded_find(command: str, text: str, start: int, end: int) -> int | None:
-    """Find ``text`` where it is not a part of a longer name; in quotes first."""
+    """Return where ``text`` occurs as a whole name, in quotes first; None if it does not."""
     plain = None
     at = command.find(text, start, end)
     for _ in range(200):

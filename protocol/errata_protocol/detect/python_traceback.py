@@ -28,10 +28,10 @@ _HEADLESS_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame; ``in_code`` is False for the ``File`` line of a syntax error, which ran nothing.
+    """One frame of a traceback.
 
-    ``function`` is the name as printed, None in other languages than Python.
-    """
+    ``in_code`` is False for the ``File`` line of a syntax error, where nothing ran. ``function`` is the name as
+    printed, None for languages other than Python."""
 
     file: str
     line: int
@@ -41,15 +41,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """One traceback, or the bare report of a syntax error.
+    """A traceback, or the report of a syntax error, which has none.
 
     Args:
         frames: Outermost first.
         exception: Qualified name as printed.
-        text: The exception's message, first line.
+        text: First line of the exception's message.
         first: Index of its first line.
         last: Index of its last line.
-        caused_next: True when the next traceback was raised from this one.
+        caused_next: Whether the next traceback was raised from this one.
     """
 
     frames: tuple[Frame, ...]
@@ -61,7 +61,7 @@ class Traceback:
 
     @property
     def name(self) -> str:
-        """The exception's class name without its module."""
+        """Class name of the exception, without its module."""
         return self.exception.rsplit(".", 1)[-1]
 
     @property
@@ -70,7 +70,7 @@ class Traceback:
 
 
 def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
-    """Return the tracebacks in ``lines`` in order; each line is visited a bounded number of times."""
+    """Return the tracebacks in ``lines`` in order, in time linear in the number of lines."""
     found: list[Traceback] = []
     index = 0
     while index < len(lines) and len(found) < MAX_TRACEBACKS:
@@ -81,6 +81,8 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
         elif "File" in line and (match := _FRAME.match(line)):
             if match.group("within"):  # a traceback of which `tail` left only the end
                 traceback = _read(lines, index - 1, "", _HEADLESS_LINES)
+                if traceback is None:  # nor does it end within reach of the next frames, if many follow
+                    index = max(index, _end_of_frames(lines, index) - _HEADLESS_LINES + 1)
             else:
                 traceback = _read_syntax_error(
                     lines, index, Frame(match.group("file"), int(match.group("line")), False)
@@ -96,7 +98,8 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
 
 
 def quoted_exception(text: str) -> tuple[str, str] | None:
-    """Return name and message of the last exception that ``text`` quotes (``it failed: KeyError: 'k'``), if any."""
+    """Return name and message of the last exception that ``text`` quotes (``it failed: KeyError: 'k'``), None without
+    one."""
     found = None
     for found in _QUOTED_EXCEPTION.finditer(text):  # noqa: B007
         pass
@@ -104,11 +107,11 @@ def quoted_exception(text: str) -> tuple[str, str] | None:
 
 
 def unwrapped(traceback: Traceback, lines: Sequence[str]) -> Traceback:
-    """Return the traceback with the exception that its message quotes, as interpreters inside a server raise it.
+    """Return the traceback with the exception that its message quotes, where an interpreter inside a server wrapped it.
 
     Args:
-        traceback: As it was read.
-        lines: Where from. The statement in ``failed at line 'STATEMENT' due to: ...`` may have several lines.
+        traceback: The traceback as read.
+        lines: The lines it was read from; the statement in ``failed at line 'STATEMENT' due to: ...`` may have several.
     """
     text = traceback.text
     if AT_LINE in text and DUE not in text:
@@ -149,8 +152,19 @@ def _read(lines: Sequence[str], start: int, margin: str, limit: int = 2_000) -> 
     return None
 
 
+def _end_of_frames(lines: Sequence[str], start: int) -> int:
+    """Return the index of the first line from ``start`` on that is no frame and not a statement of one."""
+    for index in range(start, len(lines)):
+        line = lines[index]
+        indented = (not line or line[0].isspace()) and "Traceback (most" not in line
+        if not indented and not ("File" in line and _FRAME.match(line)):
+            return index
+    return len(lines)
+
+
 def _after(lines: Sequence[str], index: int, group: bool) -> tuple[int, bool]:
-    """Return the last line of a traceback whose exception line is ``index``, and whether it caused the next one."""
+    """Return the index of the last line of a traceback whose exception line is ``index``, and whether it caused the
+    next one."""
     last = index
     if group:
         while last + 1 < len(lines) and lines[last + 1].lstrip(" ").startswith(("|", "+")):

@@ -1,4 +1,4 @@
-"""Markers that only a server can give: unknown tools, refused paths, cut output. No output is read for them."""
+"""Markers that only a server can give: unknown tools, refused paths, cut output. No output is read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _KIND_OF_ERRNO = {
 
 
 def tool_not_found(tool: str, known: Sequence[str], action_field: str = "tool") -> Detection:
-    """Mark an action whose tool does not exist.
+    """Return the marker of an action whose tool does not exist.
 
     Args:
-        tool: The name the agent used.
-        known: Names that exist; they stand in the message in sorted order.
-        action_field: Field of the action that holds the name.
+        tool: The name that the agent used.
+        known: Names that exist; the message lists them sorted.
+        action_field: Field of the action with the name.
 
     Returns:
         A detection whose site spans the whole name.
@@ -35,21 +35,21 @@ def tool_not_found(tool: str, known: Sequence[str], action_field: str = "tool") 
 
 
 def output_truncated() -> Detection:
-    """Mark a turn whose output was cut and in which nothing else is wrong: a warning without a site."""
+    """Return the marker of a turn whose output was cut and that has no other error: a warning without a site."""
     return Detection.of(ErrorKind.OUTPUT_TRUNCATED, severity="warning")
 
 
 def path_refused(path: str, reason: str | int, message: str, action_field: str = "path") -> Detection:
-    """Mark a file tool's call that the file system refused.
+    """Return the marker of a file tool's call that the file system refused.
 
     Args:
         path: The path as the agent wrote it.
         reason: Symbolic errno (``"ENOENT"``) or its number.
-        message: What the tool answers.
-        action_field: Field of the action that holds the path.
+        message: The tool's answer.
+        action_field: Field of the action with the path.
 
     Returns:
-        path_not_found, permission_denied, resource_limit, or invalid_arguments for every other reason
+        path_not_found, permission_denied or resource_limit, or invalid_arguments for all other reasons
         (EISDIR, ENOTDIR, ELOOP, EINVAL, ENAMETOOLONG ...); the site spans the whole path.
     """
     name = errno.errorcode.get(reason, "") if isinstance(reason, int) else reason.upper()

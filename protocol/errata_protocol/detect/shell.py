@@ -1,11 +1,11 @@
-"""Reads a shell action: simple commands, pipelines and lists, with spans in code points of the action.
+"""Parses a shell action into simple commands, pipelines and lists, with spans in code points of the action.
 
-The detectors must know which word a message speaks of and which command decided the exit status; a regular expression
-over the action text cannot tell `grep` in a quoted string from `grep` at the end of a pipeline. This is a tolerant
-reader of the part of bash that agents write: it never raises, also on half a script, and passes over the text once.
+The detectors need to know which word a message is about and which command decided the exit status. A regular expression
+on the action's text cannot distinguish `grep` in a quoted string from `grep` at the end of a pipeline. This parser
+accepts the part of bash that agents write. It never raises, not even for half a script, and reads the text once.
 
-What it leaves out on purpose: aliases, arithmetic, and what an expansion would become. A word keeps its expansions as
-written and says that it is not ``literal``.
+Left out on purpose: aliases, arithmetic, and the results of expansions. A word keeps its expansions as written, and is
+then not ``literal``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import re
 from dataclasses import dataclass, field
 
 from errata_protocol.detect.shell_tree import Compound, Pipeline, Redirect, Sequence, Simple, Step, Word
-from errata_protocol.detect.shell_words import BLANK, MAX_DEPTH, OPERATORS, WordReader
+from errata_protocol.detect.shell_words import BLANK, LIST_OPERATORS, MAX_DEPTH, OPERATORS, REDIRECTIONS, WordReader
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}(?:\[[^\]\s]{0,255}\])?\+?=")
 _LIST_STOPS = frozenset({"then", "do", "done", "fi", "else", "elif", "esac", "}"})
 
 
 def parse(text: str, start: int = 0, end: int | None = None) -> Sequence:
-    """Read a script, or the part ``[start, end)`` of one; spans count from the beginning of ``text`` either way.
+    """Parse a script, or the part ``[start, end)`` of one; spans count from the beginning of ``text`` either way.
 
     Args:
         text: The action.
@@ -29,14 +29,14 @@ def parse(text: str, start: int = 0, end: int | None = None) -> Sequence:
         end: One past the last one; None for the end of the text.
 
     Returns:
-        The list of pipelines found; empty for an empty text.
+        The list of pipelines; empty for an empty text.
     """
-    return _Reader(text, start, len(text) if end is None else end).script()
+    return ShellReader(text, start, len(text) if end is None else end).script()
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What one simple command has gathered so far."""
+    """The parts of a simple command that were read so far."""
 
     words: list[Word] = field(default_factory=list)
     assignments: list[Word] = field(default_factory=list)
@@ -44,8 +44,8 @@ class _Parts:
     inside: list[Sequence] = field(default_factory=list)
 
 
-class _Reader(WordReader):
-    """Recursive descent over one text; ``pos`` only grows, which makes the time linear."""
+class ShellReader(WordReader):
+    """A recursive-descent parser of one text. ``pos`` only grows, which makes the time linear."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
         super().__init__(text, start, end)
@@ -118,13 +118,14 @@ class _Reader(WordReader):
         return Pipeline(tuple(commands), negated)
 
     def operator_text(self) -> str:
-        for operator in (";;&", "&&", "||", ";;", ";&", "|&", ";", "&", "|"):
+        for operator in LIST_OPERATORS:
             if self.text.startswith(operator, self.pos) and self.pos + len(operator) <= self.end:
                 return "" if operator == "&" and self.text.startswith("&>", self.pos) else operator
         return ""
 
     def reserved(self) -> str:
-        """Return the bare word at the cursor, at most 8 characters; empty when it is quoted, longer or no word."""
+        """Return the bare word at ``pos``, at most 8 characters; empty if it is quoted or longer, or if there is no
+        word."""
         stop = self.pos
         while stop < self.end and stop - self.pos < 9 and (self.text[stop].isalpha() or self.text[stop] in "{}![("):
             stop += 1
@@ -209,7 +210,7 @@ class _Reader(WordReader):
         )
 
     def conditional(self, parts: _Parts) -> None:
-        """Take everything up to ``]]`` as words: ``&& || ( ) < >`` are plain inside ``[[ ]]``."""
+        """Read everything up to ``]]`` as words: ``&& || ( ) < >`` have no special meaning inside ``[[ ]]``."""
         while self.pos < self.end and self.text[self.pos] != "\n":
             self.blanks(newlines=False)
             if self.pos >= self.end or self.text[self.pos] == "\n":
@@ -334,7 +335,7 @@ class _Reader(WordReader):
         start = self.pos
         while self.pos < self.end and self.text[self.pos].isdigit():
             self.pos += 1
-        for operator in ("&>>", "<<<", "<<-", "&>", "<<", ">>", "<>", ">&", "<&", ">|", "<", ">"):
+        for operator in REDIRECTIONS:
             if self.text.startswith(operator, self.pos):
                 self.pos = min(self.pos + len(operator), self.end)
                 break
@@ -354,7 +355,7 @@ class _Reader(WordReader):
             self.pending.append(out[-1])
 
     def newline(self) -> None:
-        """Step over a newline; the here-documents announced before it follow."""
+        """Skip a newline and the here-documents that were announced before it."""
         self.pos += 1
         pending, self.pending = self.pending, []
         for document in pending:

@@ -1,4 +1,4 @@
-"""What a shell action is made of: words, simple commands, pipelines and lists, with spans in code points."""
+"""The syntax tree of a shell action: words, simple commands, pipelines and lists, with spans in code points."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Word:
     Args:
         start: First code point in the action.
         end: One past the last code point, quotes included.
-        value: The word after quote removal; expansions stand as written.
-        literal: True when nothing in the word is expanded.
-        inner: Span without the quotes when the word is one quoted string, else the whole word.
+        value: The word after quote removal; expansions are kept as written.
+        literal: Whether nothing in the word is expanded.
+        inner: Span without the quotes if the word is one quoted string, else of the whole word.
     """
 
     start: int
@@ -29,7 +29,7 @@ class Word:
 class Redirect:
     """One redirection. ``target`` is the file, delimiter or string; ``body`` the span of a here-document's lines.
 
-    Not frozen: the body of a here-document is only known once the line that announces it has been read to its end.
+    Not frozen, because the body of a here-document is only known after the rest of its line was read.
     """
 
     operator: str
@@ -39,7 +39,7 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """A simple command; ``[[ ]]`` and ``(( ))`` are read as one too. ``inside`` are its substitutions, in order."""
+    """A simple command, also ``[[ ]]`` and ``(( ))``. ``inside`` has its command substitutions, in order."""
 
     start: int
     end: int
@@ -51,7 +51,8 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """A compound command: ``keyword`` is ``( { if for while until case select`` or ``function`` (``name`` is set).
+    """A compound command. ``keyword`` is one of ``( { if for while until case select``, or ``function``, which has a
+    ``name``.
 
     ``conditions`` are the lists that are tested, ``bodies`` the lists that may run last.
     """
@@ -75,7 +76,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pipeline of a list and the connector before it: ``""`` for the first, else ``; & && ||`` or a newline."""
+    """One pipeline of a list, and the connector before it: ``""`` for the first, else ``; & && ||`` or a newline."""
 
     connector: str
     pipeline: Pipeline
@@ -89,7 +90,8 @@ class Sequence:
 
 
 def simples(node: Sequence | Simple | Compound) -> Iterator[Simple]:
-    """Yield every simple command in the order in which it is written, substitutions before their host."""
+    """Yield all simple commands in the order written; those in substitutions come before the command that contains
+    them."""
     if isinstance(node, Simple):
         for inner in node.inside:
             yield from simples(inner)

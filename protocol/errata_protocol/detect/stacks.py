@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from errata_protocol.detect.python_traceback import Frame
@@ -46,10 +46,10 @@ class Crash:
         language: node, go, rust, java, ruby, perl or php.
         exception: Class name or heading.
         text: Its message.
-        line: The line of output that says it.
+        line: The line of output with the error.
         frames: Innermost last, as in a Python traceback.
-        column: Column in the last frame, if printed.
-        head: File and line of a header line before the error (node prints where it was thrown or could not parse).
+        column: Column in the last frame, 0 if not printed.
+        head: File and line of a header before the error (node prints where it was thrown, or could not be parsed).
     """
 
     language: str
@@ -61,12 +61,21 @@ class Crash:
     head: Frame | None = None
 
 
-def find_crash(lines: Sequence[str]) -> Crash | None:
-    """Return the last uncaught error among ``lines``, or None."""
+def find_crash(lines: Sequence[str], is_plausible: Callable[[str], bool]) -> Crash | None:
+    """Return the last plausible uncaught error in ``lines``, else the last one, None if there is none.
+
+    Of several in a row in Perl's form the first counts.
+
+    Args:
+        lines: Lines of output.
+        is_plausible: Returns whether a crash may be of a program in this language.
+    """
     found: Crash | None = None
     for index, line in enumerate(lines):
         crash = _at(lines, index, line)
-        if crash is not None and not (found and found.language == crash.language == "perl"):
+        if crash is None or (found and found.language == crash.language == "perl"):
+            continue
+        if found is None or is_plausible(crash.language) or not is_plausible(found.language):
             found = crash
     return found
 

@@ -1,4 +1,4 @@
-"""Reads the reports of pytest, unittest and SymPy: failing tests, their frames, what broke collection."""
+"""Parses the reports of pytest, unittest and SymPy: failing tests, their frames, and errors during collection."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class FailedTest:
     """One failing test, or one file that could not be collected.
 
     Args:
-        test_id: As the runner prints it; None when it does not.
+        test_id: Its id as the runner prints it; None if it prints none.
         frames: Outermost first.
         line: The line of output that names it.
-        collection: True when the file broke before any test of it ran.
-        exception: Class name of what it raised, if shown.
-        text: Message of what it raised, if shown.
+        collection: Whether the file failed before any of its tests ran.
+        exception: Class name of the exception, if shown.
+        text: Message of the exception, if shown.
     """
 
     test_id: str | None
@@ -58,7 +58,7 @@ class FailedTest:
 
 @dataclass(frozen=True, slots=True)
 class TestReport:
-    """What one run of a Python test runner reported; only runs with failures have one."""
+    """The failures of one run of a Python test runner; runs without failures have no report."""
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
@@ -68,18 +68,20 @@ class TestReport:
 
     @property
     def collection_failure(self) -> FailedTest | None:
-        """The first file that could not be collected because of an import or a syntax error inside it."""
+        """The first file that could not be collected because it raised an import or syntax error; None if there is
+        none."""
         wanted = (*_SYNTAX_NAMES, *_IMPORT_NAMES)
         return next((t for t in self.failed if t.collection and t.exception in wanted), None)
 
 
 def is_failure_summary(line: str) -> bool:
-    """Whether ``line`` is pytest's last line and counts failures or errors."""
+    """Return whether ``line`` is pytest's last line and counts failures or errors."""
     return len(line) < 300 and _COUNTS.match(line) is not None
 
 
 def find_report(lines: Sequence[str]) -> TestReport | None:
-    """Return the report of the first test run with failures in ``lines``; pytest before others."""
+    """Return the report of the first test run with failures in ``lines``, pytest before other runners; None without
+    one."""
     return _find_pytest(lines) or _find_unittest(lines) or _find_sympy(lines)
 
 
@@ -133,7 +135,7 @@ def _conftest_report(lines: Sequence[str], start: int) -> TestReport:
 
 
 def _sections(lines: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the failure sections of a pytest report: heading and body, captured output left out."""
+    """Return (heading, body) of the failure sections of a pytest report, without captured output."""
     found: list[tuple[str, list[str]]] = []
     reading = False
     for line in lines:
@@ -149,7 +151,7 @@ def _sections(lines: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _cut_section(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the end of the failure section whose heading `tail` has cut off, or nothing."""
+    """Return the rest of a failure section whose heading was cut off by `tail`, empty if there is none."""
     body: list[str] = []
     for line in lines:
         if line.startswith(("___", "===")) or _CAPTURED.match(line):
@@ -159,15 +161,15 @@ def _cut_section(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _summary_id(rest: str, status: str, sections: list[tuple[str, tuple[str, ...]]]) -> str:
-    """Return the test id of a summary line ``ID - REASON``; the parameters in an id may hold " - " themselves.
+    """Return the test id of a summary line ``ID - REASON``; the parameters in an id may contain " - " themselves.
 
     Args:
         rest: The line without its status.
         status: FAILED or ERROR.
-        sections: The failure sections: the heading of one of them names the test.
+        sections: The failure sections; one of their headings names the test.
 
     Returns:
-        The id that a section has, else the shortest one whose brackets are closed.
+        The id that matches a section, else the shortest one with balanced brackets.
     """
     cuts = [match.start() for match in itertools.islice(re.finditer(" - ", rest), MAX_DASHES)]
     ids = [*(rest[:at] for at in cuts), rest]
@@ -220,7 +222,7 @@ def _failed(test_id: str | None, line: str, body: tuple[str, ...], *, collection
 
 
 def _find_sympy(lines: Sequence[str]) -> TestReport | None:
-    """Read the report of SymPy's own runner (`bin/test`, `bin/doctest`): sections like pytest's, other counts."""
+    """Return the report of SymPy's own runner (`bin/test`, `bin/doctest`), whose sections are like pytest's."""
     end = next(
         (
             i
@@ -236,7 +238,7 @@ def _find_sympy(lines: Sequence[str]) -> TestReport | None:
 
 
 def _sympy_failed(name: str, body: Sequence[str]) -> FailedTest:
-    """Read one section: a test (``FILE:test``), a doctest (a dotted name), or a file that could not be imported."""
+    """Parse one section: a test (``FILE:test``), a doctest (a dotted name), or a file that could not be imported."""
     frames: list[Frame] = []
     exception = text = ""
     for item in body:
@@ -283,7 +285,7 @@ def _find_unittest(lines: Sequence[str]) -> TestReport | None:
 
 
 def _unit_id(method: str, where: str) -> str:
-    """Return ``module.Class.method``: newer Pythons print it so, older ones print the class alone."""
+    """Return ``module.Class.method``, which newer Pythons print; older ones print the class alone."""
     if not where:
         return method
     if where.rsplit(".", 1)[-1] == method:

@@ -1,8 +1,8 @@
-"""A bounded view of output: however much a command printed, the rules read a fixed amount of it.
+"""A bounded view of output: the rules read a fixed amount of it, however much a command printed.
 
-Errors stand at the beginning (the first compiler error) or at the end (the summary, the exception), so the head and
-the tail of a stream are kept and the middle is dropped; overlong lines are cut the same way. After that every rule may
-use ordinary regular expressions: lines are short and few.
+Errors are at the beginning (the first compiler error) or at the end (the summary, the exception). So the head and the
+tail of a stream are kept and the middle is dropped, and long lines are cut the same way. Lines are then short and few,
+and every rule may use ordinary regular expressions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUOTES = (
 
 
 def bounded_lines(text: str) -> tuple[str, ...]:
-    """Return the lines of ``text`` that rules may look at, without terminal escapes and trailing blanks.
+    """Return the lines of ``text`` that rules may read, without terminal escapes and trailing blanks.
 
     Args:
         text: A whole stream, of any size.
@@ -62,7 +62,7 @@ def _line(line: str) -> str:
 
 
 def quoted(line: str) -> list[str]:
-    """Return what ``line`` quotes, in order; the quotes of GNU, git, Python and Rust messages are known."""
+    """Return the quoted parts of ``line`` in order, for the quotes of GNU, git, Python and Rust messages."""
     found: list[tuple[int, str]] = []
     taken: list[tuple[int, int]] = []
     for pattern in _QUOTES:

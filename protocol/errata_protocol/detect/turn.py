@@ -1,4 +1,4 @@
-"""One turn as the rules see it: the parsed action, the bounded streams, and which lines may be believed."""
+"""One turn as the rules see it: the parsed action, the bounded streams, and the lines that count as messages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class Turn:
     """What one command did.
 
     Args:
-        command: The action text.
-        exit_code: None when the command was killed by the server.
+        command: Text of the action.
+        exit_code: None if the server killed the command.
         stdout: Standard output.
         stderr: Standard error.
-        timed_out: The server's own flag.
-        limit_hit: Name of the limit that ended the command, or None.
+        timed_out: Whether the server ended it at its deadline.
+        limit_hit: Name of the limit that ended the command, None if none did.
         cwd: Directory the command ran in, if known.
         workdir: Directory that holds the task, if known.
-        trust_stdout: Read messages from standard output too, also without a ``2>&1`` in the action.
-        is_host_file: Whether a path is a file of the server, where the command ran on its machine; None in a sandbox.
+        trust_stdout: Read messages from standard output too, even without ``2>&1`` in the action.
+        is_host_file: Returns whether a path is a file of the server, for a command that ran on its machine; None in a
+            sandbox.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Turn:
         workdir: str | None = None,
         is_host_file: Callable[[str], bool] | None = None,
     ) -> Turn:
-        """Build a turn from raw streams of any size."""
+        """Build a turn from complete streams of any size."""
         return cls(
             Action(command),
             exit_code,
@@ -83,7 +84,7 @@ class Turn:
         )
 
     def trusting_stdout(self) -> Turn:
-        """Return the same turn with standard output believed."""
+        """Return the same turn with ``trust_stdout``."""
         return Turn(
             self.action,
             self.exit_code,
@@ -107,21 +108,25 @@ class Turn:
 
     @cached_property
     def agent_files(self) -> AgentFiles | None:
-        """Which files are the agent's, where the command ran on the server's machine; None in a sandbox."""
+        """The agent's files, for a command that ran on the server's machine; None in a sandbox."""
         if self._is_host_file is None:
             return None
         return AgentFiles(self.command, (*self.stderr, *self.stdout), self._is_host_file)
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """Believed lines: standard error, and standard output where the action sends errors there."""
+        """Lines to read messages from: standard error, and standard output if the action sends errors there."""
         if self.trust_stdout or self.action.merges_stderr:
             return (*self.stderr, *self.stdout)
         return self.stderr
 
     @cached_property
     def reported(self) -> tuple[str, ...]:
-        """Lines of both streams, standard output only when it is not plain data: tests and patches report there."""
+        """Lines of standard error, then of standard output, in which to look for the reports of tests and patches.
+
+        Only standard error if the action prints a file, a log or the like, calls no tool that reports on standard
+        output, and does not redirect standard error there.
+        """
         if self.action.shows_data and not self.action.merges_stderr and not self.action.reports:
             return self.stderr
         return (*self.stderr, *self.stdout)
@@ -133,7 +138,7 @@ class Turn:
 
     @cached_property
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """Python tracebacks among the believed lines that are not part of a test report."""
+        """Python tracebacks in `lines` that are not part of a test report."""
         if self.report is not None:
             return ()
         found = find_tracebacks(self.lines)
@@ -144,14 +149,25 @@ class Turn:
 
     @cached_property
     def crash(self) -> Crash | None:
-        """The last uncaught error of another language than Python among the believed lines."""
+        """The last uncaught error in `lines` of a language other than Python, if possible one that `may_crash_in`."""
         if self.report is not None:
             return None
-        return find_crash(self.lines)
+        return find_crash(self.lines, self.may_crash_in)
+
+    def may_crash_in(self, language: str) -> bool:
+        """Return whether a crash that was found in the output may be of a program in ``language``.
+
+        Perl's form, ``TEXT at FILE line N.``, also occurs in prose: it counts only if the command runs perl, a .pl
+        file, prove or make. Other languages always count.
+        """
+        return language != "perl" or any(
+            c.program.startswith("perl") or c.program.endswith(".pl") or c.program in ("prove", "make")
+            for c in self.action.invocations
+        )
 
     @cached_property
     def messages(self) -> tuple[str, ...]:
-        """Believed lines that are no traceback and no test report; the last exception is not among them either."""
+        """The `lines` that are part of no traceback and no test report, and not the last exception."""
         if self.report is not None:
             inside = self.report.lines
             return tuple(line for line in self.lines if line and line not in inside)
@@ -161,9 +177,9 @@ class Turn:
         return tuple(line for index, line in enumerate(self.lines) if line and index not in masked)
 
     @cached_property
-    def haystack(self) -> str:
-        """Both streams in lower case, to ask cheaply whether a rule can fire at all."""
+    def lower_text(self) -> str:
+        """Both streams in lower case, for a cheap test whether a rule can fire at all."""
         return "\n".join((*self.stderr, *self.stdout)).lower()
 
     def mentions(self, *needles: str) -> bool:
-        return any(n in self.haystack for n in needles)
+        return any(n in self.lower_text for n in needles)

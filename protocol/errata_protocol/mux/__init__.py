@@ -2,13 +2,25 @@
 
 from .client import ClientProtocol
 from .client_session import ClientConfig, ClientRead, ClientRequest, ClientSession
-from .effects import Effect, Find, Forget, Hibernate, Read, Recall, RecallPushes, Record, Run, Stored, Write
+from .effects import (
+    AnswerRead,
+    Effect,
+    FindSession,
+    ForgetReplies,
+    Hibernate,
+    ReadPushes,
+    ReadReplies,
+    RecordError,
+    RunRequest,
+    Stored,
+    Write,
+)
 from .events import (
     Answered,
+    Attached,
     ClientEvent,
     Failed,
     GoneAway,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -17,7 +29,7 @@ from .events import (
 )
 from .messages import CLIENT_MESSAGES, SERVER_MESSAGES, injected_fork, schemas
 from .parts import Allowance, Pieces
-from .records import ForkRequest, Recorded, Reply
+from .records import EncodedReply, ForkSpec, RecordedReply
 from .server import ServerProtocol
 from .server_requests import hash_key
 from .server_session import ServerConfig, ServerConnection, ServerSession
@@ -26,7 +38,9 @@ __all__ = [
     "CLIENT_MESSAGES",
     "SERVER_MESSAGES",
     "Allowance",
+    "AnswerRead",
     "Answered",
+    "Attached",
     "ClientConfig",
     "ClientEvent",
     "ClientProtocol",
@@ -34,24 +48,22 @@ __all__ = [
     "ClientRequest",
     "ClientSession",
     "Effect",
+    "EncodedReply",
     "Failed",
-    "Find",
-    "Forget",
-    "ForkRequest",
+    "FindSession",
+    "ForgetReplies",
+    "ForkSpec",
     "GoneAway",
     "Hibernate",
-    "Opened",
     "Pieces",
     "Pushed",
-    "Read",
-    "Recall",
-    "RecallPushes",
-    "Record",
-    "Recorded",
+    "ReadPushes",
+    "ReadReplies",
+    "RecordError",
+    "RecordedReply",
     "Refused",
     "Replied",
-    "Reply",
-    "Run",
+    "RunRequest",
     "ServerConfig",
     "ServerConnection",
     "ServerProtocol",

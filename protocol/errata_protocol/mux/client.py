@@ -1,28 +1,30 @@
 """The client's side of the multiplexed socket, without sockets (PROTOCOL D).
 
-    protocol.open(sid, key); request = protocol.request(sid, "reset", b"{}")
+    session = protocol.open(sid, key); request = protocol.request(session, "reset", b"{}")
     protocol.connected(now)                         send protocol.data_to_send()
-    for event in protocol.receive(frame, now): ...  Opened, Replied, Failed, Answered, Pushed, ...
-    protocol.disconnected(now)                      connect again, `connected`: it resumes and repeats what is needed
+    for event in protocol.receive(frame, now): ...  Attached, Replied, Failed, Answered, Pushed, ...
+    protocol.disconnected(now)                      then connect again and call `connected`, which resumes the sessions
 
-What the trainer gets is in order and once: replies of a session by id, pushes by seq. A request is sent again until it
-has a recorded reply; which of them the server has accepted is what ``resumed`` says.
+The caller gets each reply of a session once, in order of id, and each push once, in order of seq. A request is sent
+again until it has a recorded reply; the server's ``resumed`` says which requests it has accepted.
 
 Decisions of this client:
 
-- Go-back-n waits until the refusals of everything sent behind a refused request have come, then sends again from there:
-  an answer to the first round is never taken for one to the second. `ClientConfig.drain_s` bounds that wait.
+- When a request is refused, the client waits for the refusals of everything that it sent behind it, and then sends all
+  of it again (go-back-n). So a refusal of the first round is never taken for one of the second. `ClientConfig.drain_s`
+  limits the wait.
 - A request that can never be admitted (UNKNOWN_TYPE, INVALID_ENVELOPE) fails; those behind it move up one id.
-- A reply or push that does not follow on the one before makes the client resume on the same socket.
-- After ``taken_over`` it does not fight: the trainer calls `claim`.
-- A reply to what was asked before the attach names the sha256 of its request: an id that another process used meanwhile
-  is no answer to what this one sent under it, and that request fails without effect.
-- Each attach has a higher ``fence`` than the one before, so what a dead socket still holds comes too late. Who is told
-  so on a living socket (a process that adopts a session does not know the number) goes on from the number it is told.
-- A session that is over by ``close`` still gets the replies it missed; what the server never accepted fails.
-- After a crash, `adopt` continues from the last reply and push that the trainer kept; replies to requests that only the
-  dead process knew come as `Replied` without a request.
-- A digest that does not fit its payload is the peer's fault: RemoteProtocolError.
+- When a reply or push is missing before the one that arrives, the client resumes the session on the same socket.
+- After ``taken_over`` it does not take the session back by itself: the caller decides, with `claim`.
+- The reply to a request that was sent before the attach has the sha256 of that request. If another process used the id
+  meanwhile, the hashes differ, and the request that this client sent under the id fails without effect.
+- Each attach has a higher ``fence`` than the one before, so an attach that a dead socket delivers late is refused. If
+  this client's own attach is refused that way (a process that adopts a session does not know its fence), it goes on
+  from the fence in the error.
+- A session that was closed still gets the replies it missed; requests that the server never accepted fail.
+- After a crash, `adopt` continues from the last reply and push that the caller kept. Replies to requests that only the
+  crashed process knew come as `Replied` without a request.
+- A digest that does not match its payload is the peer's fault: RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -34,33 +36,38 @@ from pydantic import ValidationError
 
 from ..capabilities import ServerLimits
 from ..errors import FrameTooLarge, InvalidEnvelope, LocalProtocolError, Overloaded, RemoteProtocolError
+from .client_decoding import checked_data
 from .client_receiving import Receiving
 from .client_session import ENVELOPE_BYTES, ClientConfig, ClientRead, ClientRequest, ClientSession
 from .envelope import read_server_frame
 from .events import ClientEvent
 from .parts import Assembly, Outbox
-from .reading import checked_data
 from .records import ReadKind, RequestKind
 from .state import Event, Role, State, transition
 
 
 class ClientProtocol(Receiving):
-    """All sessions of one client on one environment path, over one socket at a time.
+    """The state machine of all sessions of one client on one environment path, over one socket at a time.
 
     Args:
-        config: Bounds and waits.
+        config: Limits and waiting times.
     """
 
     def __init__(self, config: ClientConfig | None = None) -> None:
         super().__init__(config or ClientConfig())
 
-    # -- what the trainer asks --------------------------------------------------------------------------------
+    # -- sessions and requests --------------------------------------------------------------------------------
 
     def open(self, sid: str, key: str, group: str | None = None) -> ClientSession:
-        """Make a session: sid and key are random, at least 122 bits each, URL-safe.
+        """Open a new session, now or when there is a socket.
+
+        Args:
+            sid: Its id: random, at least 122 bits, URL-safe.
+            key: Its key, likewise.
+            group: Name under which `read` with ``close_group`` ends it together with others.
 
         Raises:
-            LocalProtocolError: The sid is in use here.
+            LocalProtocolError: This client has a session with that sid.
         """
         session = self._new(sid, key, State.UNOPENED)
         session.group = group
@@ -68,15 +75,18 @@ class ClientProtocol(Receiving):
         return session
 
     def adopt(self, sid: str, key: str, *, last: int, last_seq: int) -> ClientSession:
-        """Continue a session of a process before this one.
+        """Continue a session that an earlier process opened.
 
         Args:
             sid: Its id.
             key: Its key.
-            last: Last id whose reply is safe here; it and all before are never sent again.
-            last_seq: Likewise of pushes.
+            last: Id of the last reply that the caller kept; the server need not send it or earlier ones again.
+            last_seq: ``seq`` of the last push that the caller kept.
+
+        Raises:
+            LocalProtocolError: This client has a session with that sid.
         """
-        session = self._new(sid, key, State.AWAY)
+        session = self._new(sid, key, State.DISCONNECTED)
         session.last, session.last_seq = last, last_seq
         session.acked, session.acked_seq = last, last_seq
         session.next_id = None  # the server knows
@@ -92,53 +102,64 @@ class ClientProtocol(Receiving):
         condition: tuple[int, str | None] | None = None,
         deadline_ms: int | None = None,
     ) -> ClientRequest:
-        """Queue a mutating request; it is sent as soon as the session is attached and the bounds allow.
+        """Queue a mutating request; it is sent when the session is attached and the limits allow.
 
         Args:
-            session: Of this protocol.
+            session: A session of this client.
             kind: reset, step, mcp (tools/call), fork or close.
-            data: JSON text; the same bytes are sent again where need be.
-            condition: (t, eid or None): where the session has to stand when its turn comes.
-            deadline_ms: From receipt, queue included.
+            data: JSON text; if the request is sent again, it has the same bytes.
+            condition: (t, eid or None): the position that the session must have when the request starts.
+            deadline_ms: Time limit in milliseconds from its arrival at the server, for waiting and execution together.
 
         Raises:
-            InvalidRequest: ``data`` is not JSON, or nests deeper than the wire allows.
-            FrameTooLarge: It is more than the server takes in one message.
-            LocalProtocolError: The session is over.
+            InvalidRequest: ``data`` is not JSON, or its nesting is too deep.
+            FrameTooLarge: It is larger than the server's limit for a message.
+            LocalProtocolError: The session has ended.
         """
         if session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
         request = ClientRequest(kind, self._checked(data), condition, deadline_ms)
         session.unsent.append(request)
-        self._pump(session)
+        self._send_unsent(session)
         return request
 
     def fork(
         self, session: ClientSession, t: int, child_sid: str, child_key: str, eid: str | None = None
     ) -> ClientRequest:
-        """Queue a fork; its child is a session of this protocol once the reply is here, and is resumed at once.
+        """Queue a fork. When its reply arrives, the child becomes a session of this client and is resumed.
 
         Args:
             session: The parent.
-            t: Which of its deliveries to continue from.
-            child_sid: Random, as for `open`.
-            child_key: Likewise.
-            eid: An earlier episode of the session.
+            t: The delivery to continue from.
+            child_sid: Session id of the child: random, as for `open`.
+            child_key: Its key, likewise.
+            eid: An earlier episode of the session; None for the current one.
+
+        Raises:
+            LocalProtocolError: This client has a session with that sid, or the parent has ended.
         """
         if child_sid in self.sessions:
             raise LocalProtocolError(f"session {child_sid[:6]}... is in use here")
-        said = {"t": t, "child": {"sid": child_sid, "key": child_key}} | ({} if eid is None else {"eid": eid})
-        request = self.request(session, "fork", msgspec.json.encode(said))
+        data = {"t": t, "child": {"sid": child_sid, "key": child_key}} | ({} if eid is None else {"eid": eid})
+        request = self.request(session, "fork", msgspec.json.encode(data))
         request.child = (child_sid, child_key)
         return request
 
     def read(self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}") -> ClientRead:
-        """Queue a read; it is repeated until it is answered. ``capabilities`` and ``close_group`` have no session.
+        """Queue a read. After a lost socket or a temporary refusal it is sent again, until it is answered.
+
+        Args:
+            kind: state, capabilities, rewards, mcp (not tools/call) or close_group.
+            session: The session to read from; None for capabilities and close_group.
+            data: JSON text.
+
+        Returns:
+            The read; `Answered` events name it.
 
         Raises:
-            InvalidRequest: ``data`` is not JSON, or nests deeper than the wire allows.
-            FrameTooLarge: It is more than the server takes in one message.
-            LocalProtocolError: The session is over.
+            InvalidRequest: ``data`` is not JSON, or its nesting is too deep.
+            FrameTooLarge: ``data`` is larger than the server's limit for a message.
+            LocalProtocolError: The session has ended.
         """
         if session is not None and session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
@@ -149,8 +170,8 @@ class ClientProtocol(Receiving):
         self._send_read(read)
         return read
 
-    def keep_to(self, limits: ServerLimits) -> None:
-        """Keep to the bounds that the server tells in its capabilities."""
+    def apply_limits(self, limits: ServerLimits) -> None:
+        """Use the limits of the server's capabilities from now on."""
         self.config = replace(
             self.config,
             in_flight_session=limits.in_flight_session,
@@ -169,14 +190,14 @@ class ClientProtocol(Receiving):
         return checked_data(data)
 
     def cancel(self, session: ClientSession, request: ClientRequest) -> bool:
-        """Take a request back if it has not started; its outcome comes as for any other.
+        """Cancel a request unless it has started. Its outcome is reported like that of any other.
 
-        Where it has to be sent again, because it was refused or its socket was lost, it goes with ``deadline_ms`` 0: if
-        the server had not accepted it before, its reply is TIMEOUT, and it has no effect. Its id may be used already,
-        so it is not left out.
+        If it has to be sent again, because it was refused or its socket was lost, it is sent with ``deadline_ms`` 0: if
+        the server had not accepted it before, its reply is TIMEOUT and it has no effect. It cannot be left out, because
+        the server may have used its id.
 
         Returns:
-            It was not even sent, and is gone: no event follows.
+            True if the request had never been sent; it is removed and no event follows.
         """
         request.cancelled = True
         if request.id is None and request in session.unsent:
@@ -186,37 +207,45 @@ class ClientProtocol(Receiving):
         return False
 
     def drop(self, read: ClientRead) -> None:
-        """Forget a read whose answer nobody waits for any more."""
+        """Forget a read; its answer is ignored."""
         if read.q in self.reads:
             self._finish_read(read)
 
     def claim(self, session: ClientSession) -> None:
-        """Take a session back that another process took over."""
+        """Resume a session that another process has taken over, now or when there is a socket.
+
+        Raises:
+            LocalProtocolError: It was not taken over.
+        """
         session.state = transition(Role.CLIENT, session.state, Event.CLAIMED).next
         self._connect(session)
 
     # -- socket -----------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """Take a new socket: open and resume all sessions on it."""
+        """Called when a socket is connected: opens and resumes the sessions on it.
+
+        Raises:
+            LocalProtocolError: The last socket was not given up with `disconnected`.
+        """
         if self.online:
             raise LocalProtocolError("the socket before this one was not given up: call disconnected first")
         self.online, self.leaving = True, False
         for session in list(self.sessions.values()):
-            if session.state in (State.UNOPENED, State.AWAY) and session.retry_at is None:
+            if session.state in (State.UNOPENED, State.DISCONNECTED) and session.retry_at is None:
                 self._connect(session)
         for read in list(self.reads.values()):
             self._send_read(read)
 
     def disconnected(self, now: float) -> None:
-        """Give the socket up: what it had still to send is sent anew on the next one."""
+        """Called when the socket is lost or closed: what has no answer is sent again on the next one."""
         self.online = False
         self._outbox = Outbox(self.config.max_elements, self.config.max_frame)
         self._assembly = Assembly(self.config.max_message)
         self._in_flight = 0
         self._stalled.clear()
         self._resumes.clear()
-        self._late.clear()
+        self._delayed_reads.clear()
         for read in self.reads.values():
             read.sent, read.retry_at = False, None
         for session in self.sessions.values():
@@ -225,58 +254,66 @@ class ClientProtocol(Receiving):
             session.hold(None)
 
     def data_to_send(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return frames for the socket; call again while `has_data`."""
+        """Return the next frames to write to the socket; call it again while `has_data`.
+
+        Args:
+            max_bytes: Return no further frame once the frames have this many bytes; None for all.
+        """
         self._send_resumes()
         return self._outbox.take(max_bytes)
 
     @property
     def has_data(self) -> bool:
-        """There is something to send."""
+        """Whether there is something to send."""
         return bool(self._outbox or self._resumes)
 
     def receive(self, frame: bytes | str, now: float) -> list[ClientEvent]:
-        """Take a frame.
+        """Process a frame and return its events.
 
         Args:
-            frame: The message, whole.
-            now: Seconds, in any clock that does not go back.
+            frame: A complete WebSocket message.
+            now: Time in seconds, on any clock that never goes back; the same clock in all calls.
 
         Raises:
-            RemoteProtocolError: The server broke the protocol: drop the socket and connect again. Events of the frames
-                before were returned already; those of this one come with the next call.
+            RemoteProtocolError: The server broke the protocol: close the socket and connect again. Events of this frame
+                that came before the error are returned by the next call.
         """
         try:
             for envelope, data in read_server_frame(frame):
-                self._take(envelope, data, now)
+                self._handle(envelope, data, now)
         except (InvalidEnvelope, FrameTooLarge, Overloaded, LocalProtocolError, ValidationError) as error:
             raise RemoteProtocolError(f"the server sent what does not belong here: {error}; connect again") from error
-        return self._taken()
+        return self._take_events()
 
     def tick(self, now: float) -> list[ClientEvent]:
-        """Do what was put off until now; see `next_timer`."""
+        """Retry what was scheduled for ``now`` or earlier; called at the time of `next_timer`."""
         for session in list(self._waiting.values()):
             if session.retry_at is not None and session.retry_at <= now:
                 session.retry_at = None
                 self._connect(session)
             held, give_up = session.held_until, session.give_up_at
-            if held is not None and give_up is not None and (give_up <= now or (held <= now and not session.behind)):
+            if (
+                held is not None
+                and give_up is not None
+                and (give_up <= now or (held <= now and not session.awaiting_refusal))
+            ):
                 session.hold(None)
-                self._pump(session)
+                self._send_unsent(session)
             if session.retry_at is None and session.held_until is None:
                 self._waiting.pop(session.sid, None)
-        for read in list(self._late.values()):
+        for read in list(self._delayed_reads.values()):
             if read.retry_at is not None and read.retry_at <= now:
                 read.retry_at = None
-                del self._late[read.q]
+                del self._delayed_reads[read.q]
                 self._send_read(read)
-        return self._taken()
+        return self._take_events()
 
     def next_timer(self) -> float | None:
-        """Return when to call `tick`, None if nothing waits."""
-        times = [read.retry_at for read in self._late.values() if read.retry_at is not None]
+        """Return the time at which to call `tick`, None if nothing is scheduled."""
+        times = [read.retry_at for read in self._delayed_reads.values() if read.retry_at is not None]
         for session in self._waiting.values():
             if session.retry_at is not None:
                 times.append(session.retry_at)
             if session.held_until is not None and session.give_up_at is not None:
-                times.append(session.give_up_at if session.behind else session.held_until)
+                times.append(session.give_up_at if session.awaiting_refusal else session.held_until)
         return min(times, default=None)

@@ -1,18 +1,19 @@
-"""What the client's machine makes of what it hears: replies in order, refusals, pushes, answers."""
+"""Processes what the client receives: replies in order, refusals, pushes and answers to reads."""
 
 from __future__ import annotations
 
 from ..errors import CODES, ErrataError, RemoteProtocolError, error_from_wire
 from ..payload import digest as payload_digest
+from .client_decoding import error_of, fields, is_recorded, number
 from .client_sending import Sending
 from .client_session import ClientConfig, ClientSession
 from .envelope import ServerEnvelope, read_server_frame
 from .events import (
     Answered,
+    Attached,
     ClientEvent,
     Failed,
     GoneAway,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -20,44 +21,43 @@ from .events import (
     TakenOver,
 )
 from .messages import PART_DATA, POSITION_DATA, read_data
-from .reading import error_of, fields, is_recorded, number
 from .state import Action, Event, Role, State, transition
 
-_OVER = {"closed": "SESSION_CLOSED", "expired": "SESSION_EXPIRED", "lost": "SESSION_LOST"}
-_BEHIND = "OUT_OF_ORDER"
+_END_CODES = {"closed": "SESSION_CLOSED", "expired": "SESSION_EXPIRED", "lost": "SESSION_LOST"}
+_OUT_OF_ORDER = "OUT_OF_ORDER"
 
 
 def _retry_after(error: ErrataError, config: ClientConfig) -> float:
     return number(error.details, "retry_after", config.retry_after_s)
 
 
-def _is_full_for_good(error: ErrataError) -> bool:
-    """Say whether an environment is full until a client closes its session: its server names no time to wait."""
+def _is_permanently_full(error: ErrataError) -> bool:
+    """Return whether an environment is full and waiting does not help: the server gives no time to retry after."""
     return error.code == "CAPACITY_REACHED" and "retry_after" not in error.details
 
 
 class Receiving(Sending):
-    """The half of `client.ClientProtocol` that takes messages and makes events."""
+    """The part of `client.ClientProtocol` that processes messages and makes events."""
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config)
         self._events: list[ClientEvent] = []
 
-    def _taken(self) -> list[ClientEvent]:
+    def _take_events(self) -> list[ClientEvent]:
         events, self._events = self._events, []
         return events
 
-    def _take(self, envelope: ServerEnvelope, data: bytes, now: float) -> None:
+    def _handle(self, envelope: ServerEnvelope, data: bytes, now: float) -> None:
         if envelope.type == "part":
             piece = read_data(PART_DATA, data)
             address = (envelope.sid, envelope.id, envelope.q, envelope.seq)
             whole = self._assembly.add(address, piece.n, piece.of, piece.text)
             if whole is not None:
                 for inner, inner_data in read_server_frame(whole):
-                    self._take(inner, inner_data, now)
+                    self._handle(inner, inner_data, now)
             return
         if envelope.q is not None:
-            self._take_answer(envelope, data, now)
+            self._handle_answer(envelope, data, now)
             return
         if envelope.type == "goaway":
             self.leaving = True
@@ -69,38 +69,42 @@ class Receiving(Sending):
                 error = error_of(data)
                 wait = {"retry_after": _retry_after(error, self.config)} if error.code == "OVERLOADED" else {}
                 raise RemoteProtocolError(f"the server could not read what was sent: {error}", **wait)
-            return  # of a session that was dropped here
+            return  # of a session that this client has dropped
         if envelope.id is not None:
-            self._take_reply(session, envelope.id, envelope, data, now)
+            self._handle_reply(session, envelope.id, envelope, data, now)
         elif envelope.type in ("opened", "resumed"):
-            self._take_position(session, Event.OPENED if envelope.type == "opened" else Event.RESUMED, data)
+            self._handle_position(session, Event.OPENED if envelope.type == "opened" else Event.RESUMED, data)
         elif envelope.type == "reward" and envelope.seq is not None:
-            self._take_push(session, envelope.seq, data)
+            self._handle_push(session, envelope.seq, data)
         elif envelope.type == "detached":
             reason = str(fields(data).get("reason"))
             if reason == "taken_over":
-                if transition(Role.CLIENT, session.state, Event.TAKEN).action is Action.TELL_TAKEN:
-                    self._act(session, Event.TAKEN)
+                if transition(Role.CLIENT, session.state, Event.TAKEN_OVER).action is Action.REPORT_TAKEN_OVER:
+                    self._apply(session, Event.TAKEN_OVER)
                     self._uncount(session)
                     session.hold(None)
                     self._events.append(TakenOver(session))
             else:
-                code = _OVER.get(reason, "SESSION_LOST")
+                code = _END_CODES.get(reason, "SESSION_LOST")
                 self._end(
                     session, error_from_wire({"code": code, "message": f"the server ended the session: {reason}"})
                 )
         elif envelope.type == "error":
-            self._take_refusal(session, error_of(data), now)
+            self._handle_refusal(session, error_of(data), now)
 
-    def _take_position(self, session: ClientSession, event: Event, data: bytes) -> None:
+    def _handle_position(self, session: ClientSession, event: Event, data: bytes) -> None:
+        """Process ``opened`` or ``resumed``: requests that the server has not accepted are sent again.
+
+        A server that is at an earlier id than the last reply lost that reply: the session ends with SESSION_LOST.
+        """
         if session.state is not (State.OPENING if event is Event.OPENED else State.RESUMING):
-            return  # said twice
+            return  # a repeat
         position = POSITION_DATA.validate_json(data)
         if position.next_id <= session.last:
             lost = {"code": "SESSION_LOST", "message": f"the server is at id {position.next_id}, before {session.last}"}
             self._end(session, error_from_wire(lost))
             return
-        self._act(session, event)
+        self._apply(session, event)
         session.fence = position.fence
         session.eid, session.t = position.eid, position.t
         session.acked = max(session.acked, session.last if event is Event.RESUMED else 0)
@@ -113,32 +117,33 @@ class Receiving(Sending):
             for request in session.sent.values():
                 if request.cancelled:
                     self._send_cancel(session, request)
-        self._events.append(Opened(session, position))
-        self._pump(session)
+        self._events.append(Attached(session, position))
+        self._send_unsent(session)
         for read in list(session.reads.values()):
             self._send_read(read)
 
-    def _take_reply(self, session: ClientSession, id: int, envelope: ServerEnvelope, data: bytes, now: float) -> None:
+    def _handle_reply(self, session: ClientSession, id: int, envelope: ServerEnvelope, data: bytes, now: float) -> None:
+        """Process a message with an id: report the next reply, ignore a repeated one, resume where one is missing."""
         error = error_of(data) if envelope.type == "error" else None
         if error is not None and not is_recorded(error):
-            self._take_request_refusal(session, id, error, now)
+            self._handle_request_refusal(session, id, error, now)
             return
         if id <= session.last:
             return  # a repeat
         if id > session.last + 1:
-            self._missed(session)
+            self._resume_after_gap(session)
             return
         if envelope.digest and envelope.digest != payload_digest(data):
             raise RemoteProtocolError(f"the payload of request {id} does not have its digest {envelope.digest}")
         session.last = id
         request = self._answered(session, id)
         if request is not None and envelope.request and envelope.request != payload_digest(request.data):
-            # Another process used the id while this one was not attached: what was sent under it was never accepted.
+            # Another process used the id while this one was not attached: this one's request was never accepted.
             taken = {"code": "CONFLICT", "message": f"id {id} was used by another process: this request had no effect"}
             self._events.append(Failed(session, id, request, error_from_wire(taken), recorded=False))
             request = None
-        if session.behind and id >= session.held_at:
-            session.hold(None)  # what was refused was accepted since: there is nothing to wait for
+        if session.awaiting_refusal and id >= session.held_at:
+            session.hold(None)  # the refused request was accepted meanwhile: there is nothing to wait for
         if error is not None:
             self._events.append(Failed(session, id, request, error, recorded=True))
         else:
@@ -151,96 +156,100 @@ class Receiving(Sending):
             if envelope.type == "closed":
                 self._end(session, error_from_wire({"code": "SESSION_CLOSED", "message": "the session was closed"}))
                 return
-        if session.over is not None and session.last >= session.accepted:
-            self._end(session, session.over)
+        if session.end_error is not None and session.last >= session.accepted:
+            self._end(session, session.end_error)
             return
         if session.last - session.acked >= self.config.ack_every:
             self.acknowledge(session)
-        self._freed(session)
+        self._send_more(session)
 
     def _adopt_child(self, sid: str, key: str) -> None:
         if sid not in self.sessions:
-            child = self._new(sid, key, State.AWAY)
+            child = self._new(sid, key, State.DISCONNECTED)
             child.next_id = None
             self._connect(child)
 
-    def _missed(self, session: ClientSession) -> None:
-        """Something before what came is missing: resume, and it comes again."""
-        if session.over is None:
-            self._act(session, Event.MISSED)
+    def _resume_after_gap(self, session: ClientSession) -> None:
+        """Resume a session of which a reply or push is missing, so that the server sends it again."""
+        if session.end_error is None:
+            self._apply(session, Event.MISSED)
 
-    def _take_request_refusal(self, session: ClientSession, id: int, error: ErrataError, now: float) -> None:
-        """Take that a request was refused before admission: go back to it (PROTOCOL D5)."""
+    def _handle_request_refusal(self, session: ClientSession, id: int, error: ErrataError, now: float) -> None:
+        """Process the refusal of a request that was not admitted: schedule sending again from it on (PROTOCOL D5).
+
+        A request that can never be admitted fails instead, and those behind it move up one id.
+        """
         code = error.code if error.code in CODES else "EXECUTION_ERROR"
         if code == "NOT_ATTACHED":
-            self._act(session, Event.NOT_ATTACHED)
+            self._apply(session, Event.NOT_ATTACHED)
             return
-        if code in _OVER.values():
+        if code in _END_CODES.values():
             self._end(session, error)
             return
         if code == "CONFLICT":
             request = self._answered(session, id)
             self._events.append(Failed(session, id, request, error, recorded=False))
             return
-        session.behind.discard(id)
+        session.awaiting_refusal.discard(id)
         request = session.sent.get(id)
         if request is None or session.state not in (State.ATTACHED, State.OPENING):
-            self._after_hold(session, now)
+            self._end_hold_if_due(session, now)
             return
         if session.held_until is not None and id >= session.held_at:
-            self._after_hold(session, now)  # behind the refused one
+            self._end_hold_if_due(session, now)  # behind the refused one
             return
         retry_at = now
-        retryable = CODES[code].retryable and not _is_full_for_good(error)
+        retryable = CODES[code].retryable and not _is_permanently_full(error)
         if retryable:
-            if code != _BEHIND:
+            if code != _OUT_OF_ORDER:
                 retry_at = now + _retry_after(error, self.config)
                 self._events.append(Refused(session, error, retry_at))
-            first = min(id, int(number(error.details, "next_id", id))) if code == _BEHIND else id
+            first = min(id, int(number(error.details, "next_id", id))) if code == _OUT_OF_ORDER else id
             first = max(first, session.last + 1)
         else:
             first = id
-        session.behind |= {n for n in session.sent if n > id}
+        session.awaiting_refusal |= {n for n in session.sent if n > id}
         self._rewind(session, first)
         if not retryable:
-            # What can never be admitted is given up; those behind it move up to its id.
             self._events.append(Failed(session, id, session.unsent.pop(0), error, recorded=False))
         session.hold(retry_at, at=first, give_up_at=retry_at + self.config.drain_s)
         self._waiting[session.sid] = session
-        self._after_hold(session, now)
+        self._end_hold_if_due(session, now)
 
-    def _after_hold(self, session: ClientSession, now: float) -> None:
-        if session.held_until is not None and session.held_until <= now and not session.behind:
+    def _end_hold_if_due(self, session: ClientSession, now: float) -> None:
+        """Send again, if the time of the hold has passed and all expected refusals have come."""
+        if session.held_until is not None and session.held_until <= now and not session.awaiting_refusal:
             session.hold(None)
-            self._pump(session)
+            self._send_unsent(session)
 
-    def _take_refusal(self, session: ClientSession, error: ErrataError, now: float) -> None:
-        """Take the answer to an open or resume that is an error, or to an ack or cancel."""
+    def _handle_refusal(self, session: ClientSession, error: ErrataError, now: float) -> None:
+        """Process an error without an id: the answer to an open or a resume, or to an ack or a cancel."""
         next_id = error.details.get("next_id")
         if error.code == "SESSION_CLOSED" and session.state is State.RESUMING and isinstance(next_id, int):
-            session.over, session.accepted = error, next_id - 1
-        if session.over is not None and session.last < session.accepted:
-            return  # the replies it missed come now
-        if error.code in _OVER.values():
+            session.end_error, session.accepted = error, next_id - 1
+        if session.end_error is not None and session.last < session.accepted:
+            return  # the missed replies come next; then the session ends
+        if error.code in _END_CODES.values():
             self._end(session, error)
         elif session.state in (State.OPENING, State.RESUMING):
-            if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable and not _is_full_for_good(error):
+            if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable and not _is_permanently_full(error):
                 retry_at = now + _retry_after(error, self.config)
-                self._act(session, Event.REFUSED)
+                self._apply(session, Event.REFUSED)
                 session.retry_at = retry_at
                 self._waiting[session.sid] = session
                 self._events.append(Refused(session, error, retry_at))
             elif error.code == "NOT_ATTACHED" and isinstance(fence := error.details.get("fence"), int):
-                self._act(session, Event.REFUSED)  # another process attached it since: a higher number wins
+                self._apply(session, Event.REFUSED)  # another process has attached it: a higher fence wins
                 session.fence = max(session.fence, fence)
                 self._connect(session)
             elif error.code != "NOT_ATTACHED":
                 self._end(session, error)
 
     def _end(self, session: ClientSession, error: ErrataError) -> None:
+        """End a session: its requests and reads fail with ``error``, then `SessionEnded` is reported."""
         if session.state is State.ENDED:
             return
-        self._act(session, Event.ENDED)
+        self._apply(session, Event.ENDED)
         self._uncount(session)
         requests = [*session.sent.values(), *session.unsent]
         session.sent.clear()
@@ -252,21 +261,23 @@ class Receiving(Sending):
             self._events.append(Answered(read, "error", b"", error=error))
         self._events.append(SessionEnded(session, error))
         self.forget(session)
-        self._freed(session)
+        self._send_more(session)
 
-    def _take_push(self, session: ClientSession, seq: int, data: bytes) -> None:
+    def _handle_push(self, session: ClientSession, seq: int, data: bytes) -> None:
+        """Report a push; ignore a repeated one, and resume where one is missing."""
         if seq <= session.last_seq or session.state is not State.ATTACHED:
             return
         if seq > session.last_seq + 1 and session.gap_at != session.last_seq:
-            session.gap_at = session.last_seq  # once: what is still missing then was deleted
-            self._missed(session)
+            session.gap_at = session.last_seq  # resume once: pushes that are still missing then were deleted
+            self._resume_after_gap(session)
             return
         session.last_seq = seq
         self._events.append(Pushed(session, seq, data))
         if session.last_seq - session.acked_seq >= self.config.ack_every:
             self.acknowledge(session)
 
-    def _take_answer(self, envelope: ServerEnvelope, data: bytes, now: float) -> None:
+    def _handle_answer(self, envelope: ServerEnvelope, data: bytes, now: float) -> None:
+        """Report the answer to a read; or send it again, later if the server is busy, else when it is attached."""
         read = self.reads.get(envelope.q or 0)
         if read is None:
             return
@@ -275,9 +286,9 @@ class Receiving(Sending):
             read.sent = False
             if error.code != "NOT_ATTACHED":
                 read.retry_at = now + _retry_after(error, self.config)
-                self._late[read.q] = read
+                self._delayed_reads[read.q] = read
             elif read.session is not None and read.session.state is State.ATTACHED:
-                self._act(read.session, Event.NOT_ATTACHED)
+                self._apply(read.session, Event.NOT_ATTACHED)
             return
         if envelope.digest and envelope.digest != payload_digest(data):
             raise RemoteProtocolError(f"the answer to q {read.q} does not have its digest {envelope.digest}")

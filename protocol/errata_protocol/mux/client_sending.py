@@ -1,4 +1,4 @@
-"""What the client's machine sends: opens and resumes, requests within the bounds, reads until they are answered."""
+"""Sends for the client: opens and resumes, requests within the limits, reads until they are answered."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .parts import Assembly, Outbox
 from .state import Action, Event, Role, State, transition
 
 RESUMED_AT_ONCE = 1000
-"""Sessions in one resume: a frame of them stays below a part."""
+"""Most sessions in one resume, so that it need not be sent in parts."""
 
 
 class Sending:
-    """The half of `client.ClientProtocol` that fills its outbox.
+    """The part of `client.ClientProtocol` that queues messages to send.
 
     Args:
-        config: Bounds and waits.
+        config: Limits and waiting times.
 
     Attributes:
-        sessions: By sid, as long as they are not over.
-        reads: Without an answer, by q.
-        online: There is a socket.
-        leaving: The server asked for another one: nothing new is sent on this.
+        sessions: Sessions that have not ended, by sid.
+        reads: Reads without an answer, by q.
+        online: Whether there is a socket.
+        leaving: Whether the server asked for a new socket; no requests and reads are sent on this one.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -39,29 +39,30 @@ class Sending:
         self._assembly = Assembly(self.config.max_message)
         self._q = 0
         self._in_flight = 0
-        self._waiting: dict[str, ClientSession] = {}  # sessions with something to do at a later time
-        self._stalled: dict[str, ClientSession] = {}  # sessions that the socket's bound holds back
+        self._waiting: dict[str, ClientSession] = {}  # sessions with a retry or a hold
+        self._stalled: dict[str, ClientSession] = {}  # sessions with requests held back by the socket's limit
         self._resumes: list[ClientSession] = []
-        self._late: dict[int, ClientRead] = {}  # reads that are repeated at a later time
+        self._delayed_reads: dict[int, ClientRead] = {}  # reads with a retry
 
     def _connect(self, session: ClientSession) -> None:
-        """Open or resume a session if there is a socket."""
-        if not self.online or session.state not in (State.UNOPENED, State.AWAY):
+        """Open or resume a session if there is a socket and it is not attached."""
+        if not self.online or session.state not in (State.UNOPENED, State.DISCONNECTED):
             return
-        self._act(session, Event.CONNECTED)
+        self._apply(session, Event.CONNECTED)
 
-    def _act(self, session: ClientSession, event: Event) -> Action:
+    def _apply(self, session: ClientSession, event: Event) -> Action:
+        """Apply an event to a session: change its state, and send the open or resume that the table asks for."""
         step = transition(Role.CLIENT, session.state, event)
         session.state = step.next
         if step.action is Action.SEND_OPEN:
             self._rewind(session, session.last + 1)
             self._count(session)
-            said: dict[str, Any] = {"key": session.key, "fence": session.next_fence()}
+            data: dict[str, Any] = {"key": session.key, "fence": session.next_fence()}
             if session.group is not None:
-                said["group"] = session.group
+                data["group"] = session.group
             head = {"sid": session.sid, "type": "open"}
-            self._outbox.put(session.sid, write_envelope(head, msgspec.json.encode(said)))
-            self._pump(session)
+            self._outbox.put(session.sid, write_envelope(head, msgspec.json.encode(data)))
+            self._send_unsent(session)
             for read in list(session.reads.values()):
                 self._send_read(read)
         elif step.action is Action.SEND_RESUME:
@@ -70,7 +71,7 @@ class Sending:
         return step.action
 
     def _send_resumes(self) -> None:
-        """Put all resumes that were collected into as few messages as they fit."""
+        """Queue the resumes that were collected, up to `RESUMED_AT_ONCE` in a message."""
         due, self._resumes = self._resumes, []
         due = [session for session in dict.fromkeys(due) if session.state is State.RESUMING]
         for start in range(0, len(due), RESUMED_AT_ONCE):
@@ -78,14 +79,14 @@ class Sending:
             self._outbox.put("", write_envelope({"type": "resume"}, msgspec.json.encode(entries)))
 
     def _rewind(self, session: ClientSession, id: int) -> None:
-        """Take everything from ``id`` on as not sent."""
+        """Treat all requests from ``id`` on as not sent."""
         before = len(session.sent)
-        session.settle(id)
+        session.split_sent(id)
         if session.counted:
             self._in_flight += len(session.sent) - before
 
     def _answered(self, session: ClientSession, id: int) -> ClientRequest | None:
-        """Take the request of an answer out of what waits."""
+        """Remove the request that a reply answers, and return it; None if an earlier process sent it."""
         before = len(session.sent)
         request = session.answered(id)
         if session.counted:
@@ -93,17 +94,19 @@ class Sending:
         return request
 
     def _count(self, session: ClientSession) -> None:
+        """Count a session's sent requests towards the socket's limit."""
         if not session.counted:
             session.counted = True
             self._in_flight += len(session.sent)
 
     def _uncount(self, session: ClientSession) -> None:
+        """Stop counting a session's sent requests towards the socket's limit."""
         if session.counted:
             session.counted = False
             self._in_flight -= len(session.sent)
 
-    def _pump(self, session: ClientSession) -> None:
-        """Send what may be sent."""
+    def _send_unsent(self, session: ClientSession) -> None:
+        """Send a session's queued requests, as far as its state and the limits allow."""
         if session.state not in (State.ATTACHED, State.OPENING) or session.held_until is not None or self.leaving:
             return
         limit = self.config.in_flight_session
@@ -119,20 +122,21 @@ class Sending:
             id = request.id
             session.sent[id] = request
             self._in_flight += 1
-            self._outbox.put(session.sid, request.envelope(session.sid, id), id=id)
+            self._outbox.put(session.sid, request.envelope(session.sid, id), {"id": id})
 
     def _send_cancel(self, session: ClientSession, request: ClientRequest) -> None:
         if request.id in session.sent and session.state is State.ATTACHED:
             self._outbox.put(session.sid, b'{"sid":"%s","id":%d,"type":"cancel"}' % (session.sid.encode(), request.id))
 
-    def _freed(self, session: ClientSession) -> None:
-        """Something of the session is answered: send more of it, or of what the socket's bound held back."""
+    def _send_more(self, session: ClientSession) -> None:
+        """Called when a request is answered: send more of its session, then of others that the limit held back."""
         if session.unsent:
-            self._pump(session)
+            self._send_unsent(session)
         while self._stalled and self._in_flight < self.config.in_flight_socket:
-            self._pump(self._stalled.pop(next(iter(self._stalled))))  # who waits longest
+            self._send_unsent(self._stalled.pop(next(iter(self._stalled))))  # the one that has waited longest
 
     def _send_read(self, read: ClientRead) -> None:
+        """Send a read, unless it is sent, has a retry scheduled, or its session is not attached."""
         if not self.online or read.sent or read.retry_at is not None or self.leaving:
             return
         if read.session is not None and read.session.state not in (State.ATTACHED, State.OPENING):
@@ -140,11 +144,11 @@ class Sending:
         read.sent = True
         sid = "" if read.session is None else read.session.sid
         head: dict[str, Any] = ({"sid": sid} if sid else {}) | {"q": read.q, "type": read.kind}
-        self._outbox.put(sid, write_envelope(head, read.data), q=read.q)
+        self._outbox.put(sid, write_envelope(head, read.data), {"q": read.q})
 
     def _finish_read(self, read: ClientRead) -> None:
         del self.reads[read.q]
-        self._late.pop(read.q, None)
+        self._delayed_reads.pop(read.q, None)
         if read.session is not None:
             del read.session.reads[read.q]
 
@@ -155,7 +159,7 @@ class Sending:
         return session
 
     def forget(self, session: ClientSession) -> None:
-        """Drop a session here; on the server it stays as it is."""
+        """Drop a session from this client, without events; on the server it stays as it is."""
         self.sessions.pop(session.sid, None)
         self._waiting.pop(session.sid, None)
         self._stalled.pop(session.sid, None)
@@ -165,8 +169,8 @@ class Sending:
         session.state = State.ENDED
 
     def acknowledge(self, session: ClientSession) -> None:
-        """Tell the server that all so far is safe; every `ClientConfig.ack_every` it does so itself."""
+        """Acknowledge all replies and pushes so far; also done after every `ClientConfig.ack_every` of them."""
         if session.state is State.ATTACHED and (session.acked, session.acked_seq) != (session.last, session.last_seq):
             session.acked, session.acked_seq = session.last, session.last_seq
-            said = b'{"last":%d,"last_seq":%d}' % (session.last, session.last_seq)
-            self._outbox.put(session.sid, write_envelope({"sid": session.sid, "type": "ack"}, said))
+            data = b'{"last":%d,"last_seq":%d}' % (session.last, session.last_seq)
+            self._outbox.put(session.sid, write_envelope({"sid": session.sid, "type": "ack"}, data))

@@ -1,4 +1,4 @@
-"""What the client's machine keeps of a session, a request and a read."""
+"""The state that the client's machine keeps of a session, a request and a read."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .records import ReadKind, RequestKind
 from .state import State
 
 ENVELOPE_BYTES = 1024
-"""What an envelope adds to its ``data`` at most: its sid and the eid of its condition have up to 128 characters."""
+"""Most bytes that an envelope adds to its ``data``: its sid and the eid of its ``if`` have up to 128 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How a client's machine is set up; capabilities say what the server allows.
+    """Configuration of the client's machine; `ClientProtocol.apply_limits` takes limits from the server's capabilities.
 
     Args:
-        in_flight_session: Requests of a session sent and not answered.
-        in_flight_socket: Likewise of the socket.
-        max_elements: Envelopes in one frame.
-        max_frame: Bytes of one message, and of the messages that are sent in parts at a time.
-        max_message: Bytes of messages held that arrive in parts.
-        retry_after_s: Wait after a refusal that names none.
-        drain_s: How long refusals of what was sent behind a refused request are waited for.
-        ack_every: Replies, or pushes, after which they are acknowledged.
+        in_flight_session: Most requests of a session that are sent and not answered.
+        in_flight_socket: Most requests of all sessions that are sent and not answered.
+        max_elements: Most envelopes in one frame.
+        max_frame: Most bytes of a message, and of all messages that are being sent in parts.
+        max_message: Most bytes of messages that are arriving in parts.
+        retry_after_s: Wait before a retry if the refusal has no ``retry_after``.
+        drain_s: Longest wait for the refusals of requests that were sent behind a refused one.
+        ack_every: Number of replies, or of pushes, after which they are acknowledged.
     """
 
     in_flight_session: int = 16
@@ -40,7 +40,7 @@ class ClientConfig:
 
 
 class ClientRequest:
-    """A mutating request; its ``id`` is given when it is sent, and holds once the server accepted it."""
+    """A mutating request. It gets an ``id`` when it is sent, which may change until the server accepts the request."""
 
     __slots__ = ("cancelled", "child", "condition", "data", "deadline_ms", "id", "kind")
 
@@ -56,7 +56,7 @@ class ClientRequest:
         self.cancelled = False
 
     def envelope(self, sid: str, id: int) -> bytes:
-        """Return the envelope with the exact bytes of ``data``."""
+        """Return the request's envelope, with the exact bytes of ``data``; a cancelled one has ``deadline_ms`` 0."""
         extra = ""
         if self.condition is not None:
             t, eid = self.condition
@@ -69,7 +69,7 @@ class ClientRequest:
 
 
 class ClientRead:
-    """A read; repeated until it is answered."""
+    """A read; it is sent again until it is answered."""
 
     __slots__ = ("data", "kind", "q", "retry_at", "sent", "session")
 
@@ -86,29 +86,16 @@ class ClientSession:
     """One session; only `client.ClientProtocol` changes it.
 
     Attributes:
-        last: Last id whose reply was delivered.
-        last_seq: Last push that was.
+        last: Id of the last reply that was reported.
+        last_seq: ``seq`` of the last push that was reported.
         eid: Episode of the last delivery.
-        t: Its index.
+        t: Its delivery index.
     """
 
     __slots__ = (
-        *("accepted", "acked", "acked_seq", "behind", "counted", "eid", "fence", "gap_at", "give_up_at", "group"),
-        *(
-            "held_at",
-            "held_until",
-            "key",
-            "last",
-            "last_seq",
-            "next_id",
-            "over",
-            "reads",
-            "retry_at",
-            "sent",
-            "sid",
-            "state",
-        ),
-        *("t", "unsent"),
+        *("accepted", "acked", "acked_seq", "awaiting_refusal", "counted", "eid", "end_error", "fence", "gap_at"),
+        *("give_up_at", "group", "held_at", "held_until", "key", "last", "last_seq", "next_id", "reads", "retry_at"),
+        *("sent", "sid", "state", "t", "unsent"),
     )
 
     def __init__(self, sid: str, key: str, state: State) -> None:
@@ -125,38 +112,53 @@ class ClientSession:
         self.accepted = 0
         self.eid: str | None = None
         self.t: int | None = None
-        self.unsent: list[ClientRequest] = []  # in order; those that were sent before have an id
-        self.sent: dict[int, ClientRequest] = {}  # without a reply, in order
-        self.counted = False  # what was sent counts for the socket's bound
+        self.unsent: list[ClientRequest] = []  # in order; those that are to be sent again have an id
+        self.sent: dict[int, ClientRequest] = {}  # by id, in order; without a reply
+        self.counted = False  # `sent` counts towards the socket's limit
         self.held_until: float | None = None
         self.held_at = 0
         self.give_up_at: float | None = None
-        self.behind: set[int] = set()  # sent behind a refused request, and not refused yet
+        self.awaiting_refusal: set[int] = set()  # ids sent behind a refused request and not refused yet
         self.reads: dict[int, ClientRead] = {}
         self.retry_at: float | None = None
         self.gap_at: int | None = None
-        self.over: ErrataError | None = None  # why it is over, while missed replies still come
+        self.end_error: ErrataError | None = None  # why it ended, while missed replies still come
 
     def hold(self, until: float | None, *, at: int = 0, give_up_at: float | None = None) -> None:
-        """Send nothing until then, and until all refusals from id ``at`` on have come; None ends it."""
+        """Stop sending the session's requests because one was refused; or end this hold.
+
+        `ClientProtocol` sends no request of a session on hold. It ends the hold, and sends the requests from ``at`` on
+        again, when ``until`` has passed and the server has refused every request that was sent after the refused one
+        (`awaiting_refusal` is empty), but at the latest at ``give_up_at``.
+
+        Args:
+            until: Earliest time to send again; None ends the hold now, and no more refusals are awaited.
+            at: Id of the first request to send again.
+            give_up_at: Time to send again even if refusals are missing; given whenever ``until`` is.
+        """
         self.held_until, self.held_at, self.give_up_at = until, at, give_up_at
         if until is None:
-            self.behind.clear()
+            self.awaiting_refusal.clear()
 
     def next_fence(self) -> int:
-        """Return the number of the attach that is sent now."""
+        """Increment the fence and return it; called for each attach that is sent."""
         self.fence += 1
         return self.fence
 
     def resume_entry(self) -> dict[str, object]:
-        """Return this session's entry of a resume."""
+        """Return the session's entry in the ``data`` of a resume request.
+
+        It has the session's id and key, the id of the last reply and ``seq`` of the last push that were reported, and
+        the fence.
+        """
         known = {"last": self.last, "last_seq": self.last_seq, "fence": self.fence}
         return {"sid": self.sid, "key": self.key, **known}
 
-    def settle(self, next_id: int) -> None:
-        """Sort what was sent: what the server accepted waits for its reply, the rest is sent again from ``next_id`` on.
+    def split_sent(self, next_id: int) -> None:
+        """Split the requests: those before ``next_id`` were accepted and wait for replies, the others are sent again.
 
-        Its ids are given anew. They stay what they were, unless ids before them were lost with a process that died.
+        The others get new ids, from ``next_id`` on. These are the same as before, unless ids before them belonged to
+        requests of a process that crashed and were never accepted.
         """
         back = [request for id, request in self.sent.items() if id >= next_id]
         kept = [request for request in self.unsent if request.id is not None and request.id < next_id]
@@ -166,7 +168,7 @@ class ClientSession:
         self.next_id = next_id
 
     def answered(self, id: int) -> ClientRequest | None:
-        """Take the request that a reply answers out of what waits."""
+        """Remove the request that a reply answers, and return it; None if an earlier process sent it."""
         if self.next_id is not None and id >= self.next_id:
             self.next_id = id + 1
         request = self.sent.pop(id, None)

@@ -1,7 +1,8 @@
-"""What the server's state machines ask of their shell, and what the shell answers with.
+"""Effects: what the server's state machine asks its shell to do.
 
-An effect whose description says "Waits" is answered by calling that method of `server.ServerProtocol`, once, whenever
-the shell is done. Effects are performed in the order in which they were given; several can be under way.
+The shell is the code around the machine that does the I/O. It performs effects in the order in which it gets them, and
+may have several under way. An effect that says "Answered by" has an outcome: the shell calls that method of
+`server.ServerProtocol` exactly once, when it is done.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from .records import ForkRequest, ReadKind, Reply, RequestKind
-from .server_session import ServerConnection, ServerSession
+from .records import EncodedReply, ForkSpec, ReadKind, RequestKind
+from .server_session import FinalReplies, RepeatedRequest, ServerConnection, ServerSession
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A session as the journal knows it.
+    """The state of a session as the journal has it.
 
     Args:
         next_id: The id after the last committed one.
         eid: Current episode, None before the first reset.
         t: Last committed delivery.
         seq: Last push.
-        recovery: `errata_protocol.environment.Recovery` value; ``none`` is never hibernated.
-        status: ``open``, or why it is over.
-        group: As it was opened with.
+        recovery: An `errata_protocol.environment.Recovery` value; sessions with ``none`` are never hibernated.
+        status: ``open``, or why the session ended.
+        group: The group that it was opened with.
     """
 
     next_id: int = 1
@@ -38,30 +39,31 @@ class Stored:
     group: str | None = None
 
 
-class Find(Struct, frozen=True):
-    """Look for the session with this sid, key hash and principal; with ``make``, make and journal it if the sid is new.
+class FindSession(Struct, frozen=True):
+    """Look up the session with this sid, key hash and principal; with ``make``, create it in the journal if the sid is
+    new.
 
-    Waits: `found`, or `refused` with SESSION_LOST (the answer for an unknown sid and for one that exists with another
-    key or principal), CAPACITY_REACHED or EXECUTION_ERROR.
+    Answered by `found`; or by `find_failed` with SESSION_LOST (for an unknown sid, and also for one that exists with
+    another key or principal), CAPACITY_REACHED or EXECUTION_ERROR.
     """
 
     session: ServerSession
     make: bool
 
 
-class Run(Struct, frozen=True):
-    """Execute a request and commit its row, under its session and id, before answering.
+class RunRequest(Struct, frozen=True, gc=False):
+    """Execute a request, and commit its reply under its session and id before the reply is sent.
 
-    One request of a session is under way at a time. Waits: `completed` once its reply or error is committed, or
-    `rejected` if it had no effect and none was recorded.
+    A session has one request under way at a time. Answered by `completed` when the reply or error is committed, or by
+    `rejected` if the request had no effect and nothing was recorded.
 
     Args:
-        session: Whose request it is.
-        id: Its id, unique for ever in the session.
+        session: The session that executes it.
+        id: Request id, never used again in the session.
         kind: What to do.
-        data: What to journal as the request: as received, but for a fork without the child's key.
+        data: What to journal as the request: ``data`` as received, except that a fork's has no key of the child.
         sha: sha256 of ``data`` as received.
-        deadline: In the clock the shell gives as ``now``; None without one.
+        deadline: On the clock of the machine's ``now``; None without one.
         fork: What a fork asks for.
     """
 
@@ -71,42 +73,46 @@ class Run(Struct, frozen=True):
     data: bytes
     sha: bytes
     deadline: float | None = None
-    fork: ForkRequest | None = None
+    fork: ForkSpec | None = None
 
 
-class Record(Struct, frozen=True):
-    """Commit an error as the reply to a request that does not run. Waits: `completed` with ``reply``."""
+class RecordError(Struct, frozen=True):
+    """Commit ``reply``, an error, as the reply to a request that is not executed. Answered by `completed`."""
 
     session: ServerSession
     id: int
     kind: RequestKind
     data: bytes
     sha: bytes
-    reply: Reply
+    reply: EncodedReply
 
 
-class Recall(Struct, frozen=True):
-    """Read the committed replies with ids ``first`` to ``last``. Waits: `recalled` with each of them, in order."""
+class ReadReplies(Struct, frozen=True):
+    """Read the committed replies with ids ``first`` to ``last`` from the journal. Answered by `replies_read`.
 
-    session: ServerSession
-    first: int
-    last: int
-    token: object
-
-
-class RecallPushes(Struct, frozen=True):
-    """Read the pushes with ``first`` <= seq <= ``last``. Waits: `pushes_recalled`, with those there are, in order."""
+    ``purpose`` is the machine's: the repeated request that one of them answers, the end of a session that they precede,
+    or None for replies that are due on the session's socket.
+    """
 
     session: ServerSession
     first: int
     last: int
+    purpose: RepeatedRequest | FinalReplies | None
 
 
-class Read(Struct, frozen=True):
-    """Answer a read; it has no turn and is not journaled. Waits: `answered`.
+class ReadPushes(Struct, frozen=True):
+    """Read the pushes with ``first`` <= seq <= ``last`` from the journal. Answered by `pushes_read`."""
 
-    ``fields`` is the checked content of ``data`` for the protocol's own reads: ``group`` and the socket's principal
-    decide which sessions close_group ends, and each that this process holds is told with `ended`.
+    session: ServerSession
+    first: int
+    last: int
+
+
+class AnswerRead(Struct, frozen=True):
+    """Answer a read. Reads are not journaled and do not wait for the session's requests. Answered by `read_answered`.
+
+    ``fields`` is the validated content of ``data``, empty for MCP. For close_group the shell ends the open sessions of
+    ``fields["group"]`` that have the connection's principal, and calls `ended` for each that the machine knows.
     """
 
     connection: ServerConnection
@@ -118,13 +124,13 @@ class Read(Struct, frozen=True):
 
 
 class Hibernate(Struct, frozen=True):
-    """Close the environment of a session that nobody is attached to. Waits: `slept`."""
+    """Close the environment of a session that has no socket. Answered by `hibernated`."""
 
     session: ServerSession
 
 
-class Forget(Struct, frozen=True):
-    """The client has every reply up to ``last`` and every push up to ``last_seq``: recorded errors need not be kept."""
+class ForgetReplies(Struct, frozen=True):
+    """The client has all replies up to ``last`` and pushes up to ``last_seq``: the journal may drop their records."""
 
     session: ServerSession
     last: int
@@ -132,9 +138,12 @@ class Forget(Struct, frozen=True):
 
 
 class Write(Struct, frozen=True):
-    """The connection has bytes to send: take them with `ServerConnection.data_to_send` as fast as the socket goes."""
+    """The connection has bytes to send: write what `ServerConnection.data_to_send` returns, as fast as the socket takes
+    it."""
 
     connection: ServerConnection
 
 
-Effect = Find | Run | Record | Recall | RecallPushes | Read | Hibernate | Forget | Write
+Effect = (
+    FindSession | RunRequest | RecordError | ReadReplies | ReadPushes | AnswerRead | Hibernate | ForgetReplies | Write
+)

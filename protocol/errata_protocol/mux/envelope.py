@@ -1,25 +1,25 @@
 """Frames and envelopes of the multiplexed socket (PROTOCOL D1, C1).
 
-A frame is one envelope or an array of them. What the server receives is scanned strictly before any of it is admitted;
-a client reads what its server sends leniently, so that a newer server may say more.
+A frame is one envelope or an array of them. The server validates a whole frame strictly before it admits any of it. A
+client ignores unknown fields of its server's messages, so that a newer server may add some.
 
-The scan is cheap because the decoder (msgspec) refuses nearly everything itself, and cheap tests say when the rest
-might matter: it does not look into ``data`` for UTF-8 (decoding the frame as text does), it takes the last of several
-equal keys (then the frame has more colons than the decoded fields account for: no other string of an envelope can hold
-one), and it nests as deep as the interpreter (``data`` with fewer brackets than levels is not looked into).
+Validation is cheap because the decoder (msgspec) refuses nearly everything itself. Three things it does not check, and
+a cheap test shows when each might matter. UTF-8 inside ``data``: the whole frame is decoded as text. Duplicate keys, of
+which it takes the last: the frame then has more colons than its decoded fields account for, because no other string of
+an envelope can hold a colon. Nesting depth: only ``data`` with as many brackets as levels are allowed is counted.
 
 Decisions that PROTOCOL D states:
 
-- An envelope nests at most `MAX_DEPTH` levels, itself counted, the array around it not. Far deeper than that
-  (about a thousand levels) the decoder gives up, and the whole frame is unparsable.
-- Unknown fields of an envelope are refused (INVALID_ENVELOPE), as OpenEnv's server does. Such refusals consume no id
-  and always carry ``index``, 0 for a frame that is one envelope.
-- Duplicate keys *inside* ``data`` are the environment's matter: its decoder refuses them, and that is recorded. The
-  fields of control messages (open, resume, fork, cancel, ...) are the protocol's, so there they are refused here.
-- A frame without an envelope, ``[]``, is unparsable. So is a binary message that is not UTF-8; a text message that is
-  not closes the socket with 1007 before it comes here, as RFC 6455 wants it.
-- Absent ``data`` is ``{}``. An error names ``sid`` and ``id`` of a bad element where both could be read.
-- sid and key are 21 to 128 characters of ``A-Z a-z 0-9 _ -``: 122 random bits do not fit into fewer.
+- An envelope nests at most `MAX_DEPTH` levels, counting itself but not the array around it. If it nests far deeper
+  (about a thousand levels), the decoder fails and the whole frame is unparsable.
+- Unknown fields of an envelope are refused (INVALID_ENVELOPE), as by OpenEnv's server. Such errors consume no id and
+  always have ``index``, which is 0 for a frame that is one envelope.
+- Duplicate keys *inside* ``data`` are left to the environment's decoder, which refuses them with a recorded error. In
+  control messages (open, resume, fork, cancel, ...) they are refused here.
+- A frame without an envelope, ``[]``, is unparsable. So is a binary message that is not UTF-8. A text message that is
+  not UTF-8 closes the socket with 1007 before it gets here, as RFC 6455 requires.
+- Missing ``data`` is ``{}``. An error about a bad element has its ``sid`` and ``id`` if both could be read.
+- sid and key are 21 to 128 characters of ``A-Z a-z 0-9 _ -``: fewer cannot hold 122 random bits.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ EMPTY = b"{}"
 
 
 class Condition(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
-    """``if`` of a mutating request: where the session has to stand when its turn comes (PROTOCOL D6)."""
+    """``if`` of a mutating request: the position that the session must have when the request starts (PROTOCOL D6)."""
 
     t: Count
     eid: Eid | UnsetType = UNSET
 
 
 class Envelope(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
-    """What a client sends. ``data`` holds the exact bytes received; absent fields are UNSET."""
+    """An envelope from a client. ``data`` has the exact bytes received; missing fields are UNSET."""
 
     type: str
     sid: str | UnsetType | None = UNSET
@@ -71,7 +71,7 @@ class Envelope(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
 
 
 class ServerEnvelope(Struct, frozen=True, gc=False):
-    """What a server sends. Unknown fields are ignored."""
+    """An envelope from a server. Unknown fields are ignored."""
 
     type: str
     sid: str | None = None
@@ -89,13 +89,13 @@ class ServerEnvelope(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An element that cannot be admitted as any request.
+    """An element of a frame that is not a valid envelope.
 
     Args:
         error: What is wrong with it.
-        sid: Its session, where one could be read.
-        id: Its request id, where one could be read together with a session.
-        q: Its read number, likewise.
+        sid: Its session, if that could be read.
+        id: Its request id, if that and its session could be read.
+        q: Its read number, if that and its session could be read.
     """
 
     error: InvalidEnvelope
@@ -125,25 +125,25 @@ def is_sid(text: str) -> bool:
 
 
 def depth(data: bytes) -> int:
-    """Return how many levels of objects and arrays valid JSON text nests."""
+    """Return the number of nested levels of objects and arrays in ``data``, valid JSON text."""
     brackets = _STRING.sub(b"", data).translate(_LEVELS, _NO_BRACKETS)
     return max(accumulate(memoryview(brackets).cast("b")), default=0)
 
 
 def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: int = 256) -> list[Element]:
-    """Read a frame that a client sent, strictly.
+    """Decode and validate a frame from a client.
 
     Args:
-        frame: A text or binary message of the socket, whole.
-        max_bytes: Largest frame that is read.
+        frame: A complete text or binary message.
+        max_bytes: Size limit of the frame.
         max_elements: Most envelopes in one frame.
 
     Returns:
-        For each element the envelope and the exact bytes of its ``data``, or what is wrong with it.
+        For each element its envelope and the exact bytes of its ``data``, or a `Malformed`.
 
     Raises:
-        Unparsable: It is no JSON text, or holds no envelope; nothing of it may have an effect.
-        FrameTooLarge: It is over a limit; likewise.
+        Unparsable: It is not JSON text, or an empty array. Nothing of it may be processed.
+        FrameTooLarge: It exceeds a limit. Nothing of it may be processed.
     """
     try:
         if isinstance(frame, str):
@@ -193,7 +193,7 @@ def _read_elements(frame: bytes) -> list[Element]:
 
 
 def _read_slowly(frame: bytes, array: bool) -> list[Element]:
-    """Read a frame that has, or may have, a bad element: each alone."""
+    """Decode each element of a frame by itself, because one of them is bad or may be."""
     try:
         raws = _RAWS.decode(frame) if array else [_RAW.decode(frame)]
     except RecursionError as error:
@@ -217,21 +217,21 @@ def _read_element(element: bytes) -> Element:
 
 
 def _without(element: bytes, data: bytes) -> bytes:
-    """Return an envelope with ``data`` cut down, so that only its own keys are looked at.
+    """Return an envelope with its ``data`` replaced by a number, so that only the envelope's own keys are checked.
 
-    With several ``data`` keys the last one counts, and the others stay: their key is then found twice.
+    Of several ``data`` keys only the last one is replaced, so that the check finds the key twice.
     """
     if data[:1] not in (b"{", b"["):
-        return element  # what holds no key
+        return element  # it holds no keys
     start = element.rfind(data)
     return element[:start] + b"0" + element[start + len(data) :]
 
 
 def refuse_duplicate_keys(text: bytes) -> None:
-    """Raise where an object of a JSON text has a key twice.
+    """Check that no object in a JSON text has a key twice.
 
     Raises:
-        InvalidEnvelope: Which key.
+        InvalidEnvelope: One has; the message names the key.
     """
     json.loads(text, object_pairs_hook=_unique)
 
@@ -246,7 +246,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _malformed(element: bytes, error: InvalidEnvelope) -> Malformed:
-    """Say whose request a bad element was, as far as that has one meaning."""
+    """Return a bad element's `Malformed`, with its sid, id and q if they can be read unambiguously."""
     try:
         found = json.loads(element, object_pairs_hook=_unique)
     except (ValueError, RecursionError, InvalidEnvelope):
@@ -261,10 +261,10 @@ def _readable_id(value: object) -> int | None:
 
 
 def read_server_frame(frame: bytes | str) -> list[tuple[ServerEnvelope, bytes]]:
-    """Read a frame that a server sent.
+    """Decode a frame from a server; return each envelope with the exact bytes of its ``data``.
 
     Raises:
-        RemoteProtocolError: It is no frame of this protocol.
+        RemoteProtocolError: It is not a frame of this protocol.
     """
     try:
         if isinstance(frame, str):
@@ -286,22 +286,23 @@ def write_envelope(head: dict[str, Any], data: bytes) -> bytes:
 def write_reply(
     sid: str, id: int, type: str, eid: str | None, t: int | None, digest: str, data: bytes, request: bytes | None = None
 ) -> bytes:
-    """Build the envelope of a delivery around its exact payload: `write_envelope` for the hot path.
+    """Build the envelope of a reply around its exact ``data``; a faster `write_envelope` for the hot path.
 
     Args:
         sid: URL-safe session id.
         id: Request id.
         type: Reply type.
-        eid: URL-safe episode key; None leaves it and ``t`` out.
+        eid: URL-safe episode key; None to leave out ``eid`` and ``t``.
         t: Delivery index.
         digest: ``sha256:<hex>`` of ``data``, empty to leave it out.
         data: The payload.
-        request: sha256 of the request's ``data``, told where another attachment may have sent it.
+        request: sha256 of the request's ``data``, sent if an earlier attachment sent the request; None to leave it out.
     """
-    asked = f',"request":"{DIGEST_PREFIX}{request.hex()}"' if request is not None else ""
-    place = "" if eid is None else f',"eid":"{eid}","t":{t}'
-    seal = f',"digest":"{digest}"' if digest else ""
-    return f'{{"sid":"{sid}","id":{id},"type":"{type}"{place}{asked}{seal},"data":'.encode() + data + b"}"
+    request_field = f',"request":"{DIGEST_PREFIX}{request.hex()}"' if request is not None else ""
+    position = "" if eid is None else f',"eid":"{eid}","t":{t}'
+    digest_field = f',"digest":"{digest}"' if digest else ""
+    head = f'{{"sid":"{sid}","id":{id},"type":"{type}"{position}{request_field}{digest_field},"data":'
+    return head.encode() + data + b"}"
 
 
 def join_frame(envelopes: Sequence[bytes]) -> bytes:

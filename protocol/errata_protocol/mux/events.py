@@ -1,4 +1,4 @@
-"""What the client's machine tells the trainer, in order."""
+"""Events that the client's state machine reports to its caller, in order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .messages import PositionData
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The session is attached; ``position`` is the server's."""
+class Attached:
+    """The session was opened or resumed on this socket; ``position`` is where the server has it."""
 
     session: ClientSession
     position: PositionData
@@ -19,17 +19,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A recorded reply: executed once, and this is the answer.
+    """A request was executed, once, and this is its recorded reply.
 
     Args:
-        session: Whose.
+        session: The session of the request.
         id: Request id.
-        request: What it answers; None if a process before this one sent it.
-        type: Reply type; ``error`` never comes here.
+        request: The request; None if an earlier process sent it.
+        type: Reply type, never ``error``: a recorded error is `Failed`.
         payload: The exact bytes of ``data``.
         eid: Episode of a delivery.
         t: Its delivery index.
-        digest: ``sha256:<hex>`` of ``payload``, checked; empty where the server sent none.
+        digest: ``sha256:<hex>`` of ``payload``, verified; empty where the server sent none.
     """
 
     session: ClientSession
@@ -44,14 +44,14 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request is over without effect or with a recorded error; nothing sends it again.
+    """A request failed, and is not sent again.
 
     Args:
-        session: Whose.
-        id: Request id, None if it was never given one.
-        request: Which; None if a process before this one sent it.
+        session: The session of the request.
+        id: Request id, None if it had none yet.
+        request: The request; None if an earlier process sent it.
         error: Why.
-        recorded: The error is the reply to that id for ever.
+        recorded: The error is the recorded reply to that id. If False, the request had no effect.
     """
 
     session: ClientSession
@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a read; ``error`` in place of ``payload`` where it failed."""
+    """The answer to a read. If the read failed, ``error`` is set and ``payload`` is empty."""
 
     read: ClientRead
     type: str
@@ -77,7 +77,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A late reward, once and in order of ``seq``."""
+    """A late reward; each comes once, in order of ``seq``."""
 
     session: ClientSession
     seq: int
@@ -86,7 +86,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server takes the session or request later; it is sent again at ``retry_at``. For logs and patience."""
+    """The server refused a session or a request for now; the client sends it again at ``retry_at`` by itself."""
 
     session: ClientSession
     error: ErrataError
@@ -102,7 +102,7 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The session is over; its requests without a reply have `Failed` before."""
+    """The session ended. A `Failed` for each of its requests without a reply came before."""
 
     session: ClientSession
     error: ErrataError
@@ -110,9 +110,10 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class GoneAway:
-    """The server wants the socket closed once its replies are here, and a new one after ``retry_after_s``."""
+    """The server asks the client to close the socket once its replies are here, and to reconnect ``retry_after_s``
+    later."""
 
     retry_after_s: float
 
 
-ClientEvent = Opened | Replied | Failed | Answered | Pushed | Refused | TakenOver | SessionEnded | GoneAway
+ClientEvent = Attached | Replied | Failed | Answered | Pushed | Refused | TakenOver | SessionEnded | GoneAway

@@ -1,22 +1,22 @@
-"""Every message of the multiplexed socket as a Pydantic model (PROTOCOL D, G): for schemas and for control messages.
+"""Every message of the multiplexed socket as a Pydantic model (PROTOCOL D, G), for schemas and for control messages.
 
-The hot path (reset, step, and their replies) goes by `envelope.Envelope` and never makes one of these; the ``data`` of
-what a client says to the protocol itself (open, resume, fork, ...) is read with the models here.
+The hot path (reset, step and their replies) uses `envelope.Envelope` and none of these models. They decode the ``data``
+of control messages (open, resume, fork, ...).
 
-It is longer than other modules because a message is a few lines and there are thirty-one of them.
+The module is long because there are thirty-one messages, each a few lines.
 
 Decisions that PROTOCOL D states:
 
-- What a message says stands in ``data``; ``sid``, ``id`` and ``q`` address it and stand in the envelope. ``resume`` and
-  ``close_group`` address no session and have no ``sid``; ``cancel`` has the ``id`` that it cancels.
-- open is answered by ``opened``, which says what ``resumed`` says; fork by ``forked``, close by ``closed``, close_group
-  (a read: it can be repeated) by ``group_closed``, reset and step by ``observation`` as upstream.
-- ``fence`` orders the attaches of one session: a client counts it up with each open and resume that it sends. One that
-  a dead socket still held, and that comes late, is thereby refused (NOT_ATTACHED, with the number to exceed) instead of
-  taking the session away from the socket that resumed it since. Left out, it always wins, and counts one further, at
-  most to the highest number.
-- ``ack`` acknowledges without a resume, so that a client that never loses its socket lets replies be forgotten.
-- ``part`` carries a piece of the *text of the whole envelope*, so that any message can be split.
+- The content of a message is in ``data``; its address, ``sid``, ``id`` and ``q``, is in the envelope. ``resume`` and
+  ``close_group`` have no ``sid``, because they address no single session; ``cancel`` has the ``id`` that it cancels.
+- open is answered by ``opened``, with the same content as ``resumed``; fork by ``forked``, close by ``closed``;
+  close_group, a read that may be repeated, by ``group_closed``; reset and step by ``observation``, as upstream.
+- ``fence`` orders the attaches of a session: a client increments it with each open and resume that it sends. An attach
+  that a dead socket delivers late is therefore refused (NOT_ATTACHED, with the number to exceed), and does not take the
+  session from the socket that has resumed it since. An attach without a fence always succeeds, and increments the
+  session's fence, at most to the highest number.
+- ``ack`` acknowledges without a resume, so that replies can be forgotten though a client never loses its socket.
+- ``part`` has a piece of the *text of the whole envelope*, so that any message can be split.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ Count = Annotated[int, Field(ge=0, le=MAX_ID)]
 Digest = Annotated[str, Field(pattern=rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")]
 
 
-class Said(BaseModel):
-    """What a client says: unknown fields are refused."""
+class ClientModel(BaseModel):
+    """Base of what a client sends: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Told(BaseModel):
-    """What a server says: a newer one may say more."""
+class ServerModel(BaseModel):
+    """Base of what a server sends: unknown fields are allowed, because a newer server may add some."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
-# -- data of what a client says ------------------------------------------------------------------------------
+# -- data of client messages ---------------------------------------------------------------------------------
 
 
-class OpenData(Said):
+class OpenData(ClientModel):
     """Names a new session, or attaches the one of that sid and key."""
 
     key: Sid
@@ -62,7 +62,7 @@ class OpenData(Said):
     fence: RequestId | None = None
 
 
-class ResumeEntry(Said):
+class ResumeEntry(ClientModel):
     """One session to attach; ``last`` and ``last_seq`` acknowledge everything up to them."""
 
     sid: Sid
@@ -72,14 +72,14 @@ class ResumeEntry(Said):
     fence: RequestId | None = None
 
 
-class Child(Said):
+class Child(ClientModel):
     """Address and key of a fork, picked by the client."""
 
     sid: Sid
     key: Sid
 
 
-class ForkData(Said):
+class ForkData(ClientModel):
     """Which state to continue from; ``eid`` is the current episode where it is left out."""
 
     t: Count
@@ -87,33 +87,33 @@ class ForkData(Said):
     eid: Eid | None = None
 
 
-class StateData(Said):
+class StateData(ClientModel):
     """Empty for the environment's own state; with ``t`` for state(t)."""
 
     t: Count | None = None
     eid: Eid | None = None
 
 
-class RewardsData(Said):
+class RewardsData(ClientModel):
     """Whose rewards to list; the current episode's where ``eid`` is left out."""
 
     eid: Eid | None = None
 
 
-class GroupData(Said):
+class GroupData(ClientModel):
     """Sessions that were opened with this group."""
 
     group: Sid
 
 
-class AckData(Said):
+class AckData(ClientModel):
     """Everything up to these was received."""
 
     last: Count = 0
     last_seq: Count = 0
 
 
-class PartData(Said):
+class PartData(ClientModel):
     """Piece ``n`` (from 1) of ``of``; the pieces' texts together are one envelope."""
 
     n: RequestId
@@ -121,21 +121,21 @@ class PartData(Said):
     text: str
 
 
-class If(Said):
+class If(ClientModel):
     """Where the session has to stand when the request's turn comes."""
 
     t: Count
     eid: Eid | None = None
 
 
-class Nothing(Said):
+class Nothing(ClientModel):
     """No fields."""
 
 
-# -- what a client says --------------------------------------------------------------------------------------
+# -- client messages -----------------------------------------------------------------------------------------
 
 
-class Mutating(Said):
+class MutatingRequest(ClientModel):
     """A request that is recorded under its id."""
 
     sid: Sid
@@ -144,7 +144,7 @@ class Mutating(Said):
     deadline_ms: Count | None = None
 
 
-class Open(Said):
+class Open(ClientModel):
     """Make a session, or attach to it: ``opened``, or an error."""
 
     sid: Sid
@@ -152,7 +152,7 @@ class Open(Said):
     data: OpenData
 
 
-class Resume(Said):
+class Resume(ClientModel):
     """Attach many sessions: for each ``resumed`` or an error, then missed replies and pushes."""
 
     sid: None = None
@@ -160,28 +160,28 @@ class Resume(Said):
     data: list[ResumeEntry]
 
 
-class Reset(Mutating):
+class Reset(MutatingRequest):
     """Begin an episode; ``data`` holds the environment's arguments."""
 
     type: Literal["reset"]
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-class Step(Mutating):
+class Step(MutatingRequest):
     """Act; ``data`` is the action."""
 
     type: Literal["step"]
     data: dict[str, Any]
 
 
-class McpCall(Mutating):
+class McpCall(MutatingRequest):
     """An MCP tools/call; ``data`` is the JSON-RPC request."""
 
     type: Literal["mcp"]
     data: dict[str, Any]
 
 
-class McpRead(Said):
+class McpRead(ClientModel):
     """Any other MCP request."""
 
     sid: Sid
@@ -190,21 +190,21 @@ class McpRead(Said):
     data: dict[str, Any]
 
 
-class Fork(Mutating):
+class Fork(MutatingRequest):
     """Make a session that stands at one of this session's states."""
 
     type: Literal["fork"]
     data: ForkData
 
 
-class Close(Mutating):
+class Close(MutatingRequest):
     """End the session; its episodes stay readable."""
 
     type: Literal["close"]
     data: Nothing = Nothing()
 
 
-class State(Said):
+class State(ClientModel):
     """Read the environment's state, or the payload of one delivery."""
 
     sid: Sid
@@ -213,7 +213,7 @@ class State(Said):
     data: StateData = StateData()
 
 
-class CapabilitiesRequest(Said):
+class CapabilitiesRequest(ClientModel):
     """Ask what the server can do."""
 
     sid: Sid | None = None
@@ -222,7 +222,7 @@ class CapabilitiesRequest(Said):
     data: Nothing = Nothing()
 
 
-class Rewards(Said):
+class Rewards(ClientModel):
     """Read an episode's late rewards."""
 
     sid: Sid
@@ -231,7 +231,7 @@ class Rewards(Said):
     data: RewardsData = RewardsData()
 
 
-class CloseGroup(Said):
+class CloseGroup(ClientModel):
     """End all sessions of a group, attached anywhere or nowhere."""
 
     sid: None = None
@@ -240,7 +240,7 @@ class CloseGroup(Said):
     data: GroupData
 
 
-class Cancel(Said):
+class Cancel(ClientModel):
     """Take back a request that has not started; never answered itself."""
 
     sid: Sid
@@ -248,7 +248,7 @@ class Cancel(Said):
     type: Literal["cancel"]
 
 
-class Ack(Said):
+class Ack(ClientModel):
     """Let the server forget what was received; never answered."""
 
     sid: Sid
@@ -269,10 +269,10 @@ class Part(BaseModel):
     data: PartData
 
 
-# -- what a server says --------------------------------------------------------------------------------------
+# -- server messages -----------------------------------------------------------------------------------------
 
 
-class PositionData(Told):
+class PositionData(ServerModel):
     """Where a session stands: the id it takes next, its last committed delivery and push, its recovery class."""
 
     next_id: RequestId
@@ -283,7 +283,7 @@ class PositionData(Told):
     fence: RequestId
 
 
-class ForkedData(Told):
+class ForkedData(ServerModel):
     """The child stands at its own t=0; resume it to attach it."""
 
     sid: Sid
@@ -292,7 +292,7 @@ class ForkedData(Told):
     origin: Origin
 
 
-class RewardData(Told):
+class RewardData(ServerModel):
     """A reward that came after its step (PROTOCOL F4)."""
 
     eid: Eid
@@ -302,32 +302,32 @@ class RewardData(Told):
     reward_id: str
 
 
-class ClosedCount(Told):
+class ClosedCount(ServerModel):
     """How many sessions of the group were ended."""
 
     closed: Count
 
 
-class DetachedData(Told):
+class DetachedData(ServerModel):
     """Why this socket no longer speaks for the session."""
 
     reason: Literal["taken_over", "closed", "expired", "lost"]
 
 
-class GoAwayData(Told):
+class GoAwayData(ServerModel):
     """Seconds after which to connect again."""
 
     retry_after: float
 
 
-class ErrorData(Told):
+class ErrorData(ServerModel):
     """``code`` is a row of `errata_protocol.errors.CODES`; further fields belong to the code."""
 
     message: str
     code: str
 
 
-class Opened(Told):
+class Opened(ServerModel):
     """Answer to open."""
 
     sid: Sid
@@ -335,7 +335,7 @@ class Opened(Told):
     data: PositionData
 
 
-class Resumed(Told):
+class Resumed(ServerModel):
     """Answer to one entry of resume; what was missed follows."""
 
     sid: Sid
@@ -343,7 +343,7 @@ class Resumed(Told):
     data: PositionData
 
 
-class Recorded(Told):
+class RecordedReply(ServerModel):
     """A reply that the journal has; of what was asked before this attach, ``request`` says the digest."""
 
     sid: Sid
@@ -351,7 +351,7 @@ class Recorded(Told):
     request: Digest | None = None
 
 
-class Delivered(Recorded):
+class DeliveryReply(RecordedReply):
     """A recorded reply with its payload and place."""
 
     eid: Eid
@@ -360,13 +360,13 @@ class Delivered(Recorded):
     data: dict[str, Any]
 
 
-class Observation(Delivered):
+class Observation(DeliveryReply):
     """Reply to reset and step."""
 
     type: Literal["observation"]
 
 
-class McpReply(Recorded):
+class McpReply(RecordedReply):
     """Reply to an MCP tools/call; one that reached no tool is no delivery, and has neither place nor digest."""
 
     type: Literal["mcp"]
@@ -376,7 +376,7 @@ class McpReply(Recorded):
     data: dict[str, Any]
 
 
-class McpReadReply(Told):
+class McpReadReply(ServerModel):
     """Reply to any other MCP request."""
 
     sid: Sid
@@ -385,21 +385,21 @@ class McpReadReply(Told):
     data: dict[str, Any]
 
 
-class Forked(Recorded):
+class Forked(RecordedReply):
     """Reply to fork."""
 
     type: Literal["forked"]
     data: ForkedData
 
 
-class Closed(Recorded):
+class Closed(RecordedReply):
     """Reply to close."""
 
     type: Literal["closed"]
     data: dict[str, Any]
 
 
-class StateReply(Told):
+class StateReply(ServerModel):
     """The environment's own state."""
 
     sid: Sid
@@ -408,7 +408,7 @@ class StateReply(Told):
     data: dict[str, Any]
 
 
-class StateAtReply(Told):
+class StateAtReply(ServerModel):
     """The payload of one delivery, unchanged."""
 
     sid: Sid
@@ -421,7 +421,7 @@ class StateAtReply(Told):
     data: dict[str, Any]
 
 
-class CapabilitiesReply(Told):
+class CapabilitiesReply(ServerModel):
     """What the server can do."""
 
     q: RequestId
@@ -429,7 +429,7 @@ class CapabilitiesReply(Told):
     data: Capabilities
 
 
-class RewardsReply(Told):
+class RewardsReply(ServerModel):
     """An episode's late rewards in order of ``seq``."""
 
     sid: Sid
@@ -438,7 +438,7 @@ class RewardsReply(Told):
     data: list[RewardData]
 
 
-class GroupClosed(Told):
+class GroupClosed(ServerModel):
     """Reply to close_group."""
 
     q: RequestId
@@ -446,7 +446,7 @@ class GroupClosed(Told):
     data: ClosedCount
 
 
-class Reward(Told):
+class Reward(ServerModel):
     """Push: a late reward."""
 
     sid: Sid
@@ -455,7 +455,7 @@ class Reward(Told):
     data: RewardData
 
 
-class Detached(Told):
+class Detached(ServerModel):
     """Push: this socket no longer speaks for the session."""
 
     sid: Sid
@@ -463,14 +463,14 @@ class Detached(Told):
     data: DetachedData
 
 
-class GoAway(Told):
+class GoAway(ServerModel):
     """Push: finish what is in flight and connect again."""
 
     type: Literal["goaway"]
     data: GoAwayData
 
 
-class Error(Told):
+class Error(ServerModel):
     """Answer to a request, or to what could not be read (``sid`` null)."""
 
     sid: Sid | None
@@ -490,7 +490,7 @@ SERVER_MESSAGES: tuple[type[BaseModel], ...] = (
     *(Opened, Resumed, Observation, McpReply, McpReadReply, Forked, Closed, StateReply, StateAtReply),
     *(CapabilitiesReply, RewardsReply, GroupClosed, Reward, Detached, GoAway, Error, Part),
 )
-"""Every message by direction; `schemas` and the golden files go through these."""
+"""All messages by direction, for `schemas` and the golden files."""
 
 MUTATING = frozenset({"reset", "step", "mcp", "fork", "close"})
 READS = frozenset({"state", "capabilities", "rewards", "mcp", "close_group"})
@@ -509,17 +509,18 @@ T = TypeVar("T")
 
 
 def read_data(adapter: TypeAdapter[T], data: bytes) -> T:
-    """Read the ``data`` of a control message strictly: typed, no unknown field, no key twice.
+    """Decode the ``data`` of a control message, refusing wrong types, unknown fields and duplicate keys.
 
     Raises:
-        InvalidEnvelope: It is not of that type; the message names the first field at fault.
+        InvalidEnvelope: It is not valid; the message names the first field at fault.
     """
     try:
         found = adapter.validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(["data", *map(str, first["loc"])])
-        raise InvalidEnvelope(f"{place}: {first['msg']}") from None  # the input may hold a key
+        # Not chained, because the validation error may contain a session's key.
+        raise InvalidEnvelope(f"{place}: {first['msg']}") from None
     if data.count(b":") != _fields_set(found):
         refuse_duplicate_keys(data)
     return found
@@ -534,7 +535,10 @@ def _fields_set(value: object) -> int:
 
 
 def injected_fork(data: dict[str, Any]) -> tuple[str, int] | None:
-    """Return (eid, t) where a reset's arguments ask for a fork: exactly ``{episode_id, t}`` (PROTOCOL D11)."""
+    """Return (eid, t) if a reset's arguments ask for a fork in place, None otherwise (PROTOCOL D11).
+
+    They do if their ``injected_state`` has exactly the keys ``episode_id`` and ``t``, with valid values.
+    """
     injected = data.get("injected_state")
     if not isinstance(injected, dict) or injected.keys() != {"episode_id", "t"}:
         return None
@@ -543,7 +547,7 @@ def injected_fork(data: dict[str, Any]) -> tuple[str, int] | None:
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file name without suffix, JSON Schema 2020-12) of every message."""
+    """Yield (file name without suffix, JSON Schema 2020-12) for each message."""
     for side, messages in (("client", CLIENT_MESSAGES), ("server", SERVER_MESSAGES)):
         for model in messages:
             schema = model.model_json_schema(by_alias=True, mode="validation")

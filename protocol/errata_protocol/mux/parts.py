@@ -1,18 +1,21 @@
-"""Large messages as parts between other sessions' messages (PROTOCOL D9).
+"""Sends and receives large messages in parts, interleaved with other sessions' messages (PROTOCOL D9).
 
-`Outbox` orders what leaves: messages of one session in order, those of different sessions past each other. A message
-over `PART_BYTES` leaves as parts, one a frame and session in turn, so a 16 MiB payload delays its own session only.
+`Outbox` keeps the messages of one session in order; those of different sessions may overtake each other. A message over
+`PART_BYTES` is sent in parts, one part per frame, and sessions take turns. So a 16 MiB payload delays its own session
+only.
 
-Decisions: a piece is text of the envelope, cut between code points every `PIECE_BYTES`, so that with the escapes a JSON
-string needs it stays near `PART_BYTES`. A lost socket loses the pieces it carried, and the message is sent anew. Parts
-of one message arrive in order, and one that does not is the peer's fault. The receiver holds what is unfinished, so a
-sender has messages of `UNDER_WAY_BYTES` under way at a time. What the receiver refuses it refuses once and passes over
-what still comes of it: each piece would be an error for an id that the sender may have given to another request.
+Decisions: a piece is text of the envelope, cut between code points about every `PIECE_BYTES`, so that a part stays near
+`PART_BYTES` with the escapes of a JSON string. When a socket is lost, the message is sent again from the start. Parts
+that arrive out of order are the peer's fault. The receiver holds unfinished messages in memory, so a sender has at most
+`UNDER_WAY_BYTES` of them under way. The receiver refuses a message once and ignores its remaining parts, because each
+would be an error for an id that the sender may have given to another request by then.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -20,16 +23,25 @@ from ..errors import FrameTooLarge, InvalidEnvelope, Overloaded
 from .envelope import join_frame
 
 PART_BYTES = 256 * 1024
-"""Envelopes over this travel as parts; frames of several envelopes stay below it."""
+"""Envelopes over this size are sent in parts; frames of several envelopes stay below it."""
 PIECE_BYTES = PART_BYTES // 2
 UNDER_WAY_BYTES = 16 * 1024 * 1024
-"""Messages that one side sends in parts at a time, together; one alone may be of any size."""
+"""Most bytes of messages that one side is sending in parts; a message alone may have any size."""
 MESSAGES_AT_ONCE = 1024
-"""Messages of one socket that may be unfinished, and refused ones whose rest is awaited."""
+"""Most unfinished messages of a socket, and most refused ones whose remaining parts are ignored."""
 
 
-class _Parted:
-    """A message that leaves in pieces."""
+NO_ADDRESS: Mapping[str, int] = MappingProxyType({})
+"""Of an envelope that names neither ``id`` nor ``q`` nor ``seq``."""
+
+
+class _LargeMessage:
+    """A message that is sent in parts.
+
+    Args:
+        message: The envelope.
+        head: Address of each part.
+    """
 
     __slots__ = ("head", "message", "next", "of")
 
@@ -40,6 +52,7 @@ class _Parted:
         self.of = -(-len(message) // PIECE_BYTES)
 
     def take(self) -> bytes:
+        """Return the next part."""
         start, end = _cut(self.message, self.next - 1), _cut(self.message, self.next)
         text = self.message[start:end].decode()
         part = {**self.head, "type": "part", "data": {"n": self.next, "of": self.of, "text": text}}
@@ -52,31 +65,31 @@ class _Parted:
 
 
 def _cut(message: bytes, n: int) -> int:
-    """Return where piece n begins, counted from 0: never inside a code point."""
-    place = n * PIECE_BYTES
-    if place >= len(message):
+    """Return the offset at which piece ``n``, counted from 0, begins; never inside a code point."""
+    offset = n * PIECE_BYTES
+    if offset >= len(message):
         return len(message)
-    while message[place] & 0xC0 == 0x80:
-        place -= 1
-    return place
+    while message[offset] & 0xC0 == 0x80:
+        offset -= 1
+    return offset
 
 
 class _Lane:
-    """A session that has a large message under way, and what it sends behind it."""
+    """Queue of a session that is sending a large message: that message, and all later ones of the session."""
 
-    __slots__ = ("behind", "messages")
+    __slots__ = ("after", "messages")
 
-    def __init__(self, behind: int) -> None:
-        self.behind = behind  # small messages, of all sessions, that were there first
-        self.messages: deque[bytes | _Parted] = deque()
+    def __init__(self, after: int) -> None:
+        self.after = after  # it begins once this many small messages, of all sessions, were taken
+        self.messages: deque[bytes | _LargeMessage] = deque()
 
 
 class Outbox:
-    """What one socket has to send.
+    """Messages that wait to be sent on one socket.
 
     Args:
-        max_elements: Envelopes in one frame.
-        under_way_bytes: Messages that are sent in parts at a time, together.
+        max_elements: Most envelopes in one frame.
+        under_way_bytes: Most bytes of messages that are being sent in parts.
     """
 
     __slots__ = ("_lanes", "_put", "_small", "_taken", "_under_way", "buffered", "max_elements", "under_way_bytes")
@@ -85,22 +98,22 @@ class Outbox:
         self.max_elements = max_elements
         self.under_way_bytes = under_way_bytes
         self.buffered = 0
-        """Bytes that were put and not taken."""
+        """Bytes of messages that are not taken completely."""
         self._small: deque[bytes] = deque()
-        self._put = 0  # small messages, ever
-        self._taken = 0
-        self._under_way = 0  # bytes of the messages of which a part, but not the last one, was taken
+        self._put = 0  # number of small messages ever put
+        self._taken = 0  # number of small messages ever taken
+        self._under_way = 0  # bytes of the messages of which some parts, but not the last one, were taken
         self._lanes: dict[str, _Lane] = {}
 
     def __bool__(self) -> bool:
         return bool(self._small or self._lanes)
 
-    def put(self, sid: str, message: bytes, **address: int) -> None:
+    def put(self, sid: str, message: bytes, address: Mapping[str, int] = NO_ADDRESS) -> None:
         """Queue an envelope.
 
         Args:
-            sid: Its session, empty for none: envelopes of one session leave in order.
-            message: The whole envelope.
+            sid: Its session, empty for none; envelopes of one session are sent in order.
+            message: The envelope.
             address: ``id``, ``q`` or ``seq``, repeated on parts.
         """
         self.buffered += len(message)
@@ -112,13 +125,13 @@ class Outbox:
         lane = self._lanes.get(sid)
         if lane is None:
             lane = self._lanes[sid] = _Lane(self._put)
-        lane.messages.append(_Parted(message, {"sid": sid or None, **address}) if large else message)
+        lane.messages.append(_LargeMessage(message, {"sid": sid or None, **address}) if large else message)
 
     def take(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return frames to send, at least one if there is anything.
+        """Return frames to send, at least one if there is anything to send.
 
         Args:
-            max_bytes: Stop after about so many; None for all.
+            max_bytes: Return no further frames once they have this many bytes; None for all.
         """
         frames: list[bytes] = []
         taken = 0
@@ -130,6 +143,7 @@ class Outbox:
         return frames
 
     def _small_frame(self) -> bytes:
+        """Return a frame of as many small messages as fit, empty if there is none."""
         small = self._small
         if not small:
             return b""
@@ -148,17 +162,17 @@ class Outbox:
         return join_frame(batch)
 
     def _lane_frames(self) -> list[bytes]:
-        """Return one frame of each session that has a large message under way and nothing before it."""
+        """Return one frame for each lane that may begin, i.e. whose preceding small messages are taken."""
         frames = []
         full = False
-        for sid, lane in [lane for lane in self._lanes.items() if lane[1].behind <= self._taken]:
+        for sid, lane in [lane for lane in self._lanes.items() if lane[1].after <= self._taken]:
             head = lane.messages[0]
-            if isinstance(head, _Parted):
+            if isinstance(head, _LargeMessage):
                 size = len(head.message)
                 if head.next == 1:
                     full = full or bool(self._under_way and self._under_way + size > self.under_way_bytes)
                     if full:
-                        continue  # and none behind it passes it
+                        continue  # and no later large message overtakes it
                     self._under_way += size
                 frames.append(head.take())
                 if head.empty:
@@ -175,7 +189,7 @@ class Outbox:
 
 
 class Allowance:
-    """Bytes of unfinished messages that may be held together, by several sockets: those of one principal.
+    """A budget for the bytes of unfinished messages on all sockets of one principal.
 
     Args:
         max_bytes: Upper bound of `held`.
@@ -188,25 +202,26 @@ class Allowance:
         self.held = 0
 
     def take(self, size_bytes: int) -> bool:
-        """Count more bytes as held; False, and nothing is counted, where that would be too many."""
+        """Add ``size_bytes`` to `held` and return True; return False if that would exceed the bound."""
         if self.held + size_bytes > self.max_bytes:
             return False
         self.held += size_bytes
         return True
 
     def give(self, size_bytes: int) -> None:
-        """Count so many as held no longer."""
+        """Subtract ``size_bytes`` from `held`."""
         self.held -= size_bytes
 
 
 CHUNK_BYTES = 4 * 1024
+"""`Pieces` collects smaller pieces up to this size."""
 
 
 class Pieces:
-    """Bytes of a message that arrive one after another, of any size, and take hardly more memory than their sum.
+    """Collects a message that arrives in pieces of any size, using hardly more memory than the message has bytes.
 
-    One growing bytearray would be moved again and again, and leave holes of its former sizes; a list of pieces has an
-    object for each, and they may be one byte long. So small ones are collected.
+    One growing bytearray would be copied again and again and fragment the heap. A list of pieces would need an object
+    for each piece, which may have one byte. So small pieces are merged into chunks.
     """
 
     __slots__ = ("_chunks", "_small", "size_bytes")
@@ -231,12 +246,12 @@ class Pieces:
             self._chunks.append(piece)
 
     def join(self) -> bytes:
-        """Return all of it."""
+        """Return the bytes of all pieces."""
         return b"".join((*self._chunks, self._small))
 
 
-class _Arriving:
-    """A message of which the last part has not come."""
+class _Unfinished:
+    """A message whose last part has not arrived."""
 
     __slots__ = ("of", "taken", "text")
 
@@ -247,12 +262,12 @@ class _Arriving:
 
 
 class Assembly:
-    """Messages of one socket that arrive in parts.
+    """Assembles messages that arrive on one socket in parts.
 
     Args:
-        max_bytes: Text of one message, and of all that are unfinished.
-        retry_after_s: What a refusal for want of room tells.
-        unfinished: Bounds what is held together with other sockets.
+        max_bytes: Most bytes of one message, and of all unfinished ones.
+        retry_after_s: ``retry_after`` of OVERLOADED.
+        unfinished: Limits the bytes of unfinished messages, together with other sockets.
     """
 
     __slots__ = ("_arriving", "_refused", "_unfinished", "held", "max_bytes", "retry_after_s")
@@ -262,33 +277,35 @@ class Assembly:
         self.retry_after_s = retry_after_s
         self._unfinished = unfinished
         self.held = 0
-        self._arriving: dict[tuple[object, ...], _Arriving] = {}
+        self._arriving: dict[tuple[object, ...], _Unfinished] = {}
         self._refused: dict[tuple[object, ...], None] = {}
 
     def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> bytes | None:
-        """Take a part.
+        """Add a part.
+
+        On any error the message is dropped, and its remaining parts are ignored: up to its last one, or to part 1 of
+        a message with the same address.
 
         Args:
-            address: sid, id, q and seq as the part names them.
-            n: Which part, from 1.
-            of: How many there are.
-            text: Its piece.
+            address: sid, id, q and seq of the part.
+            n: Number of the part, from 1.
+            of: Number of parts.
+            text: The piece.
 
         Returns:
-            The whole envelope once its last part came; None before, and for what is left of a message that was refused.
+            The envelope after its last part; None before, and for ignored parts.
 
         Raises:
-            InvalidEnvelope: It does not follow on the part before. In this and the other cases what was held of the
-                message is dropped, and what still comes of it is passed over until its last part, or a first one.
-            FrameTooLarge: The message is larger than any may be.
-            Overloaded: Too much is held; the message can be sent again.
+            InvalidEnvelope: It is not the part that follows, or its text is not valid Unicode.
+            FrameTooLarge: The message exceeds ``max_bytes``.
+            Overloaded: Too much is unfinished; the message may be sent again.
         """
         if address in self._refused:
             if n == 1 or n >= of:
                 del self._refused[address]
             if n > 1:
                 return None
-        message = self._arriving.pop(address, None) or _Arriving(of)
+        message = self._arriving.pop(address, None) or _Unfinished(of)
         self._give(message)
         try:
             piece = self._checked(message, n, of, text)
@@ -317,18 +334,18 @@ class Assembly:
         return None
 
     def clear(self) -> None:
-        """Drop what is unfinished: its socket is gone."""
+        """Drop all unfinished messages, because the socket is closed."""
         for message in self._arriving.values():
             self._give(message)
         self._arriving.clear()
 
-    def _give(self, message: _Arriving) -> None:
+    def _give(self, message: _Unfinished) -> None:
         self.held -= message.text.size_bytes
         if self._unfinished is not None:
             self._unfinished.give(message.text.size_bytes)
 
-    def _checked(self, message: _Arriving, n: int, of: int, text: str) -> bytes:
-        """Return a part's piece if it can be taken."""
+    def _checked(self, message: _Unfinished, n: int, of: int, text: str) -> bytes:
+        """Return the bytes of a part's text, after the checks of `add`."""
         try:
             piece = text.encode()
         except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Values that the server's machine keeps and its effects carry: requests' kinds, recorded replies, forks."""
+"""Values of the server's machine that effects carry: kinds of requests, encoded and recorded replies, forks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ReadKind = Literal["state", "capabilities", "rewards", "mcp", "close_group"]
 EndReason = Literal["closed", "expired", "lost"]
 
 
-class Reply(Struct, frozen=True, gc=False):
-    """A reply, ready to be spliced.
+class EncodedReply(Struct, frozen=True, gc=False):
+    """A reply whose ``data`` is encoded; the envelope is built around these bytes.
 
     Args:
-        type: Reply type on the wire; ``error`` for a recorded error.
+        type: Reply type on the wire; ``error`` for an error.
         data: The exact bytes of ``data``.
         eid: Episode of a delivery.
         t: Its delivery index.
         digest: ``sha256:<hex>`` of ``data``, empty where there is none.
-        kind: What a state(t) was delivered by.
+        kind: Of a state(t): the kind of request that made this delivery.
     """
 
     type: str
@@ -33,26 +33,33 @@ class Reply(Struct, frozen=True, gc=False):
     kind: Kind | None = None
 
 
-class Recorded(Struct, frozen=True, gc=False):
+class RecordedReply(Struct, frozen=True, gc=False):
     """A committed request and its reply.
 
     Args:
         id: Request id.
-        kind: Its type.
-        sha: sha256 of its ``data`` as received.
-        reply: What it was answered with; None where the journal keeps it no longer.
-        request: ``data`` as given in `Run`, to compare RFC 8785 forms with; None where it is not at hand.
+        kind: Type of the request.
+        sha: sha256 of the request's ``data`` as received.
+        reply: The reply; None if the journal no longer keeps it.
+        request: ``data`` as in `RunRequest`, for comparing RFC 8785 forms; None if it is not in memory.
     """
 
     id: int
     kind: str
     sha: bytes
-    reply: Reply | None
+    reply: EncodedReply | None
     request: bytes | None = None
 
 
-class ForkRequest(Struct, frozen=True, gc=False):
-    """The child that a fork makes; ``key_hash`` is all that is kept of its key."""
+class ForkSpec(Struct, frozen=True, gc=False):
+    """What a fork asks for.
+
+    Args:
+        t: Delivery to continue from.
+        eid: Its episode; None for the current one.
+        sid: Session id of the child.
+        key_hash: Hash of the child's key, which itself is not kept.
+    """
 
     t: int
     eid: str | None

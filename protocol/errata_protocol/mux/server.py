@@ -1,30 +1,31 @@
 """The server's side of the multiplexed socket, without sockets (PROTOCOL D).
 
-The shell feeds it frames and outcomes and performs the `effects` it returns:
+The shell passes frames and outcomes to it, and performs the `effects` that it returns:
 
     connection = protocol.connect(principal)
-    for effect in protocol.receive(connection, frame, now): ...     Find, Run, Read, Recall, Write, ...
-    for effect in protocol.completed(run, reply, now): ...          the reply leaves, the next request starts
+    for effect in protocol.receive(connection, frame, now): ...     FindSession, RunRequest, AnswerRead, Write, ...
+    for effect in protocol.completed(run, reply, now): ...          sends the reply, starts the next request
 
-All of it is in memory and can be lost at any time: what a session was is then found in the journal, by `effects.Find`.
+Its state is in memory and can be lost at any time; `effects.FindSession` then restores a session from the journal.
 
 Decisions that PROTOCOL D states:
 
-- One request of a session runs at a time, and the next one starts when its reply is committed. ``if``, cancel and
-  ``deadline_ms`` are decided when its turn comes; each of these outcomes is recorded, in order, like a reply.
-- An open of a session that exists is a resume that acknowledges nothing; replies it acknowledged before stay forgotten.
-- A resume that acknowledges an id that was never answered meets a journal that lost its end: SESSION_LOST, and the
-  session stays as it is.
-- A wrong key, a foreign principal and an unknown sid take one path: hash, compare with something, `effects.Find`.
-- A session that is over is told by its error to whoever resumes it with its key, and then the replies it missed.
-- ``detach_ttl`` counts from the last recorded reply or from the detaching, whichever is later.
-- A reply without a record (`rejected`) gives the id back: everything queued behind it is OUT_OF_ORDER.
-- The type of a request belongs to what PROTOCOL D4 compares, ``if`` and ``deadline_ms`` do not. For forks only the
-  bytes are compared, since the key of the child is not kept.
-- A resume of no session is INVALID_ENVELOPE. CAPACITY_REACHED without ``retry_after``: it does not help to wait.
-- mcp with ``id`` is tools/call, and nothing else is; a fork does not attach its child.
-- A fork whose child has a sid that is taken, by whomever, is VALIDATION_ERROR and recorded. CONFLICT is never a
-  recorded reply: it consumes no id, and says that the id is another request's.
+- One request of a session runs at a time; the next one starts when its reply is committed. ``if``, cancel and
+  ``deadline_ms`` are decided when a request would start. Their outcomes are recorded in order, like replies.
+- An open of a session that exists is a resume that acknowledges nothing. Replies acknowledged before stay forgotten.
+- A resume that acknowledges an id which was never answered shows that the journal lost its end: it gets SESSION_LOST,
+  and the session stays as it is.
+- A wrong key, another principal and an unknown sid take the same path (hash, compare, `effects.FindSession`), so that
+  the answers do not tell them apart.
+- A resume of a session that has ended, with its key, gets the error of the end, and then the replies it missed.
+- ``detach_ttl`` counts from the last recorded reply or from the time of detaching, whichever is later.
+- `rejected` makes the request's id the next one again; everything queued behind it is OUT_OF_ORDER.
+- PROTOCOL D4 compares the type of a request, not its ``if`` and ``deadline_ms``. Forks are compared by bytes only,
+  because the child's key is not kept.
+- A resume of no session is INVALID_ENVELOPE. CAPACITY_REACHED has no ``retry_after`` where waiting does not help.
+- mcp with ``id`` is tools/call, and nothing else is. A fork does not attach its child.
+- A fork whose child's sid is taken, by any session, is VALIDATION_ERROR and recorded. CONFLICT is never a recorded
+  reply: it consumes no id, and says that the id belongs to another request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,17 @@ from ..errors import (
     UnknownType,
     Unparsable,
 )
-from .effects import Effect, Find, Hibernate, Read, Recall, RecallPushes, Record, Run, Stored
+from .effects import (
+    AnswerRead,
+    Effect,
+    FindSession,
+    Hibernate,
+    ReadPushes,
+    ReadReplies,
+    RecordError,
+    RunRequest,
+    Stored,
+)
 from .envelope import Envelope, Malformed, is_sid, read_frame, write_envelope
 from .messages import (
     ACK_DATA,
@@ -62,11 +73,11 @@ from .messages import (
     read_data,
 )
 from .parts import Allowance
-from .records import EndReason, ReadKind, Recorded, Reply
+from .records import EncodedReply, EndReason, ReadKind, RecordedReply
 from .server_attach import Attachments
-from .server_output import Out
+from .server_output import Output
 from .server_requests import Requests
-from .server_session import Arrival, Message, ServerConfig, ServerConnection, ServerSession, optional
+from .server_session import AttachRequest, Message, ServerConfig, ServerConnection, ServerSession, optional
 from .state import Action, Event, Role, State, transition
 
 
@@ -74,11 +85,16 @@ class _Method(Struct, gc=False):
     method: str
 
 
+_NOTHING: tuple[Effect, ...] = ()
+
 _METHOD = msgspec.json.Decoder(_Method)
 
 
 class ServerProtocol:
-    """All mux sessions of one environment path.
+    """The state machine of all multiplexed sessions of one environment path.
+
+    Its methods return the effects that the shell has to perform next, in order. ``now`` is in seconds, on any clock
+    that never goes back; the same clock in all calls.
 
     Args:
         config: Limits and mode.
@@ -86,24 +102,24 @@ class ServerProtocol:
 
     def __init__(self, config: ServerConfig | None = None) -> None:
         self.config = config or ServerConfig()
-        self._out = Out()
+        self._out = Output()
         self._requests = Requests(self.config, self._out)
         self._attachments = Attachments(self.config, self._out, self._message)
-        self._connections: dict[ServerConnection, None] = {}  # in order: a set's is another in each process
+        self._connections: dict[ServerConnection, None] = {}  # a dict, because its order is the same in every process
 
     def refuse(self, why: ErrataError | None) -> None:
-        """Refuse everything that would be admitted, e.g. with JOURNAL_UNAVAILABLE, until called with None.
+        """Refuse all new requests with an error, e.g. JOURNAL_UNAVAILABLE, until called with None.
 
         Raises:
-            LocalProtocolError: The error's code would consume ids.
+            LocalProtocolError: The error's code consumes ids, so that it would have to be recorded.
         """
         if why is not None and CODES[why.code].consumes_id:
             raise LocalProtocolError(f"{why.code} consumes ids and cannot refuse them")
-        self._requests.refusing = why
+        self._requests.refuse_with = why
 
     @property
     def sessions(self) -> int:
-        """Sessions in memory."""
+        """Number of sessions in memory."""
         return len(self._attachments.sessions)
 
     def in_memory(self) -> Iterable[ServerSession]:
@@ -111,7 +127,7 @@ class ServerProtocol:
         return self._attachments.sessions.values()
 
     def session(self, sid: str) -> ServerSession | None:
-        """Return a session in memory, whoever's it is."""
+        """Return the session with this sid if it is in memory, regardless of its owner; None otherwise."""
         return self._attachments.sessions.get(sid)
 
     # -- sockets ----------------------------------------------------------------------------------------------
@@ -119,31 +135,31 @@ class ServerProtocol:
     def connect(
         self, principal: str | None = None, handle: object = None, unfinished: Allowance | None = None
     ) -> ServerConnection:
-        """Take a new socket.
+        """Add a new socket.
 
         Args:
-            principal: Who opened it.
-            handle: The shell's own object for it.
-            unfinished: Bounds the parts of unfinished messages, together with the principal's other sockets.
+            principal: Who opened it; None without authentication.
+            handle: The shell's object for it.
+            unfinished: Limits the bytes of unfinished messages, together with the principal's other sockets.
         """
         connection = ServerConnection(self.config, principal, handle, unfinished)
         self._connections[connection] = None
         return connection
 
     def disconnect(self, connection: ServerConnection, now: float) -> list[Effect]:
-        """Let go of a socket; its sessions are detached, and what was admitted runs on."""
+        """Called when a socket is closed: its sessions are detached, and their admitted requests go on."""
         self._connections.pop(connection, None)
         connection.assembly.clear()
         self._attachments.disconnect(connection, now)
         return self._out.take()
 
     def receive(self, connection: ServerConnection, frame: bytes | str, now: float) -> list[Effect]:
-        """Take a frame. Nothing a client sends raises: whatever is wrong is answered.
+        """Process a frame. It never raises: what is wrong in it is answered with an error.
 
         Args:
-            connection: Where it came from.
-            frame: The message, whole.
-            now: Seconds, in any clock that does not go back.
+            connection: The socket that it came from.
+            frame: A complete WebSocket message.
+            now: Time in seconds.
         """
         limits = self.config.limits
         try:
@@ -157,7 +173,7 @@ class ServerProtocol:
                 self._out.error(connection, element.error, element.sid, id=element.id, q=element.q, index=index)
                 continue
             envelope, data = element
-            # The table's ATTACHED x MESSAGE -> ADMIT for what is nearly all of the traffic.
+            # A short path for nearly all of the traffic: the table's ATTACHED x MESSAGE -> ADMIT.
             if (
                 (envelope.type == "step" or envelope.type == "reset")
                 and envelope.id is not UNSET
@@ -167,15 +183,16 @@ class ServerProtocol:
                 if session is not None and session.connection is connection and session.state is State.ATTACHED:
                     self._requests.admit(session, connection, envelope, data, now)
                     continue
-            self._take(connection, envelope, data, index, now)
+            self._handle(connection, envelope, data, index, now)
         return self._out.take()
 
-    def unread(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> list[Effect]:
-        """Take that a frame came that the shell did not keep; its sender is told ``why``."""
+    def frame_discarded(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> list[Effect]:
+        """Called when the shell discarded a frame unread: its sender gets ``why`` as an error."""
         self._out.error(connection, why)
         return self._out.take()
 
-    def _take(self, connection: ServerConnection, envelope: Envelope, data: bytes, index: int, now: float) -> None:
+    def _handle(self, connection: ServerConnection, envelope: Envelope, data: bytes, index: int, now: float) -> None:
+        """Process one envelope; what is wrong with it is answered with an error that has its ``index``."""
         sid, id, q = optional(envelope.sid), optional(envelope.id), optional(envelope.q)
         try:
             if sid is not None and not is_sid(sid):
@@ -184,9 +201,9 @@ class ServerProtocol:
             match envelope.type:
                 case "open":
                     _address(envelope, "sid")
-                    said = read_data(OPEN_DATA, data)
-                    self._attachments.arrive(
-                        Arrival(connection, sid, said.key, True, said.group, 0, 0, said.fence), now
+                    asked = read_data(OPEN_DATA, data)
+                    self._attachments.attach(
+                        AttachRequest(connection, sid, asked.key, True, asked.group, 0, 0, asked.fence), now
                     )
                 case "resume":
                     _address(envelope)
@@ -195,14 +212,14 @@ class ServerProtocol:
                         raise InvalidEnvelope("resume names no session: data lists {sid, key, last, last_seq}")
                     for entry in entries:
                         last, seq, fence = entry.last, entry.last_seq, entry.fence
-                        self._attachments.arrive(
-                            Arrival(connection, entry.sid, entry.key, False, None, last, seq, fence), now
+                        self._attachments.attach(
+                            AttachRequest(connection, entry.sid, entry.key, False, None, last, seq, fence), now
                         )
                 case "part":
                     piece = read_data(PART_DATA, data)
                     whole = connection.assembly.add((sid, id, q), piece.n, piece.of, piece.text)
                     if whole is not None:
-                        self._take_whole(connection, whole, index, now)
+                        self._handle_assembled(connection, whole, index, now)
                 case "capabilities" | "close_group":
                     self._read(None, Message(connection, envelope, data, index))
                 case known if known in MUTATING or known in READS or known in ("cancel", "ack"):
@@ -213,8 +230,18 @@ class ServerProtocol:
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 
-    def _take_whole(self, connection: ServerConnection, whole: bytes, index: int, now: float) -> None:
-        """Take an envelope that came in parts."""
+    def _handle_assembled(self, connection: ServerConnection, whole: bytes, index: int, now: float) -> None:
+        """Process an envelope that was assembled from parts.
+
+        Args:
+            connection: The socket that the parts came from.
+            whole: The envelope.
+            index: Index of the last part in its frame; errors are sent with it.
+            now: Time in seconds.
+
+        Raises:
+            InvalidEnvelope: The envelope cannot be read, or it is a part itself.
+        """
         try:
             elements = read_frame(whole, max_bytes=self.config.limits.max_frame, max_elements=1)
         except (Unparsable, FrameTooLarge) as error:
@@ -224,44 +251,99 @@ class ServerProtocol:
             raise element.error
         if element[0].type == "part":
             raise InvalidEnvelope("parts of a part")
-        self._take(connection, element[0], element[1], index, now)
+        self._handle(connection, element[0], element[1], index, now)
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
-    def found(self, effect: Find, stored: Stored, now: float) -> list[Effect]:
-        """Take a session that the shell found or made."""
+    def found(self, effect: FindSession, stored: Stored, now: float) -> list[Effect]:
+        """Attach a session to the socket that asked for it, or report to the client that it has ended.
+
+        If that socket is lost, or its attach is refused, the session stays in memory, detached. Messages for the
+        session that waited for the outcome are then processed.
+
+        Args:
+            effect: The effect that the shell carried out: it found the session or created it.
+            stored: The session's state in the journal.
+            now: Current time, in seconds of a monotonic clock.
+
+        Returns:
+            The effects to carry out next.
+
+        Raises:
+            LocalProtocolError: The session was not being looked up.
+        """
         self._attachments.found(effect, stored, now)
         return self._out.take()
 
-    def refused(self, effect: Find, error: ErrataError, now: float) -> list[Effect]:
-        """Take that the shell neither found nor made a session."""
-        self._attachments.refused(effect, error, now)
+    def find_failed(self, effect: FindSession, error: ErrataError, now: float) -> list[Effect]:
+        """Send the error to the client that asked for a session that the shell could not find or create.
+
+        Messages for the session that waited for the outcome are then processed.
+
+        Args:
+            effect: The effect that the shell could not carry out.
+            error: The reason. A `SessionLost` is sent with one text for an unknown sid, a wrong key and another
+                principal.
+            now: Current time, in seconds of a monotonic clock.
+
+        Returns:
+            The effects to carry out next.
+
+        Raises:
+            LocalProtocolError: The session was not being looked up.
+        """
+        self._attachments.find_failed(effect, error, now)
         return self._out.take()
 
     def tick(self, now: float) -> list[Effect]:
-        """Hibernate what has been detached for long enough; see `next_timer`."""
+        """Hibernate the sessions that were detached for ``detach_ttl``; called at the time of `next_timer`."""
         self._attachments.tick(now)
         return self._out.take()
 
     def next_timer(self) -> float | None:
-        """Return when to call `tick`, None if nothing waits."""
+        """Return the time at which to call `tick`, None if nothing is scheduled."""
         return self._attachments.next_timer()
 
-    def slept(self, effect: Hibernate, now: float) -> list[Effect]:
-        """Take that a session's environment is closed: it is the journal's now."""
-        self._attachments.slept(effect, now)
+    def hibernated(self, effect: Hibernate, now: float) -> list[Effect]:
+        """Remove a session from memory because the shell has closed its environment.
+
+        Messages that came for the session meanwhile are then processed; for a resume, the shell is asked to look the
+        session up. Ignored if the session is no longer being hibernated.
+
+        Args:
+            effect: The effect that the shell carried out.
+            now: Current time, in seconds of a monotonic clock.
+
+        Returns:
+            The effects to carry out next.
+        """
+        self._attachments.hibernated(effect, now)
         return self._out.take()
 
     def ended(self, sid: str, reason: EndReason, now: float) -> list[Effect]:
-        """Take that a session is over for a reason of the shell's: closed by its group, expired, lost."""
+        """Called when the shell ended a session: it was closed with its group, it expired, or it is lost.
+
+        Ignored if the session is not in memory.
+        """
         session = self.session(sid)
         if session is not None:
-            self._attachments.bury(session, reason, told=True, now=now)
+            self._attachments.end(session, reason, send_detached=True, now=now)
         return self._out.take()
 
     def go_away(self, retry_after_s: float) -> list[Effect]:
-        """Ask every client to finish and to connect again later; nothing new is admitted."""
-        self._requests.leaving = retry_after_s
+        """Send ``goaway`` on every open connection, and admit no more requests on any connection.
+
+        New requests are refused with OVERLOADED, also on connections that are opened later; those get no ``goaway``.
+        Requests that were admitted before are completed and answered. Opens and resumes are served as before; so are
+        reads, unless the attach of their session is in progress. The shell closes the connections.
+
+        Args:
+            retry_after_s: Seconds after which clients are to connect again; sent in ``goaway`` and in refusals.
+
+        Returns:
+            The effects to carry out next.
+        """
+        self._requests.going_away_s = retry_after_s
         for connection in self._connections:
             message = write_envelope({"type": "goaway"}, b'{"retry_after":%s}' % str(retry_after_s).encode())
             self._out.send(connection, "", message)
@@ -282,7 +364,7 @@ class ServerProtocol:
             refusal = NotAttached("this socket does not speak for the session: open or resume it first")
             self._out.error(connection, refusal, sid, id=optional(envelope.id), q=optional(envelope.q))
         elif step.action is Action.PARK:
-            if self._full(session, len(session.parked), message):
+            if self._refuse_if_full(session, len(session.parked), message):
                 return
             connection.in_flight += 1
             session.parked.append(message)
@@ -291,16 +373,16 @@ class ServerProtocol:
                 pending.cancelled = pending.cancelled or pending.id == envelope.id
         elif envelope.type == "ack":
             ack = read_data(ACK_DATA, message.data)
-            if ack.last > session.done or ack.last_seq > session.seq:
-                raise InvalidEnvelope(f"nothing was sent after id {session.done} and seq {session.seq}")
+            if ack.last > session.last_done or ack.last_seq > session.seq:
+                raise InvalidEnvelope(f"nothing was sent after id {session.last_done} and seq {session.seq}")
             self._attachments.acknowledge(session, ack.last, ack.last_seq)
         elif envelope.q is not UNSET:
             self._read(session, message)
         else:
             self._requests.admit(session, connection, envelope, message.data, now)
 
-    def _full(self, session: ServerSession, used: int, message: Message) -> bool:
-        """Refuse a message over the bounds of its session or socket, or while nothing is admitted (PROTOCOL D5, D9)."""
+    def _refuse_if_full(self, session: ServerSession, used: int, message: Message) -> bool:
+        """Answer a message that cannot be admitted with its error (PROTOCOL D5, D9); return whether it was refused."""
         refusal = self._requests.refusal(used, message.connection)
         if refusal is None:
             return False
@@ -311,20 +393,24 @@ class ServerProtocol:
     # -- outcomes ---------------------------------------------------------------------------------------------
 
     def drained(self, connection: ServerConnection) -> list[Effect]:
-        """Take that a socket that `ServerConnection.holds_back` accepts input again."""
+        """Called when a socket with `ServerConnection.has_waiting_replies` accepts input again: sends those replies."""
         self._requests.drained(connection)
         return self._out.take()
 
-    def completed(self, effect: Run | Record, reply: Reply, now: float) -> list[Effect]:
-        """Take that a request and its reply are committed; the reply leaves, and the next request starts."""
+    def completed(self, effect: RunRequest | RecordError, reply: EncodedReply, now: float) -> Sequence[Effect]:
+        """Called when a request and its reply are committed: sends the reply and starts the session's next request.
+
+        Raises:
+            LocalProtocolError: The request is not the one that is running.
+        """
         self._requests.completed(effect, reply, now)
         session = effect.session
         if reply.type == "closed" and session.state is not State.ABSENT:
-            self._attachments.bury(session, "closed", told=False, now=now)
-        return self._out.take()
+            self._attachments.end(session, "closed", send_detached=False, now=now)
+        return self._out.take() if self._out.effects else _NOTHING
 
-    def rejected(self, effect: Run, error: ErrataError) -> list[Effect]:
-        """Take that a request had no effect and nothing was recorded: its id is the next one again.
+    def rejected(self, effect: RunRequest, error: ErrataError) -> list[Effect]:
+        """Called when a request had no effect and nothing was recorded: its id is the session's next one again.
 
         Raises:
             LocalProtocolError: The error's code consumes the id: it has to be committed and `completed`.
@@ -332,31 +418,32 @@ class ServerProtocol:
         self._requests.rejected(effect, error)
         return self._out.take()
 
-    def recalled(self, effect: Recall, replies: Sequence[Recorded]) -> list[Effect]:
-        """Take committed replies.
+    def replies_read(self, effect: ReadReplies, replies: Sequence[RecordedReply]) -> list[Effect]:
+        """Called with committed replies that the shell read.
 
         Args:
-            effect: What was asked for.
-            replies: One for each id, in order; ``reply`` None where it is kept no longer.
+            effect: The effect that asked for them.
+            replies: One for each id, in order; its ``reply`` is None if the journal no longer keeps it.
         """
-        self._requests.recalled(effect, replies)
+        self._requests.replies_read(effect, replies)
         return self._out.take()
 
     def pushed(self, sid: str, seq: int, data: bytes) -> list[Effect]:
-        """Take a late reward that was committed under ``seq``."""
+        """Called when a late reward is committed as push ``seq``; ignored if the session is not in memory."""
         session = self._attachments.sessions.get(sid)
         if session is not None:
             self._requests.pushed(session, seq, data)
         return self._out.take()
 
-    def pushes_recalled(self, effect: RecallPushes, pushes: Sequence[tuple[int, bytes]]) -> list[Effect]:
-        """Take committed pushes, in order of seq; those of deleted episodes are left out."""
-        self._requests.pushes_recalled(effect, pushes)
+    def pushes_read(self, effect: ReadPushes, pushes: Sequence[tuple[int, bytes]]) -> list[Effect]:
+        """Called with committed pushes that the shell read: (seq, data) in order, without those of deleted episodes."""
+        self._requests.pushes_read(effect, pushes)
         return self._out.take()
 
     # -- reads ------------------------------------------------------------------------------------------------
 
     def _read(self, session: ServerSession | None, message: Message) -> None:
+        """Check a read and ask the shell to answer it; at the limit of the socket it is refused with OVERLOADED."""
         connection, envelope, data = message.connection, message.envelope, message.data
         kind: ReadKind = envelope.type  # type: ignore[assignment] # only reads come here
         _address(
@@ -378,10 +465,10 @@ class ServerProtocol:
             self._out.error(connection, full, optional(envelope.sid), q=q)
             return
         connection.in_flight += 1
-        self._out.effects.append(Read(connection, session, q, kind, data, fields))
+        self._out.effects.append(AnswerRead(connection, session, q, kind, data, fields))
 
-    def answered(self, effect: Read, reply: Reply) -> list[Effect]:
-        """Take the answer to a read; ``reply.type`` is ``error`` where it failed."""
+    def read_answered(self, effect: AnswerRead, reply: EncodedReply) -> list[Effect]:
+        """Called with the answer to a read; ``reply.type`` is ``error`` if it failed."""
         effect.connection.in_flight -= 1
         self._out.answer(effect.connection, effect.session.sid if effect.session else None, effect.q, reply)
         return self._out.take()
@@ -391,10 +478,10 @@ _Field = Literal["sid", "id", "q"]
 
 
 def _address(envelope: Envelope, *needed: _Field, optional: tuple[_Field, ...] = ()) -> None:
-    """Check which of sid, id and q a message has.
+    """Check that a message has the fields ``needed`` of sid, id and q, and no others but those in ``optional``.
 
     Raises:
-        InvalidEnvelope: One is missing or does not belong there.
+        InvalidEnvelope: One is missing, or one is not allowed.
     """
     for name in ("sid", "id", "q"):
         value = getattr(envelope, name)
@@ -405,6 +492,7 @@ def _address(envelope: Envelope, *needed: _Field, optional: tuple[_Field, ...] =
 
 
 def _check_address(envelope: Envelope, data: bytes) -> None:
+    """Check that a message to a session has the address that its type needs; mcp has an id for tools/call, else q."""
     kind = envelope.type
     if kind == "mcp":
         try:

@@ -1,4 +1,4 @@
-"""Requests of attached sessions on the server: admission, turns, replies, repeats, and pushes (PROTOCOL D4-D10)."""
+"""Requests of attached sessions on the server: admission, order, replies, repeats, and pushes (PROTOCOL D4-D10)."""
 
 from __future__ import annotations
 
@@ -22,57 +22,65 @@ from ..errors import (
     PreconditionFailed,
     StepTimeout,
 )
-from .effects import Recall, RecallPushes, Record, Run
+from .effects import ReadPushes, ReadReplies, RecordError, RunRequest
 from .envelope import EMPTY, Envelope
 from .messages import FORK_DATA, read_data
-from .records import ForkRequest, Recorded, Reply, RequestKind
-from .server_output import Out
-from .server_session import Asked, Pending, ServerConfig, ServerConnection, ServerSession, Told, same_request
+from .records import EncodedReply, ForkSpec, RecordedReply, RequestKind
+from .server_output import Output
+from .server_session import (
+    FinalReplies,
+    Pending,
+    RepeatedRequest,
+    ServerConfig,
+    ServerConnection,
+    ServerSession,
+    same_request,
+)
 from .state import State
 
 
 def hash_key(sid: str, key: str) -> bytes:
-    """Return what a server keeps of a session's key: 32 bytes."""
+    """Return the hash of a session's key that a server keeps instead of the key: 32 bytes."""
     return hashlib.sha256(f"errata-mux\0{sid}\0{key}".encode()).digest()
 
 
 class Requests:
-    """What happens to the requests of sessions.
+    """Admits requests, starts them in order, and sends replies and pushes.
 
     Args:
         config: Limits and mode.
-        out: Where effects and messages go.
+        out: Takes effects and messages.
 
     Attributes:
-        refusing: Why nothing is admitted now; a code that consumes no id.
+        refuse_with: The error that every new request gets now, None to admit them; its code consumes no id.
     """
 
-    def __init__(self, config: ServerConfig, out: Out) -> None:
+    def __init__(self, config: ServerConfig, out: Output) -> None:
         self.config = config
         self.out = out
-        self.refusing: ErrataError | None = None
-        self.leaving: float | None = None
-        """Seconds after which clients shall connect elsewhere or again, once this server is going away."""
+        self.refuse_with: ErrataError | None = None
+        self.going_away_s: float | None = None
+        """``retry_after`` of the refusals of a server that is going away; None while it is not."""
 
     def refusal(self, used: int, connection: ServerConnection, size: int = 0) -> ErrataError | None:
-        """Return why nothing more is admitted now (PROTOCOL D5, D9), None if it is.
+        """Return the error for a request that cannot be admitted now, None if it can (PROTOCOL D5, D9).
 
         Args:
-            used: Requests of the session in flight.
+            used: Number of requests of the session in flight.
             connection: The socket.
-            size: Bytes of what asks to be admitted.
+            size: Size of the request, in bytes.
         """
         limits = self.config.limits
         if used < limits.in_flight_session and connection.in_flight < limits.in_flight_socket:
-            if self.leaving is not None:
-                return Overloaded("this server is going away: connect again", retry_after=self.leaving)
+            if self.going_away_s is not None:
+                return Overloaded("this server is going away: connect again", retry_after=self.going_away_s)
             if connection.held_bytes and connection.held_bytes + size > self.config.held_bytes:
                 return Overloaded(
                     f"requests of {connection.held_bytes} bytes are in flight on this socket, at most "
                     f"{self.config.held_bytes} may be: send it again later",
                     retry_after=self.config.retry_after_s,
                 )
-            return self.refusing
+            return self.refuse_with
         return Overloaded(
             f"{used} requests of the session and {connection.in_flight} of the socket are in flight, at most "
             f"{limits.in_flight_session} and {limits.in_flight_socket} may be: send it again later",
@@ -82,8 +90,22 @@ class Requests:
     def admit(
         self, session: ServerSession, connection: ServerConnection, envelope: Envelope, data: bytes, now: float
     ) -> None:
-        """Admit a mutating request, or say why not; its address and attachment are checked."""
-        id: int = envelope.id  # type: ignore[assignment] # only what has one comes here
+        """Queue a mutating request; start it at once if the session's queue was empty.
+
+        Only a request with the session's next id is queued. A later id is answered with OUT_OF_ORDER. An earlier id
+        is a repeat: it is answered with the reply to that id, or with CONFLICT if the request differs. A request
+        over a limit is answered with the error of `refusal`, and its id stays free.
+
+        The caller has checked the envelope's address and that the session is attached to ``connection``.
+
+        Args:
+            session: The session that the envelope names.
+            connection: Where the request arrived.
+            envelope: Its header, with an id and a mutating type.
+            data: Its encoded ``data``.
+            now: Current time, in seconds of a monotonic clock.
+        """
+        id: int = envelope.id  # type: ignore[assignment] # checked by the caller
         kind: RequestKind = envelope.type  # type: ignore[assignment]
         sha = hashlib.sha256(data).digest()
         if id != session.next_id:
@@ -94,7 +116,7 @@ class Requests:
                 )
                 self.out.error(connection, gap, session.sid, id=id)
             else:
-                self._repeat(session, Asked(connection, id, kind, data, sha))
+                self._handle_repeat(session, RepeatedRequest(connection, id, kind, data, sha))
             return
         refusal = self.refusal(len(session.queue), connection, len(data))
         if refusal is not None:
@@ -113,22 +135,26 @@ class Requests:
             self._start(session, pending, now)
 
     def _read_fork(self, pending: Pending) -> None:
-        """Read what a fork asks for, and take the child's key out of what will be journaled."""
+        """Decode a fork's data, and replace the child's key by its hash in what will be journaled.
+
+        Invalid data, and any fork in production mode, become the recorded error of the request.
+        """
         data, pending.data = pending.data, EMPTY
         try:
-            said = read_data(FORK_DATA, data)
+            asked = read_data(FORK_DATA, data)
         except InvalidEnvelope as error:
             pending.refusal = InvalidRequest(error.message)
             return
         if self.config.production:
             pending.refusal = NotSupported("no fork in production mode")
             return
-        child = said.child
-        pending.fork = ForkRequest(said.t, said.eid, child.sid, hash_key(child.sid, child.key))
+        child = asked.child
+        pending.fork = ForkSpec(asked.t, asked.eid, child.sid, hash_key(child.sid, child.key))
         kept = {"sid": child.sid, "key_hash": pending.fork.key_hash.hex()}
-        pending.data = msgspec.json.encode({"t": said.t, "eid": said.eid, "child": kept})
+        pending.data = msgspec.json.encode({"t": asked.t, "eid": asked.eid, "child": kept})
 
     def _start(self, session: ServerSession, pending: Pending, now: float) -> None:
+        """Run the first request of the queue; or record an error if it was cancelled, is late, or its ``if`` fails."""
         refusal = pending.refusal
         if pending.cancelled:
             refusal = Cancelled(f"request {pending.id} was cancelled before it started")
@@ -144,38 +170,46 @@ class Requests:
             )
         if refusal is None:
             self.out.effects.append(
-                Run(session, pending.id, pending.kind, pending.data, pending.sha, pending.deadline, pending.fork)
+                RunRequest(session, pending.id, pending.kind, pending.data, pending.sha, pending.deadline, pending.fork)
             )
             return
-        reply = Reply("error", msgspec.json.encode(refusal.to_wire()))
-        self.out.effects.append(Record(session, pending.id, pending.kind, pending.data, pending.sha, reply))
+        reply = EncodedReply("error", msgspec.json.encode(refusal.to_wire()))
+        self.out.effects.append(RecordError(session, pending.id, pending.kind, pending.data, pending.sha, reply))
 
-    def completed(self, effect: Run | Record, reply: Reply, now: float) -> None:
-        """Let the reply leave and the next request start, unless the session is closed now."""
+    def completed(self, effect: RunRequest | RecordError, reply: EncodedReply, now: float) -> None:
+        """Send the committed reply of a session's first request, and start the next one unless this was a close.
+
+        Ignored if the session has ended meanwhile.
+
+        Raises:
+            LocalProtocolError: The request is not the one that is running.
+        """
         session = effect.session
         if not session.queue or session.queue[0].id != effect.id:
             if session.state is not State.ABSENT:
                 raise LocalProtocolError(f"request {effect.id} is not the one that runs")
-            return  # the session ended meanwhile
+            return
         pending = session.queue.pop(0)
-        pending.release()
-        id = session.done = effect.id
+        pending.uncount()
+        id = session.last_done = effect.id
         if reply.t is not None:
             session.eid, session.t = reply.eid, reply.t
-        session.keep(Recorded(id, effect.kind, effect.sha, reply), self.config)
+        session.keep(RecordedReply(id, effect.kind, effect.sha, reply), self.config)
         session.last_reply_at = now
         connection = session.connection
-        if connection is not None and session.recall is None:
-            if session.sent == id - 1 and connection.accepts_input:
+        if connection is not None and session.reading_replies is None:
+            if session.last_sent == id - 1 and connection.accepts_input:
                 self.out.reply(connection, session, id, reply, effect.sha)
-                session.sent = id
-            else:  # the journal has it until the socket has room
-                connection.behind[session.sid] = session
+                session.last_sent = id
+            else:  # `drained` sends it, from the journal if need be
+                connection.blocked[session.sid] = session
         if session.queue and reply.type != "closed":
             self._start(session, session.queue[0], now)
 
-    def rejected(self, effect: Run, error: ErrataError) -> None:
-        """Give the id of a request back that had no effect, and refuse what is queued behind it.
+    def rejected(self, effect: RunRequest, error: ErrataError) -> None:
+        """Answer a request that had no effect with an error, and all requests behind it with OUT_OF_ORDER.
+
+        The id of the request becomes the session's next one again. Ignored if the session has ended meanwhile.
 
         Raises:
             LocalProtocolError: The error's code consumes the id: it has to be committed and `completed`.
@@ -186,96 +220,105 @@ class Requests:
         if session.state is State.ABSENT:
             return
         error.details.setdefault("next_id", effect.id)
-        if CODES[error.code].retryable and error.code != "CAPACITY_REACHED":  # without one it does not help to wait
+        # CAPACITY_REACHED without `retry_after` means that waiting does not help.
+        if CODES[error.code].retryable and error.code != "CAPACITY_REACHED":
             error.details.setdefault("retry_after", self.config.retry_after_s)
         session.next_id = effect.id
         for pending in session.queue:
-            pending.release()
+            pending.uncount()
             if session.connection is not None:
                 behind = OutOfOrder(f"request {effect.id} was refused: send it first", next_id=effect.id)
-                told = error if pending.id == effect.id else behind
-                self.out.error(session.connection, told, session.sid, id=pending.id)
+                self.out.error(
+                    session.connection, error if pending.id == effect.id else behind, session.sid, id=pending.id
+                )
         session.queue.clear()
 
-    def _repeat(self, session: ServerSession, asked: Asked) -> None:
-        """Answer a request whose id was used before (PROTOCOL D4)."""
-        for pending in session.queue:
-            if pending.id == asked.id:
-                other = None if pending.kind == "fork" else pending.data
-                if not same_request(asked.kind, asked.sha, asked.data, pending.kind, pending.sha, other):
-                    self._conflict(session, asked)
-                return  # its reply will come
-        kept = session.kept.get(asked.id)
-        if kept is not None and same_request(asked.kind, asked.sha, asked.data, kept.kind, kept.sha, None):
-            if asked.id <= session.sent:
-                self.out.recorded(asked.connection, session, kept)
-            return
-        refusal = self.refusal(0, asked.connection)
-        if refusal is not None:
-            self.out.error(asked.connection, refusal, session.sid, id=asked.id)
-            return
-        asked.connection.in_flight += 1
-        self.out.effects.append(Recall(session, asked.id, asked.id, asked))
+    def _handle_repeat(self, session: ServerSession, repeated: RepeatedRequest) -> None:
+        """Answer a request whose id was used before (PROTOCOL D4).
 
-    def _conflict(self, session: ServerSession, asked: Asked) -> None:
-        told = Conflict(
-            f"id {asked.id} was used for another request: send that one again, or this one as id {session.next_id}",
+        The same request gets the reply of that id again; if that reply has not been sent yet, it is sent once, in its
+        order. Another request gets CONFLICT.
+        """
+        for pending in session.queue:
+            if pending.id == repeated.id:
+                other = None if pending.kind == "fork" else pending.data
+                if not same_request(repeated.kind, repeated.sha, repeated.data, pending.kind, pending.sha, other):
+                    self._conflict(session, repeated)
+                return  # its reply is sent when it is committed
+        kept = session.kept.get(repeated.id)
+        if kept is not None and same_request(repeated.kind, repeated.sha, repeated.data, kept.kind, kept.sha, None):
+            if repeated.id <= session.last_sent:
+                self.out.recorded(repeated.connection, session, kept)
+            return
+        refusal = self.refusal(0, repeated.connection)
+        if refusal is not None:
+            self.out.error(repeated.connection, refusal, session.sid, id=repeated.id)
+            return
+        repeated.connection.in_flight += 1
+        self.out.effects.append(ReadReplies(session, repeated.id, repeated.id, repeated))
+
+    def _conflict(self, session: ServerSession, repeated: RepeatedRequest) -> None:
+        conflict = Conflict(
+            f"id {repeated.id} was used for another request: send that one again, or this one as id {session.next_id}",
             next_id=session.next_id,
         )
-        self.out.error(asked.connection, told, session.sid, id=asked.id)
+        self.out.error(repeated.connection, conflict, session.sid, id=repeated.id)
 
-    def recalled(self, effect: Recall, replies: Sequence[Recorded]) -> None:
-        """Let recalled replies leave, to whom they were recalled for."""
-        session, token = effect.session, effect.token
-        if isinstance(token, Told):
+    def replies_read(self, effect: ReadReplies, replies: Sequence[RecordedReply]) -> None:
+        """Send replies that the shell read from the journal, as the purpose of the effect says.
+
+        Dropped if the session is attached elsewhere by now, or was attached anew.
+        """
+        session, purpose = effect.session, effect.purpose
+        if isinstance(purpose, FinalReplies):
             for recorded in replies:
-                self.out.recorded(token.connection, session, recorded)
-            if not token.connection.lost:
-                self.out.part(session, effect.last + 1, token)
-        elif isinstance(token, Asked):
-            token.connection.in_flight -= 1
-            if session.connection is token.connection:
+                self.out.recorded(purpose.connection, session, recorded)
+            if not purpose.connection.lost:
+                self.out.send_final_replies(session, effect.last + 1, purpose)
+        elif isinstance(purpose, RepeatedRequest):
+            purpose.connection.in_flight -= 1
+            if session.connection is purpose.connection:
                 (found,) = replies
                 other = None if found.kind == "fork" else found.request
-                gone = found.reply is None  # with what it answered: there is nothing to compare
-                if not gone and not same_request(token.kind, token.sha, token.data, found.kind, found.sha, other):
-                    self._conflict(session, token)
-                elif token.id <= session.sent:
-                    self.out.recorded(token.connection, session, found)
-        elif session.recall is effect and session.connection is not None:
-            session.recall = None
+                gone = found.reply is None  # the request is no longer kept either: there is nothing to compare
+                if not gone and not same_request(purpose.kind, purpose.sha, purpose.data, found.kind, found.sha, other):
+                    self._conflict(session, purpose)
+                elif purpose.id <= session.last_sent:
+                    self.out.recorded(purpose.connection, session, found)
+        elif session.reading_replies is effect and session.connection is not None:
+            session.reading_replies = None
             for recorded in replies:
                 self.out.recorded(session.connection, session, recorded)
-            session.sent = effect.last
+            session.last_sent = effect.last
             self.out.flush(session)
 
     def drained(self, connection: ServerConnection) -> None:
-        """Let replies leave that waited for room on their socket."""
-        behind, connection.behind = connection.behind, {}
-        for session in behind.values():
-            if session.connection is connection and session.recall is None:
+        """Send replies that waited for room on ``connection``."""
+        blocked, connection.blocked = connection.blocked, {}
+        for session in blocked.values():
+            if session.connection is connection and session.reading_replies is None:
                 self.out.flush(session)
-        parting, connection.parting = connection.parting, []
-        for over, first, told in parting:
-            self.out.part(over, first, told)
+        ended, connection.ended_sessions = connection.ended_sessions, []
+        for session, first, final in ended:
+            self.out.send_final_replies(session, first, final)
 
     def pushed(self, session: ServerSession, seq: int, data: bytes) -> None:
-        """Let a late reward leave, behind those before it."""
+        """Send a committed push after those before it; a ``seq`` that was seen before is ignored."""
         if seq <= session.seq:
             return
         session.seq = seq
-        if session.connection is not None and session.recall_pushes is None and session.seq_sent == seq - 1:
+        if session.connection is not None and session.reading_pushes is None and session.last_seq_sent == seq - 1:
             self.out.push(session.connection, session, seq, data)
-            session.seq_sent = seq
+            session.last_seq_sent = seq
         else:
             self.out.flush_pushes(session)
 
-    def pushes_recalled(self, effect: RecallPushes, pushes: Sequence[tuple[int, bytes]]) -> None:
-        """Let recalled pushes leave."""
+    def pushes_read(self, effect: ReadPushes, pushes: Sequence[tuple[int, bytes]]) -> None:
+        """Send pushes that the shell read from the journal; dropped if the session was attached anew meanwhile."""
         session = effect.session
-        if session.recall_pushes is effect and session.connection is not None:
-            session.recall_pushes = None
+        if session.reading_pushes is effect and session.connection is not None:
+            session.reading_pushes = None
             for seq, data in pushes:
                 self.out.push(session.connection, session, seq, data)
-            session.seq_sent = effect.last
+            session.last_seq_sent = effect.last
             self.out.flush_pushes(session)

@@ -1,7 +1,7 @@
-"""What the server's machine keeps of a socket and of a session, and how recorded replies leave.
+"""The state that the server's machine keeps of a socket, of a session and of its requests.
 
-Replies of a session leave strictly in order of id on each attachment. A few are kept at hand; older ones are the
-journal's, and `Recall` asks for them, one range at a time, while newer ones wait behind.
+On each attachment the replies of a session are sent strictly in order of id. The latest few are kept in memory. Older
+ones are read from the journal by `ReadReplies`, one range at a time; newer replies wait until they are sent.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from ..errors import ErrataError
 from ..payload import canonical
 from .envelope import Condition, Envelope
 from .parts import Allowance, Assembly, Outbox
-from .records import EndReason, ForkRequest, Recorded, RequestKind
+from .records import EndReason, ForkSpec, RecordedReply, RequestKind
 from .state import State
 
 if TYPE_CHECKING:
-    from .effects import Recall, RecallPushes
+    from .effects import ReadPushes, ReadReplies
 
-RECALLED_AT_ONCE = 16
-"""Replies in one `Recall`."""
+REPLIES_READ_AT_ONCE = 16
+"""Replies in one `ReadReplies`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How a server's machine is set up.
+    """Configuration of the server's machine.
 
     Args:
-        limits: What is advertised in capabilities.
-        retry_after_s: What OVERLOADED tells.
-        kept_replies: Replies of a session kept in memory; the journal has all.
-        kept_bytes: Likewise in bytes of payload.
-        high_water_bytes: While a socket has so much to send, the shell reads nothing from it, and further replies stay
-            in the journal.
-        held_bytes: Size of the requests of a socket in flight; beyond it OVERLOADED. One alone may be of any size.
-        production: No state(t), no fork (PROTOCOL F1).
+        limits: Limits that capabilities advertise.
+        retry_after_s: ``retry_after`` of OVERLOADED.
+        kept_replies: Replies of a session that are kept in memory; the journal has all of them.
+        kept_bytes: Bytes of payload that are kept in memory for a session.
+        high_water_bytes: While a socket has this much to send, the shell does not read from it, and further replies are
+            left in the journal.
+        held_bytes: Total size of the requests in flight on a socket; beyond it requests are refused with OVERLOADED. A
+            request alone may have any size.
+        production: Refuse state(t) and fork (PROTOCOL F1).
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
     retry_after_s: float = 0.1
-    kept_replies: int = 4
+    kept_replies: int = 1
     kept_bytes: int = 16 * 1024
     high_water_bytes: int = 4 * 1024 * 1024
     held_bytes: int = 64 * 1024 * 1024
@@ -52,18 +53,18 @@ class ServerConfig:
 
 
 class ServerConnection:
-    """One mux socket.
+    """One multiplexed socket.
 
     Args:
         config: Limits.
-        principal: Who opened it; None with auth off.
-        handle: The shell's own object for it.
-        unfinished: Bounds the parts that are held, together with other sockets.
+        principal: Who opened it; None without authentication.
+        handle: The shell's object for the socket.
+        unfinished: Limits the bytes of unfinished messages that it holds together with other sockets.
     """
 
     __slots__ = (
-        *("armed", "assembly", "behind", "config", "handle", "held_bytes", "in_flight", "lost", "outbox", "parting"),
-        *("principal", "sessions"),
+        *("assembly", "blocked", "config", "ended_sessions", "handle", "held_bytes", "in_flight", "lost", "outbox"),
+        *("principal", "sessions", "write_requested"),
     )
 
     def __init__(
@@ -73,90 +74,79 @@ class ServerConnection:
         self.principal = principal
         self.handle = handle
         self.sessions: dict[str, ServerSession] = {}
-        """Sessions that it attached or waits for, by sid."""
+        """Sessions that are attached to it, or about to be, by sid."""
         self.outbox = Outbox(config.limits.max_elements)
         self.assembly = Assembly(config.limits.max_frame, config.retry_after_s, unfinished)
         self.in_flight = 0
         self.held_bytes = 0
-        """Size of the requests in flight that have their session's turn before them."""
-        self.behind: dict[str, ServerSession] = {}
-        """Sessions with replies due that wait until the socket has room for them, by sid."""
-        self.parting: list[tuple[ServerSession, int, Told]] = []
-        """Likewise of sessions that are over: each with the next id to recall."""
-        self.armed = False
+        """Total size of the requests that are queued or running; reads and repeats are not counted."""
+        self.blocked: dict[str, ServerSession] = {}
+        """Attached sessions whose replies wait until the socket has room, by sid."""
+        self.ended_sessions: list[tuple[ServerSession, int, FinalReplies]] = []
+        """Ended sessions whose last replies wait until the socket has room: (session, next id, what to send)."""
+        self.write_requested = False
+        """The shell got `Write` and has not taken all there is to send."""
         self.lost = False
 
     def data_to_send(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return frames for the socket; call again while `has_data`, as fast as the socket takes them.
+        """Return the next frames to write to the socket; call it again while `has_data`.
 
         Args:
-            max_bytes: Stop after about so many.
+            max_bytes: Return no further frame once the frames have this many bytes; None for all.
         """
         frames = self.outbox.take(max_bytes)
-        self.armed = bool(self.outbox)
+        self.write_requested = bool(self.outbox)
         return frames
 
     @property
     def has_data(self) -> bool:
-        """There is more to send."""
+        """Whether there is more to send."""
         return bool(self.outbox)
 
     @property
-    def holds_back(self) -> bool:
-        """Whether the shell has to call `drained` once the socket accepts input."""
-        return bool(self.behind or self.parting)
+    def has_waiting_replies(self) -> bool:
+        """Whether replies wait for room: the shell has to call `drained` once `accepts_input` is true again."""
+        return bool(self.blocked or self.ended_sessions)
 
     @property
     def accepts_input(self) -> bool:
-        """Whether the shell may read from the socket: not while what it has to send piles up (PROTOCOL D9)."""
+        """Whether the shell may read from the socket: false while too much waits to be sent on it (PROTOCOL D9)."""
         return self.outbox.buffered < self.config.high_water_bytes
 
 
-class Pending:
-    """An admitted request without a reply."""
+class Pending(Struct, eq=False, gc=False):
+    """An admitted request that has no reply yet."""
 
-    __slots__ = ("cancelled", "condition", "connection", "data", "deadline", "fork", "id", "kind", "refusal", "sha")
+    id: int
+    kind: RequestKind
+    data: bytes
+    sha: bytes
+    connection: ServerConnection
+    condition: Condition | None
+    deadline: float | None
+    cancelled: bool = False
+    fork: ForkSpec | None = None
+    refusal: ErrataError | None = None
 
-    def __init__(
-        self,
-        id: int,
-        kind: RequestKind,
-        data: bytes,
-        sha: bytes,
-        connection: ServerConnection,
-        condition: Condition | None,
-        deadline: float | None,
-    ) -> None:
-        self.id = id
-        self.kind = kind
-        self.data = data
-        self.sha = sha
-        self.connection = connection
-        self.condition = condition
-        self.deadline = deadline
-        self.cancelled = False
-        self.fork: ForkRequest | None = None
-        self.refusal: ErrataError | None = None
-
-    def hold(self, connection: ServerConnection) -> None:
-        """Count it on the socket that speaks for its session now."""
+    def count_on(self, connection: ServerConnection) -> None:
+        """Count the request as in flight on ``connection``, the socket of its session."""
         self.connection = connection
         connection.in_flight += 1
         connection.held_bytes += len(self.data)
 
-    def release(self) -> None:
-        """Count it no longer."""
+    def uncount(self) -> None:
+        """Count the request as in flight no longer."""
         self.connection.in_flight -= 1
         self.connection.held_bytes -= len(self.data)
 
 
-class Arrival(Struct, frozen=True):
-    """An open or a resume of one session, as it came."""
+class AttachRequest(Struct, frozen=True):
+    """An open of a session, or one entry of a resume."""
 
     connection: ServerConnection
     sid: str
     key: str
-    making: bool
+    make: bool
     group: str | None
     last: int
     last_seq: int
@@ -164,7 +154,7 @@ class Arrival(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True):
-    """Any other message to a session, parked."""
+    """A message to a session, with the socket that it came from."""
 
     connection: ServerConnection
     envelope: Envelope
@@ -172,8 +162,8 @@ class Message(Struct, frozen=True):
     index: int
 
 
-class Asked(Struct, frozen=True):
-    """Why a reply is recalled: a request was repeated whose reply had been sent already."""
+class RepeatedRequest(Struct, frozen=True):
+    """A request whose id was used before; its recorded reply is read from the journal."""
 
     connection: ServerConnection
     id: int
@@ -182,16 +172,17 @@ class Asked(Struct, frozen=True):
     sha: bytes
 
 
-class Told(Struct, frozen=True):
-    """Why replies are recalled: a session is over, and its owner missed some."""
+class FinalReplies(Struct, frozen=True):
+    """What a socket is still sent of a session that ended: missed replies up to ``last``, then errors, then
+    ``detached``."""
 
     connection: ServerConnection
     last: int
     """Id of the last reply."""
-    refused: dict[int, ErrataError] = {}
-    """What to tell after it, by id: of requests that nobody runs any more."""
+    errors: dict[int, ErrataError] = {}
+    """Errors for requests that are no longer executed, by id."""
     detached: EndReason | None = None
-    """And last, unless the client knows by a reply."""
+    """Reason of the ``detached`` message; None to send none."""
 
 
 class ServerSession:
@@ -200,13 +191,14 @@ class ServerSession:
     Args:
         sid: Session id.
         key_hash: `hash_key` of its key.
-        principal: Whose it is.
+        principal: Its owner; None without authentication.
     """
 
     __slots__ = (
-        *("acked", "acked_seq", "connection", "detached_at", "done", "eid", "fence", "group", "handle", "kept"),
-        *("kept_bytes", "key_hash", "last_reply_at", "next_id", "origin", "parked", "principal", "queue", "recall"),
-        *("inherited", "recall_pushes", "recovery", "sent", "seq", "seq_sent", "sid", "state", "t", "timed"),
+        *("acked", "acked_seq", "attach_request", "connection", "detached_at", "eid", "fence", "group", "handle"),
+        *("has_timer", "kept", "kept_bytes", "key_hash", "last_before_attach", "last_done", "last_reply_at"),
+        *("last_sent", "last_seq_sent", "next_id", "parked", "principal", "queue", "reading_pushes"),
+        *("reading_replies", "recovery", "seq", "sid", "state", "t"),
     )
 
     def __init__(self, sid: str, key_hash: bytes, principal: str | None) -> None:
@@ -216,54 +208,55 @@ class ServerSession:
         self.group: str | None = None
         self.recovery = "none"
         self.handle: Any = None
-        """The shell's own object for it."""
+        """The shell's object for the session."""
         self.state = State.ABSENT
         self.connection: ServerConnection | None = None
-        self.origin: Arrival | None = None  # what is being looked for
-        self.parked: list[Arrival | Message] = []
+        self.attach_request: AttachRequest | None = None  # what the shell looks the session up for
+        self.parked: list[AttachRequest | Message] = []
         self.fence = 0
         self.next_id = 1
-        self.done = 0  # last id with a committed reply
-        self.inherited = 0  # last id that was admitted before this attachment, from whichever process
-        self.sent = 0  # last id whose reply left on this attachment
+        self.last_done = 0  # last id with a committed reply
+        self.last_before_attach = 0  # last id that was admitted before this attachment, from any process
+        self.last_sent = 0  # last id whose reply was sent on this attachment
         self.acked = 0
-        self.queue: list[Pending] = []  # the first one runs
-        self.kept: dict[int, Recorded] = {}
+        self.queue: list[Pending] = []  # admitted requests; the first one is running
+        self.kept: dict[int, RecordedReply] = {}
         self.kept_bytes = 0
-        self.recall: Recall | None = None
+        self.reading_replies: ReadReplies | None = None
         self.eid: str | None = None
         self.t: int | None = None
         self.seq = 0
-        self.seq_sent = 0
+        self.last_seq_sent = 0
         self.acked_seq = 0
-        self.recall_pushes: RecallPushes | None = None
+        self.reading_pushes: ReadPushes | None = None
         self.detached_at = 0.0
         self.last_reply_at = 0.0
-        self.timed = False  # it stands in the heap of timers
+        self.has_timer = False  # it is in the heap of timers
 
-    def keep(self, recorded: Recorded, config: ServerConfig) -> None:
-        """Remember a reply, as far as there is room for it."""
-        size = len(recorded.reply.data) if recorded.reply is not None else 0
-        self.kept[recorded.id] = recorded
-        self.kept_bytes += size
-        while len(self.kept) > config.kept_replies or (self.kept_bytes > config.kept_bytes and self.kept):
-            self._drop(next(iter(self.kept)))  # the oldest: replies are kept in order of id
+    def keep(self, recorded: RecordedReply, config: ServerConfig) -> None:
+        """Keep a reply in memory, and drop the oldest ones beyond ``kept_replies`` replies or ``kept_bytes`` bytes.
 
-    def _drop(self, id: int) -> None:
-        dropped = self.kept.pop(id)
-        self.kept_bytes -= len(dropped.reply.data) if dropped.reply is not None else 0
+        A reply that is larger than ``kept_bytes`` is dropped at once.
+        """
+        kept, reply = self.kept, recorded.reply
+        kept[recorded.id] = recorded
+        self.kept_bytes += len(reply.data) if reply is not None else 0
+        while len(kept) > config.kept_replies or (self.kept_bytes > config.kept_bytes and kept):
+            oldest = kept.pop(next(iter(kept))).reply  # replies are kept in order of id
+            self.kept_bytes -= len(oldest.data) if oldest is not None else 0
 
     def acknowledge(self, last: int, last_seq: int) -> bool:
-        """Forget what the client has; return whether it is more than before: the journal may forget it too."""
+        """Drop replies that the client has; return whether it acknowledged more than before."""
         if last <= self.acked and last_seq <= self.acked_seq:
             return False
         self.acked, self.acked_seq = max(self.acked, last), max(self.acked_seq, min(last_seq, self.seq))
         for id in [id for id in self.kept if id <= self.acked]:
-            self._drop(id)
+            dropped = self.kept.pop(id).reply
+            self.kept_bytes -= len(dropped.data) if dropped is not None else 0
         return True
 
     def position(self) -> bytes:
-        """Return the ``data`` of ``opened`` and ``resumed``."""
+        """Return ``data`` of ``opened`` and ``resumed``."""
         return msgspec.json.encode(
             {
                 "next_id": self.next_id,
@@ -277,15 +270,16 @@ class ServerSession:
 
 
 def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha: bytes, other: bytes | None) -> bool:
-    """Say whether two requests under one id are the same one (PROTOCOL D4).
+    """Return whether two requests with one id are the same: equal type, and equal ``data`` as bytes or as RFC 8785 form
+    (PROTOCOL D4).
 
     Args:
-        kind: Type of the one.
+        kind: Type of the one request.
         sha: sha256 of its ``data`` as received.
         data: Its ``data``.
-        other_kind: Likewise of the other.
-        other_sha: Likewise.
-        other: Likewise; None where it is not at hand.
+        other_kind: Type of the other request.
+        other_sha: sha256 of its ``data`` as received.
+        other: Its ``data``; None if it is not in memory, and then only the hashes are compared.
     """
     if kind != other_kind:
         return False
@@ -301,5 +295,5 @@ def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha:
 
 
 def optional(value: Any) -> Any:
-    """Return None for a field that was not sent."""
+    """Return ``value``, or None if it is UNSET (the field was not sent)."""
     return None if value is UNSET else value

@@ -1,9 +1,10 @@
-"""FastAPI applications of environments: made by `create_app`, adopted, or several behind one address.
+"""FastAPI applications of environments: created by `create_app`, adopted from OpenEnv, or several under one root.
 
-`server.HTTPEnvServer` puts runtime, sessions and doors together. No protocol of a client belongs here (`doors`), and no
-process (`serve`).
+`server.HTTPEnvServer` connects runtime, sessions and doors. Client protocols belong to `doors`, and running a server
+process to `serve`.
 """
 
+from . import openenv_import  # noqa: F401 # before any other module imports OpenEnv
 from .factory import create_app, create_fastapi_app
 from .server import HTTPEnvServer
 

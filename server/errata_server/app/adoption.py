@@ -1,11 +1,11 @@
-"""`adopt`: replaces the session routes of an existing OpenEnv application by Errata's; everything else of it stays.
+"""`adopt`: replaces the session routes of an existing OpenEnv application with Errata's and keeps the rest of it.
 
     from errata_server import adopt
     app = adopt(openenv.core.create_app(MyEnvironment, MyAction, MyObservation))
 
-What an app serves is read from its ``/ws`` route, whose endpoint closes over upstream's server object. The routes that
-hold sessions are exchanged where they stand; everything else of the app stays: its own routes, middleware, exception
-handlers, lifespan, mounts, documentation. A path the app serves itself is never taken from it.
+The environment is found through the ``/ws`` route, whose endpoint closes over upstream's server object. Session routes
+are replaced at their position in the route list. The application keeps its own routes, middleware, exception handlers,
+lifespan, mounts and documentation; a path that it serves itself is never replaced.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ log = logging.getLogger("errata.server")
 _SOCKET = "/ws"
 _SESSION_ROUTES = frozenset({("/ws", "WS"), ("/mcp", "WS"), ("/mcp", "POST"), ("/harness", "WS")})
 _CONTROL = frozenset({("/reset", "POST"), ("/step", "POST"), ("/state", "GET")})
-"""What only simulation mode has."""
+"""Routes that upstream registers in simulation mode only."""
 
 App = TypeVar("App", bound=Starlette)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an application serves one environment.
+    """The place where an application serves one environment.
 
     Args:
-        app: The application whose own or included routes they are; the whole one, or one mounted in it.
-        server: Upstream's server object, or ours where the app is adopted already.
-        router: Whose routes they are: the app's, an included router's or a mounted application's.
-        prefix: What stands before ``/ws`` in that router.
-        where: The path in front of ``/ws`` as a client sees it, for messages.
+        app: The application that the routes belong to: the outermost one, or one mounted in it.
+        server: Upstream's server object, or ours if the application is adopted already.
+        router: The router that holds the routes: that of ``app``, or one included in it.
+        prefix: Path in front of ``/ws`` within the router.
+        where: Path in front of ``/ws`` as a client sees it, for messages.
         socket: The ``/ws`` route.
     """
 
@@ -71,27 +71,27 @@ class Site:
 
     @property
     def mode(self) -> ServerMode:
-        """Simulation where the control routes are there, else production."""
+        """Simulation mode if the site has one of the control routes, else production mode."""
         own = {_kind(route, self.prefix) for route in self.router.routes if _is_upstream(route)}
         return ServerMode.SIMULATION if own & _CONTROL else ServerMode.PRODUCTION
 
 
 def sites(app: Starlette) -> list[Site]:
-    """Return where an application serves environments: in its own routes, included routers and mounts."""
+    """Find the ``/ws`` routes of environments in an application's own routes, included routers and mounts."""
     return list(_walk(app, app.router, "", set()))
 
 
 def is_ours(app: Starlette) -> bool:
-    """Return whether an application's sessions are ours already."""
+    """Return whether an application serves environments, all of them with Errata's server class."""
     found = sites(app)
     return bool(found) and all(isinstance(site.server, HTTPEnvServer) for site in found)
 
 
-def the_server(app: Starlette) -> _UpstreamServer:
-    """Return the server object of the one environment that an application serves.
+def server_of(app: Starlette) -> _UpstreamServer:
+    """Return the upstream server object of the one environment that an application serves.
 
     Raises:
-        InvalidRequest: There is none, or there are several.
+        InvalidRequest: The application serves no environment, or several.
     """
     return _one_environment(sites(app))[0].server
 
@@ -125,29 +125,30 @@ def adopt(
     volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> App:
-    """Give an existing OpenEnv application journaled, replayable sessions; everything else of it stays.
+    """Give an existing OpenEnv application journaled, replayable sessions and keep the rest of it.
 
     Args:
-        app: Made by upstream's ``create_app`` or by hand; it may serve the environment in an included router or a
-            mounted sub-application. It has not served a request yet. One that is ours already is returned as it is.
-        settings: How to keep sessions; ``ERRATA_*`` variables by default.
+        app: An application made by upstream's ``create_app`` or by hand that has not served a request yet. It may serve
+            the environment in an included router or a mounted sub-application. An application that was adopted
+            already, or created by Errata's ``create_app``, is returned unchanged.
+        settings: Settings of the server; read from ``ERRATA_*`` variables by default.
         data_dir: Directory of journal and sandbox layers; overrides the settings' one.
         runtime: Resources shared with other applications; overrides ``settings`` and ``data_dir``.
-        spec: What the environment publishes about itself.
-        mode: The mode the app must have been made in; None takes whichever it was.
-        max_concurrent_envs: Upper bound of environment instances; the app's own by default.
-        insecure: Let other machines in without a token.
+        spec: Description that the environment publishes.
+        mode: The mode that the application must have been created in; None accepts either.
+        max_concurrent_envs: Upper bound of environment instances; the application's own by default.
+        insecure: Allow requests from other machines without a token.
         deterministic: As in `create_fastapi_app`.
-        volatile: Likewise.
-        detect: Likewise.
+        volatile: As in `create_fastapi_app`.
+        detect: As in `create_fastapi_app`.
 
     Returns:
-        The same object.
+        ``app``, changed in place.
 
     Raises:
-        InvalidRequest: It serves no environment, or several, or in another mode, or requests already; or it is ours
-            already and something is declared here, or another ``max_concurrent_envs`` given, which its ``create_app``
-            would have to know; or ``detect`` maps no fields.
+        InvalidRequest: The application serves no environment, or several, or in another mode than ``mode``; it has
+            served a request; ``detect`` is not a valid field mapping; or it was created by Errata's ``create_app``,
+            which has to be given ``deterministic``, ``volatile``, ``detect`` or another ``max_concurrent_envs`` itself.
         JournalUnavailable: The data directory cannot be used.
     """
     if is_ours(app):
@@ -159,7 +160,7 @@ def adopt(
         if max_concurrent_envs not in (None, made.max_concurrent_envs):
             raise InvalidRequest(
                 f"the application was made by Errata's create_app already, for {made.max_concurrent_envs} sessions: "
-                f"give it max_concurrent_envs={max_concurrent_envs}, or leave --max-sessions away"
+                f"give it max_concurrent_envs={max_concurrent_envs}, or leave out --max-sessions"
             )
         return app
     found = _one_environment(sites(app))
@@ -167,10 +168,10 @@ def adopt(
         if mode is not None and ServerMode(mode) is not site.mode:
             raise InvalidRequest(
                 f"the application was made in {site.mode.value} mode, not {ServerMode(mode).value}: "
-                "leave mode= to create_app away and set OPENENV_MODE"
+                "leave out create_app's mode= and set OPENENV_MODE"
             )
         if app.middleware_stack is not None or site.app.middleware_stack is not None:
-            raise InvalidRequest("the application serves already: adopt it before its first request")
+            raise InvalidRequest("the application has served requests already: adopt it before its first request")
     runtime = runtime or RUNTIMES.of_application(settings, data_dir)
     server = _server_like(
         found[0].server,
@@ -182,15 +183,16 @@ def adopt(
         detect=detect,
     )
     for site in found:
-        told = _swap(site, server)
-        for each in {app, site.app}:
-            each.state._state.update(told._state)
+        state = _replace_session_routes(site, server)
+        applications: set[Starlette] = {app, site.app}
+        for each in applications:
+            each.state._state.update(state._state)
             http_routes.answer_errors(each)
-        _take_over_pages(site, server)
+        _connect_web_interface(site, server)
     guard(app, settings or runtime.settings, insecure=insecure)
     if any(site.router is app.router and not site.prefix for site in found):
         mount_by_name(app, app.router, server.env_name)
-    app.router.lifespan_context = _inside(app.router.lifespan_context)
+    app.router.lifespan_context = _nested_lifespan(app.router.lifespan_context)
     return app
 
 
@@ -210,38 +212,41 @@ def _server_like(upstream: _UpstreamServer, max_concurrent_envs: int | None, **o
     )
 
 
-def _swap(site: Site, server: HTTPEnvServer) -> State:
-    """Exchange the session routes where they stand, and put our further routes before upstream's.
+def _replace_session_routes(site: Site, server: HTTPEnvServer) -> State:
+    """Replace the session routes at their positions, and insert Errata's additional routes before upstream's.
 
-    Ours are made on an application of their own and rebuilt on the site's router, so that they get its dependencies.
+    Errata's routes are registered on a scratch application and rebuilt on the site's router, so that they get the
+    router's dependencies. A path that the application serves itself is left alone, with a warning.
 
     Returns:
-        What our routes left on their application.
+        The state that registering set on the scratch application.
     """
     scratch = FastAPI()
     server.register_routes(scratch, mode=site.mode)
     routes = site.router.routes
-    standing = {}
+    upstreams = {}
     for route in routes:
         kind = _kind(route, site.prefix)
         if kind is not None and _is_upstream(route):
-            standing[kind] = route
+            upstreams[kind] = route
     taken = {kind for route in routes if (kind := _kind(route, site.prefix)) and not _is_upstream(route)}
-    first = min(routes.index(route) for route in standing.values())
-    guarded_by: Any = standing.get(("/mcp", "POST"), site.socket)
+    first = min(routes.index(route) for route in upstreams.values())
+    guarded_by: Any = upstreams.get(("/mcp", "POST"), site.socket)
     for route in list(scratch.router.routes):
         kind = _kind(route, "")
         if kind is None or not isinstance(route, APIRoute | APIWebSocketRoute):
             continue
         ours = route.endpoint.__module__.partition(".")[0] == __package__.partition(".")[0]
-        old = standing.get(kind)
+        old = upstreams.get(kind)
         if old is not None and (ours or kind in _SESSION_ROUTES):
             at = routes.index(old)
             routes.remove(old)
             _put(site, route, at, old)
         elif old is None and ours and kind not in _SESSION_ROUTES:
             if kind in taken or _mounted(routes, kind[0], site.prefix):
-                log.warning("%s %s of the application stays; Errata's own is not served", kind[1], site.where + kind[0])
+                log.warning(
+                    "the application's own route %s %s is kept; Errata's is not served", kind[1], site.where + kind[0]
+                )
                 continue
             _put(site, route, first, guarded_by)
             first += 1
@@ -249,7 +254,7 @@ def _swap(site: Site, server: HTTPEnvServer) -> State:
 
 
 def _put(site: Site, route: APIRoute | APIWebSocketRoute, at: int, like: Any) -> None:
-    """Rebuild a route on the site's router, behind whatever stands before ``like``, at a position."""
+    """Rebuild a route on the site's router at position ``at``, with the dependencies that the route ``like`` has."""
     router = site.router
     path = site.prefix.removeprefix(router.prefix) + route.path
     inherited = [d for d in getattr(like, "dependencies", []) if d not in router.dependencies]
@@ -259,7 +264,7 @@ def _put(site: Site, route: APIRoute | APIWebSocketRoute, at: int, like: Any) ->
         router.add_api_route(
             path,
             route.endpoint,
-            methods=sorted(route.methods),
+            methods=sorted(route.methods or ()),
             name=route.name,
             dependencies=inherited,
             response_model=route.response_model,
@@ -274,6 +279,7 @@ def _put(site: Site, route: APIRoute | APIWebSocketRoute, at: int, like: Any) ->
 
 
 def _walk(app: Starlette, router: Any, where: str, seen: set[int]) -> Iterator[Site]:
+    """Yield the sites below ``router``, each router once; ``where`` is the client's path to it."""
     if id(router) in seen:
         return
     seen.add(id(router))
@@ -294,20 +300,24 @@ def _walk(app: Starlette, router: Any, where: str, seen: set[int]) -> Iterator[S
 
 
 def _unwrapped(app: Any) -> Any:
-    """Return the application or router inside whatever middleware is wrapped around a mounted one."""
+    """Return the application or router inside the middleware that wraps a mounted one."""
     while not hasattr(app, "routes") and hasattr(app, "app"):
         app = app.app
     return app
 
 
 def _kind(route: BaseRoute, prefix: str) -> tuple[str, str] | None:
-    """Return path and method of a route of the site, None for anything else."""
+    """Return the path below ``prefix`` and the method of a FastAPI route, None for any other route.
+
+    Path parameters are replaced by ``{}``. The method is ``WS`` for a WebSocket route, and several HTTP methods are
+    joined by commas.
+    """
     if not isinstance(route, APIRoute | APIWebSocketRoute) or not route.path.startswith(prefix):
         return None
     path = re.sub(r"\{[^}]*\}", "{}", route.path.removeprefix(prefix))
     if isinstance(route, APIWebSocketRoute):
         return path, "WS"
-    return path, ",".join(sorted(route.methods))
+    return path, ",".join(sorted(route.methods or ()))
 
 
 def _is_upstream(route: BaseRoute) -> bool:
@@ -316,34 +326,36 @@ def _is_upstream(route: BaseRoute) -> bool:
 
 
 def _mounted(routes: list[BaseRoute], path: str, prefix: str) -> bool:
-    """Say whether a mount of the application takes a path; one at the site itself or at the root takes none."""
+    """Return whether a mount serves ``path``; mounts at the root and at the site's prefix are not counted."""
     mounts = [route.path for route in routes if isinstance(route, Mount) and route.path not in ("", prefix)]
     return any(f"{prefix}{path}/".startswith(f"{mount}/") for mount in mounts)
 
 
 def _closed_over(function: Callable[..., Any], name: str) -> Any:
+    """Return the value of a variable that a function closes over; None if there is no such variable or value."""
     function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is None or name not in code.co_freevars:
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or cells is None or name not in code.co_freevars:
         return None
     try:
-        return function.__closure__[code.co_freevars.index(name)].cell_contents  # type: ignore[attr-defined]
+        return cells[code.co_freevars.index(name)].cell_contents
     except ValueError:  # the cell is empty
         return None
 
 
-def _take_over_pages(site: Site, server: HTTPEnvServer) -> None:
-    """Let OpenEnv's web interface, where the application has it, drive one of our sessions."""
+def _connect_web_interface(site: Site, server: HTTPEnvServer) -> None:
+    """Make OpenEnv's web interface, if the application has it, use one of Errata's sessions."""
     pages = {kind: route for route in site.router.routes if (kind := _kind(route, site.prefix)) and _is_upstream(route)}
     reset = pages.get(("/web/reset", "POST"))
     if reset is None:
         return
-    from .web import redirect_to_pages, start_when_asked, take_over  # the application has imported gradio already
+    # The application has imported gradio already.
+    from .web import add_redirects, replace_manager, start_on_first_request
 
-    take_over(_closed_over(reset.endpoint, "web_manager"), server)  # type: ignore[attr-defined]
-    start_when_asked(site.router.routes, server.runtime)
+    replace_manager(_closed_over(reset.endpoint, "web_manager"), server)  # type: ignore[attr-defined]
+    start_on_first_request(site.router.routes, server.runtime)
     scratch = FastAPI(openapi_url=None)
-    redirect_to_pages(scratch)
+    add_redirects(scratch)
     for route in list(scratch.router.routes):
         old = pages.get(_kind(route, "") or ("", ""))
         if old is not None and isinstance(route, APIRoute):
@@ -352,8 +364,11 @@ def _take_over_pages(site: Site, server: HTTPEnvServer) -> None:
             _put(site, route, at, old)
 
 
-def _inside(outer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Start after the application's own startup and stop before its shutdown: environments may need what it opens."""
+def _nested_lifespan(outer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a lifespan that starts ours after the application's own and stops ours first.
+
+    Environments may need resources that the application opens at its startup.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""`create_app` and `create_fastapi_app`: replacements for OpenEnv's functions, with journaled sessions.
+"""`create_app` and `create_fastapi_app`: drop-in replacements for OpenEnv's functions, with journaled sessions.
 
 from errata_server.app import create_app        # instead of openenv.core.env_server
 """
@@ -30,7 +30,7 @@ from .multi_environment import mount_by_name
 from .server import HTTPEnvServer
 
 _TITLE = "OpenEnv Environment HTTP API"
-_API_VERSION = "1.0.0"  # upstream's title and version: its validator and clients read them
+_API_VERSION = "1.0.0"  # upstream's validator and clients read title and version
 _DESCRIPTION = """
 An OpenEnv environment served by Errata: upstream's HTTP and WebSocket API unchanged, with error-site markers, exact
 payloads of any step (`/episodes/{eid}/states/{t}`), fork (`/episodes/{eid}/fork`) and sessions that survive a crash.
@@ -69,22 +69,23 @@ def create_fastapi_app(
         state_cls: State class.
         mode: ``simulation`` or ``production``; ``OPENENV_MODE`` by default.
         reset_observation_cls: What reset returns, if another class.
-        settings: How to keep sessions; ``ERRATA_*`` variables by default.
+        settings: Settings of the server; read from ``ERRATA_*`` variables by default.
         data_dir: Directory of journal and sandbox layers; overrides the settings' one.
         runtime: Resources shared with other applications; overrides ``settings`` and ``data_dir``.
-        spec: What the environment publishes about itself.
-        insecure: Let other machines in without a token.
-        deterministic: The environment's answers follow from its reset arguments, seed and actions alone: without
-            ``snapshot``/``restore`` its sessions are then continued, and forked, by running their requests again.
-        volatile: Fields that may nevertheless differ, such as timestamps in ``metadata``; beside ``VOLATILE_FIELDS`` of
-            the observation class. A list, or a text with commas between.
-        detect: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``: mark failing steps of an
-            environment that does not do so itself, in ``observation.metadata``.
+        spec: Description that the environment publishes.
+        insecure: Allow requests from other machines without a token.
+        deterministic: Declares that the environment's answers depend on its reset arguments, seed and actions only.
+            Sessions of an environment without ``snapshot`` and ``restore`` are then recovered and forked by running
+            their requests again.
+        volatile: Fields that may differ when requests run again, such as timestamps in ``metadata``, in addition to
+            ``VOLATILE_FIELDS`` of the observation class. A sequence, or a string separated by commas.
+        detect: Field mapping ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``. Failing steps are
+            then marked in ``observation.metadata``; for environments that set no markers themselves.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.
-        InvalidRequest: ``detect`` is no field mapping, or names fields that are not there; or ``volatile`` names no
-            fields, or fields of sessions that are not run again.
+        InvalidRequest: ``detect`` is not a valid mapping or names fields that the classes lack, or ``volatile`` is not
+            a valid list of fields or is given for an environment whose requests are not run again.
     """
     runtime = runtime or RUNTIMES.of_application(settings, data_dir)
     app = FastAPI(title=_TITLE, version=_API_VERSION, description=_DESCRIPTION, lifespan=lifespan)
@@ -136,11 +137,12 @@ def create_app(
 ) -> FastAPI:
     """Create the application of one environment with upstream's ``create_app`` signature.
 
-    With ``ENABLE_WEB_INTERFACE`` set it also serves upstream's web interface at ``/web``, driving one of our sessions.
-    The arguments are those of upstream's function and of `create_fastapi_app`.
+    If ``ENABLE_WEB_INTERFACE`` is set, upstream's web interface is served at ``/web`` and uses one of Errata's
+    sessions. The arguments are those of upstream's function and of `create_fastapi_app`.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.
+        InvalidRequest: See `create_fastapi_app`.
     """
     app = create_fastapi_app(
         env,
@@ -162,8 +164,8 @@ def create_app(
         detect=detect,
     )
     if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
-        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it asks other hosts, and waits for their answers
-        from .web import add_web_interface  # imports gradio's user interface, seconds of every start
+        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # its analytics call other hosts and wait for them
+        from .web import add_web_interface  # imports gradio, which takes seconds
 
         add_web_interface(
             app,
@@ -179,7 +181,10 @@ def create_app(
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Start early and stop cleanly where there is a lifespan; everything also works without one."""
+    """Start the runtime, and close all sessions and the runtime at shutdown.
+
+    The application also works where no lifespan runs: the runtime then starts with the first request.
+    """
     server: HTTPEnvServer = app.state.errata
     runtime = server.runtime
     await runtime.acquire()

@@ -1,4 +1,4 @@
-"""Serves several environments behind one address: each under ``/<name>``, the routes that they share at the root."""
+"""Serves several environments at one address: each under ``/<name>``, and the routes they share at the root."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, status
+from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
@@ -51,33 +52,33 @@ RESERVED = frozenset(
         "ws",
     }
 )
-"""First segments of routes that the root serves itself."""
+"""First path segments of the root's own routes; no environment can have such a name."""
 
 
-def mount_by_name(app: FastAPI, served: ASGIApp, name: str) -> None:
-    """Serve ``served`` under ``/<name>`` too, unless the name cannot stand in a path or is taken by a route."""
-    there = any(isinstance(route, Mount) and route.path == f"/{name}" for route in app.router.routes)
-    if _NAME.fullmatch(name) and name not in RESERVED and not there:
+def mount_by_name(app: Starlette, served: ASGIApp, name: str) -> None:
+    """Mount ``served`` under ``/<name>`` too, unless the name is reserved, mounted already or no valid path segment."""
+    mounted = any(isinstance(route, Mount) and route.path == f"/{name}" for route in app.router.routes)
+    if _NAME.fullmatch(name) and name not in RESERVED and not mounted:
         app.router.routes.append(Mount(f"/{name}", app=served, name=f"environment:{name}"))
 
 
 def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, insecure: bool = False) -> FastAPI:
-    """Return the root application of several environments.
+    """Create the root application that serves several environments.
 
     Args:
-        apps: Application by environment name; each has its own doors.
-        runtime: Shared by all of them.
-        replayable: False in production mode: no episodes at the root either.
-        insecure: Let other machines in without a token.
+        apps: Application by environment name; each serves its own sessions.
+        runtime: Runtime that the applications share.
+        replayable: Serve the ``/episodes`` routes at the root; False in production mode.
+        insecure: Allow requests from other machines without a token.
 
     Raises:
-        InvalidRequest: A name cannot be a path, or two differ in case only.
+        InvalidRequest: A name is no valid path segment or reserved, or two names differ in case only.
     """
     _check(list(apps))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:  # starlette runs no lifespan of a mounted application
+        async with AsyncExitStack() as stack:  # starlette does not run the lifespans of mounted applications
             for served in apps.values():
                 await stack.enter_async_context(served.router.lifespan_context(served))
             yield
@@ -88,11 +89,14 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     add_index(root, apps)
 
     @root.websocket("/ws")
-    async def socket_of_none(websocket: WebSocket) -> None:
+    async def ambiguous_socket(websocket: WebSocket) -> None:
         await websocket.accept()
         places = ", ".join(f"/{name}/ws" for name in apps)
-        told = {"message": f"this server has several environments: connect to one of {places}", "code": "SESSION_ERROR"}
-        await websocket.send_text(json.dumps({"type": "error", "data": told}))
+        error = {
+            "message": f"this server has several environments: connect to one of {places}",
+            "code": "SESSION_ERROR",
+        }
+        await websocket.send_text(json.dumps({"type": "error", "data": error}))
         await websocket.close()
 
     @root.get("/health", tags=["Health"])
@@ -127,7 +131,7 @@ def _check(names: list[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name) or name in RESERVED:
             raise InvalidRequest(
-                f"environment {name!r} cannot be served beside others: its path /{name} is not possible or taken; "
+                f"environment {name!r} cannot be served beside others: the path /{name} is not valid or is reserved; "
                 "give it another name"
             )
     folded = [name.lower() for name in names]
@@ -136,7 +140,10 @@ def _check(names: list[str]) -> None:
 
 
 def _forward(by_name: Mapping[str, FastAPI], rest: str) -> Any:
-    """Return an endpoint that hands a Task API request to the environment it names, in whatever case, as upstream."""
+    """Return an endpoint that forwards a Task API request to the environment it names; case is ignored, as upstream.
+
+    It answers 404 for an unknown environment.
+    """
 
     async def endpoint(env_name: str, request: Request) -> Response:
         served = by_name.get(env_name.lower())

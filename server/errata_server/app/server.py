@@ -1,7 +1,7 @@
-"""`HTTPEnvServer`: OpenEnv's server class with journaled session routes; builds the capabilities answer.
+"""`HTTPEnvServer`: OpenEnv's server class with journaled session routes; it builds the capabilities answer.
 
-Upstream's class registers its routes; those that hold sessions (``/ws``, ``POST /mcp``) are exchanged for ours.
-Upstream's class is captured at import, so that a process which replaces it by ours does not find itself.
+Upstream's class registers its routes, and those that hold sessions (``/ws``, ``/mcp``) are then replaced by Errata's.
+Upstream's class is bound to a name at import: where a process replaces it with this class, the base class stays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRe
 from errata_protocol.mux import ServerConfig
 
 from ..doors import http_routes
-from ..doors.asgi_extensions import by_itself
+from ..doors.asgi_extensions import serve_detached
 from ..doors.auth import guard
 from ..doors.capabilities import capabilities_data
 from ..doors.input_errors import BodyLimit
@@ -56,20 +56,20 @@ from . import stateless, upstream_routes
 log = logging.getLogger("errata.server")
 
 
-class HTTPEnvServer(_UpstreamServer):
-    """Upstream's server class on journaled, replayable sessions.
+class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no types
+    """Upstream's server class with journaled, replayable sessions.
 
-    Upstream's own session table stays empty: what its remaining routes do with sessions goes through ours.
+    Upstream's own session table stays empty: methods that upstream's remaining routes call use Errata's sessions.
 
     Args:
-        *args: As upstream.
-        runtime: Shared journal and sandboxes; by default the one of ``ERRATA_DATA_DIR``, or one in memory.
-        spec: What the environment publishes; its name, tools and ``agent_text`` version are told to clients.
-        insecure: Let other machines in without a token, whatever the settings say.
+        *args: Arguments of upstream's class.
+        runtime: Journal and sandboxes to share; by default the runtime of ``ERRATA_DATA_DIR``, or one in memory.
+        spec: Description that the environment publishes; clients get its ``agent_text`` version and call timeouts.
+        insecure: Allow requests from other machines without a token, even if the settings do not.
         deterministic: As in `create_fastapi_app`.
-        volatile: Likewise.
-        detect: Likewise.
-        **kwargs: As upstream.
+        volatile: As in `create_fastapi_app`.
+        detect: As in `create_fastapi_app`.
+        **kwargs: Arguments of upstream's class.
 
     Raises:
         InvalidRequest: As in `create_fastapi_app`.
@@ -111,7 +111,7 @@ class HTTPEnvServer(_UpstreamServer):
         if declared.volatile and not self.sessions.recovery.survives_restart:
             raise InvalidRequest(
                 "volatile names fields that may differ when requests run again, and sessions of "
-                f"{self.env_name} are not run again: say deterministic too"
+                f"{self.env_name} are not run again: set deterministic, too"
             )
         self.runtime.live_sessions.add(self.sessions)
         self.episodes = Episodes.of(self.runtime)
@@ -124,10 +124,13 @@ class HTTPEnvServer(_UpstreamServer):
         )  # until `register_routes` knows the mode
 
     def _volatile(self, given: Sequence[str] | str) -> tuple[str, ...]:
-        """Return the fields that may differ, checked against what reset and step return."""
+        """Return the full paths of volatile fields; log a warning for names that the observation classes lack.
+
+        Such a name is taken as a key of the observation's metadata.
+        """
         names = field_names(given)
         if not names:
-            return ()  # nothing is looked up in the classes, which some callers leave out or replace with mocks
+            return ()  # do not look into the classes: some callers leave them out or pass mocks
         classes = {self.observation_cls, self.reset_observation_cls or self.observation_cls}
         made = getattr(self._env_factory, "func", self._env_factory)
         mcp = issubclass(self.action_cls, CallToolAction) or (
@@ -137,7 +140,7 @@ class HTTPEnvServer(_UpstreamServer):
         if unknown:
             held = ", ".join(sorted(set().union(*(cls.model_fields for cls in classes)) - {"done", "reward"}))
             log.warning(
-                "volatile: %s of %s is no field of its observations (%s) and taken for a key of their metadata",
+                "volatile: %s of %s is not a field of its observations (%s) and is taken as a key of their metadata",
                 ", ".join(unknown),
                 self.env_name,
                 held,
@@ -145,7 +148,7 @@ class HTTPEnvServer(_UpstreamServer):
         return found
 
     def capabilities(self, mode: ServerMode) -> Capabilities:
-        """Return what a capability probe is answered."""
+        """Return the answer to a capability probe in the given mode."""
         recovery = self.sessions.recovery
         extensions = {"error_markers": markers.VERSION, "mux": 1}
         if mode is not ServerMode.PRODUCTION:
@@ -163,13 +166,13 @@ class HTTPEnvServer(_UpstreamServer):
         )
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
-        """Register all doors: upstream's routes, with those that hold a session or an instance exchanged for ours.
+        """Register upstream's routes, replace those that use a session or an instance, and add Errata's own.
 
         Raises:
-            ValueError: No such mode, as upstream.
+            ValueError: The mode is unknown; raised by upstream.
         """
         resolved = mode if isinstance(mode, ServerMode) else _mode(mode)
-        if resolved is None:  # upstream says what is wrong with it
+        if resolved is None:  # upstream raises the error
             super().register_routes(app, mode)
             return
         simulation = resolved is not ServerMode.PRODUCTION
@@ -183,9 +186,9 @@ class HTTPEnvServer(_UpstreamServer):
         )  # before upstream's greedy Task API
         super().register_routes(app, resolved)
         for path, method in (("/ws", None), ("/mcp", None), ("/mcp", "POST")):
-            upstream_routes.take_route(app, path, method)
+            upstream_routes.remove_route(app, path, method)
         stateless.replace(app, self.sessions, self.action_cls, simulation=simulation)
-        upstream_routes.shorten_task_api(app, self.env_name)
+        upstream_routes.add_short_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
 
         self.multiplexer = multiplexer = Multiplexer(
@@ -213,12 +216,12 @@ class HTTPEnvServer(_UpstreamServer):
                         socket, self.sessions, episodes, self.mcp, self.action_cls, offered, owner
                     ).serve()
 
-            await by_itself(websocket, serve)
+            await serve_detached(websocket, serve)
 
         @app.websocket("/mcp")
         async def mcp_socket(websocket: WebSocket) -> None:
             owner = http_routes.principal(websocket)
-            await by_itself(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
+            await serve_detached(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
 
         app.state.errata = self
         self.offered = offered
@@ -226,19 +229,21 @@ class HTTPEnvServer(_UpstreamServer):
         app.add_middleware(BodyLimit, max_body=self.runtime.settings.max_frame)
         guard(app, self.runtime.settings, insecure=self._insecure)
 
-    # -- what upstream's class tells and does about sessions ------------------------------------------------------
+    # -- upstream's methods about sessions, which its remaining routes call -----------------------------------------
 
     @property
     def active_sessions(self) -> int:
-        """Sessions that hold an environment instance."""
-        return self.sessions.room.used
+        """Number of sessions that hold an environment instance."""
+        return self.sessions.capacity.used
 
     def get_capacity_status(self) -> ServerCapacityStatus:
-        """Return how many sessions hold an instance, and how many may."""
-        return ServerCapacityStatus.from_counts(active=self.sessions.room.used, max_sessions=self.max_concurrent_envs)
+        """Return the number of sessions that hold an instance, and its limit."""
+        return ServerCapacityStatus.from_counts(
+            active=self.sessions.capacity.used, max_sessions=self.max_concurrent_envs
+        )
 
     def get_session_info(self, session_id: str) -> SessionInfo | None:
-        """Return what is known of a session of this process; None if it has none by that id."""
+        """Describe a session that holds an instance in this process; None for any other id."""
         session = self.sessions.table.get(session_id)
         if session is None or session.host is None:
             return None
@@ -251,14 +256,14 @@ class HTTPEnvServer(_UpstreamServer):
         )
 
     async def _create_session(self) -> tuple[str, Environment[Any, Any, Any]]:
-        """Open one of our sessions for upstream's ``/harness`` route, which drives its environment itself.
+        """Open a session for upstream's ``/harness`` route, which calls the environment itself.
 
-        Raises what upstream's own method raises: the route tells its client by these types.
+        Errors are mapped to those of upstream's method, by which the route chooses its answer.
         """
         try:
             session = await self.sessions.open()
         except CapacityReached as error:
-            raise SessionCapacityError(self.sessions.room.used, self.max_concurrent_envs) from error
+            raise SessionCapacityError(self.sessions.capacity.used, self.max_concurrent_envs) from error
         except EnvironmentFailed as error:
             if "factory_name" in error.details:
                 raise EnvironmentFactoryError(error.details["factory_name"]) from error
@@ -278,7 +283,7 @@ class HTTPEnvServer(_UpstreamServer):
             session.last_used = self.runtime.clock.time()
 
     def _start_reaper(self) -> None:
-        """Do nothing: each idle session has timers of its own."""
+        """Do nothing: each idle session has its own timers."""
 
     def _stop_reaper(self) -> None:
         """Do nothing: see `_start_reaper`."""

@@ -1,7 +1,7 @@
-"""Upstream's stateless HTTP calls, each on an instance of its own: no session, no delivery, nothing journaled.
+"""Upstream's stateless HTTP calls: each runs on an environment instance of its own, without a session or journal rows.
 
-Upstream calls the factory on the event loop and the rest on any thread; here an instance lives in one place, has its
-`current_session`, and blocks nobody.
+Upstream calls the factory on the event loop and other methods on any thread. Here all calls of an instance run in its
+place, off the event loop where they may block, and `current_session` works in them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from errata_protocol.mux import injected_fork
 from ..concurrency.procedures import run
 from ..sessions.decoding import step_request
 from ..sessions.sessions import Sessions
-from .upstream_routes import answer_from
+from .upstream_routes import replace_endpoint
 
 
 def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simulation: bool) -> None:
-    """Answer upstream's ``/metadata`` and, in simulation mode, ``/reset``, ``/step`` and ``/state``.
+    """Replace the endpoints of upstream's ``/metadata`` and, in simulation mode, ``/reset``, ``/step`` and ``/state``.
 
     Args:
-        app: With upstream's routes registered.
-        sessions: Lends the instances.
+        app: Application with upstream's routes registered.
+        sessions: Provides an instance for each call.
         action_cls: Action class that steps are validated against.
-        simulation: The mode.
+        simulation: Whether the application runs in simulation mode.
     """
     timeout_s = sessions.runtime.settings.step_timeout_s
 
@@ -45,7 +45,7 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
             found: EnvironmentMetadata = await host.run_in_place(host.env.get_metadata, timeout_s=timeout_s)
             return found
 
-    answer_from(app, "/metadata", "GET", metadata)
+    replace_endpoint(app, "/metadata", "GET", metadata)
     if not simulation:
         return
 
@@ -76,6 +76,6 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
             found: State = await host.run_in_place(lambda: host.env.state, timeout_s=timeout_s)
             return found
 
-    answer_from(app, "/reset", "POST", reset)
-    answer_from(app, "/step", "POST", step)
-    answer_from(app, "/state", "GET", state)
+    replace_endpoint(app, "/reset", "POST", reset)
+    replace_endpoint(app, "/step", "POST", step)
+    replace_endpoint(app, "/state", "GET", state)

@@ -1,6 +1,6 @@
-"""Edits routes that OpenEnv registered: removes one, replaces an endpoint, adds Task API paths without ``/{env_name}``.
+"""Edits the routes that OpenEnv registered: removes routes, replaces endpoints, adds short paths of the Task API.
 
-Upstream builds its endpoints as closures inside ``register_routes``, so there is nothing to override.
+Upstream defines its endpoints as closures inside ``register_routes``, so there is no method to override.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Endpoint = Callable[..., Awaitable[Any]]
 
 
 def find_route(app: FastAPI, path: str, method: str | None) -> BaseRoute | None:
-    """Return the first route at ``path`` for an HTTP method, or the WebSocket route (None)."""
+    """Return the first route at ``path`` for an HTTP method (None for the WebSocket route); None if there is none."""
     for route in app.router.routes:
         if getattr(route, "path", None) == path and not isinstance(route, Mount):
             methods = getattr(route, "methods", None)
@@ -27,11 +27,11 @@ def find_route(app: FastAPI, path: str, method: str | None) -> BaseRoute | None:
     return None
 
 
-def take_route(app: FastAPI, path: str, method: str | None) -> BaseRoute:
-    """Remove and return a route; see `find_route`.
+def remove_route(app: FastAPI, path: str, method: str | None) -> BaseRoute:
+    """Remove and return the route that `find_route` finds.
 
     Raises:
-        RuntimeError: This version of openenv registers its routes in another way.
+        RuntimeError: There is no such route: this version of openenv registers its routes in another way.
     """
     route = find_route(app, path, method)
     if route is None:
@@ -40,9 +40,15 @@ def take_route(app: FastAPI, path: str, method: str | None) -> BaseRoute:
     return route
 
 
-def answer_from(app: FastAPI, path: str, method: str, endpoint: Endpoint) -> None:
-    """Let ``endpoint`` answer an HTTP route of upstream's; its documentation and models stay."""
-    route = take_route(app, path, method)
+def replace_endpoint(app: FastAPI, path: str, method: str, endpoint: Endpoint) -> None:
+    """Replace the endpoint of an upstream HTTP route; its documentation and response model stay.
+
+    The route moves to the end of the application's routes.
+
+    Raises:
+        RuntimeError: There is no such route.
+    """
+    route = remove_route(app, path, method)
     assert isinstance(route, APIRoute)
     app.add_api_route(
         path,
@@ -61,14 +67,16 @@ TASK_API = (("splits", "GET"), ("tasks", "POST"), ("num_tasks", "POST"), ("task"
 """Last segment and method of upstream's routes ``/{env_name}/...``."""
 
 
-def shorten_task_api(app: FastAPI, env_name: str) -> None:
-    """Serve the Task API without its first segment too: under a mount at ``/<name>`` an app sees only the rest."""
+def add_short_task_api(app: FastAPI, env_name: str) -> None:
+    """Serve the Task API also without ``/{env_name}``, which an application mounted at ``/<name>`` does not see."""
     for rest, method in TASK_API:
         path = f"/{env_name}/{rest}"
-        app.add_api_route(f"/{rest}", _always(app.router, path), methods=[method], include_in_schema=False, name=rest)
+        app.add_api_route(
+            f"/{rest}", _forward_to(app.router, path), methods=[method], include_in_schema=False, name=rest
+        )
 
 
-def _always(app: ASGIApp, path: str) -> Endpoint:
+def _forward_to(app: ASGIApp, path: str) -> Endpoint:
     async def endpoint() -> Response:
         return Forwarded(app, path)
 
@@ -76,7 +84,7 @@ def _always(app: ASGIApp, path: str) -> Endpoint:
 
 
 class Forwarded(Response):
-    """A response that another application gives, asked under another path."""
+    """The response of another ASGI application to the same request under another path."""
 
     def __init__(self, app: ASGIApp, path: str) -> None:
         self._app, self._path = app, path

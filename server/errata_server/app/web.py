@@ -1,8 +1,8 @@
-"""OpenEnv's Gradio web interface, which drives a journaled session instead of an environment instance of its own.
+"""OpenEnv's Gradio web interface, using a journaled session instead of an environment instance of its own.
 
-Upstream's manager makes an instance on the main thread and calls it from others; an environment that is tied to its
-thread fails there. Here the page's session is opened when it is first used, and is not counted against the limit, as
-upstream does not count its instance either.
+Upstream's manager creates an instance on the main thread and calls it from other threads, which fails for an
+environment that is tied to its thread. Here all pages share one session. It is opened at the first call and is not
+counted against the limit of sessions, as upstream does not count its instance.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from .server import HTTPEnvServer
 log = logging.getLogger("errata.web")
 
 
-class SessionWebManager(upstream.WebInterfaceManager):
-    """What upstream's pages call, driving one of our sessions.
+class SessionWebManager(upstream.WebInterfaceManager):  # type: ignore[misc]  # openenv ships no types
+    """Upstream's manager of the web interface, using a session of ours for every call.
 
     Args:
-        server: Whose session.
-        sample: An instance to read tools from while the pages are built, where the environment has tools.
+        server: Server that the session is opened on.
+        sample: Instance that the pages read tools from while they are built; None for an environment without tools.
     """
 
     def __init__(self, server: HTTPEnvServer, sample: Environment[Any, Any, Any] | None) -> None:
-        shown = _ShownEnvironment(server, sample)
-        metadata = upstream.load_environment_metadata(server._env_factory, server.env_name)  # type: ignore[arg-type]
-        super().__init__(shown, server.action_cls, server.observation_cls, metadata)  # type: ignore[arg-type]
+        shown = _SessionEnvironment(server, sample)
+        metadata = upstream.load_environment_metadata(server._env_factory, server.env_name)
+        super().__init__(shown, server.action_cls, server.observation_cls, metadata)
         self._bind(server, shown)
 
-    def _bind(self, server: HTTPEnvServer, shown: _ShownEnvironment) -> None:
+    def _bind(self, server: HTTPEnvServer, shown: _SessionEnvironment) -> None:
         self._server = server
         self._shown = shown
         self._session: Session | None = None
@@ -68,7 +68,16 @@ class SessionWebManager(upstream.WebInterfaceManager):
         self._state: dict[str, Any] | None = None
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Reset the page's session, a new one if it was lost; return the payload as upstream."""
+        """Reset the pages' session and return the payload of the reset, in upstream's form.
+
+        A new session is opened if there is none or it was closed or lost.
+
+        Args:
+            reset_kwargs: Arguments of the reset.
+
+        Raises:
+            SessionLost: The session was lost during this call; the next call opens a new one.
+        """
         payload = await self._admit(reset_request(reset_kwargs or {}))
         self.episode_state = upstream.EpisodeState(
             episode_id=self._alias(),
@@ -81,13 +90,17 @@ class SessionWebManager(upstream.WebInterfaceManager):
         return payload
 
     async def step_environment(self, action_data: dict[str, Any]) -> dict[str, Any]:
-        """Step the page's session; return the payload as upstream.
+        """Step the pages' session and return the payload of the step, in upstream's form.
+
+        Args:
+            action_data: Fields of the action.
 
         Raises:
-            ValidationError: It is not an action.
+            ValidationError: ``action_data`` is not a valid action.
+            SessionLost: The session was lost during this call; the next call opens a new one.
         """
         action: Action = deserialize_action_with_preprocessing(action_data, self.action_cls)
-        payload = await self._admit(Delivery("step", _as_json(action, action_data), action=action))
+        payload = await self._admit(Delivery("step", _journaled_action(action, action_data), action=action))
         count = (self._state or {}).get("step_count") or 0
         shown = self.episode_state
         shown.action_logs = [
@@ -107,21 +120,26 @@ class SessionWebManager(upstream.WebInterfaceManager):
         return payload
 
     def get_state(self) -> dict[str, Any]:
-        """Return the environment's state after the last call of a page.
+        """Return the environment's state after the last reset or step from a page.
 
         Raises:
-            RuntimeError: No page has called it yet.
+            RuntimeError: No page has sent a reset or step yet.
         """
         if self._state is None:
             raise RuntimeError("reset the environment first")
         return self._state
 
     async def fresh_state(self) -> dict[str, Any]:
-        """Return the environment's state now."""
+        """Return the environment's current state."""
         return await self._server.sessions.state(await self._page_session())
 
     async def action_of_message(self, message: str) -> dict[str, Any]:
-        """Return the action a chat message stands for; the environment may have a method that says."""
+        """Return the action for a chat message, as the dict that a step takes.
+
+        The environment's ``message_to_action`` makes the action, within 60 s. If it has ``tokens``, the dict has only
+        those; otherwise it has every field but ``metadata``. Without that method, or if it returns None, the dict is
+        ``{"message": message}``.
+        """
         session = await self._page_session()
 
         async def translate(host: EnvHost) -> Any:
@@ -142,7 +160,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
         try:
             reply: Reply = await sessions.admit(session, request, self)
         except SessionLost:
-            self._session = None  # the next reset opens another
+            self._session = None  # the next call opens another
             raise
         payload: dict[str, Any] = json.loads(reply.payload)
         self._state = await sessions.state(session)
@@ -154,7 +172,7 @@ class SessionWebManager(upstream.WebInterfaceManager):
             if self._session is None or self._session.closed or self._session.lost is not None:
                 tokens = self._server.runtime.settings.tokens
                 owner = principal_of(tokens[0]) if tokens else None
-                self._session = await self._server.sessions.open(principal=owner, room=Capacity(None))
+                self._session = await self._server.sessions.open(principal=owner, capacity=Capacity(None))
                 self._server.sessions.lifetime.attach(self._session, self)
                 self._shown.session = self._session
             return self._session
@@ -164,10 +182,11 @@ class SessionWebManager(upstream.WebInterfaceManager):
         return str(alias) if alias is not None else None
 
 
-class _ShownEnvironment:
-    """What upstream's pages and custom builders see as the environment: the session's live instance.
+class _SessionEnvironment:
+    """Stands for the environment in upstream's pages and custom builders; attributes are those of the live instance.
 
-    Drawings are made where the instance lives, right after each call, because a page asks for them on the event loop.
+    ``render_web`` and ``web_actions`` return what `draw` stored: it calls the environment's methods in the instance's
+    place after each request, because a page calls them on the event loop.
     """
 
     def __init__(self, server: HTTPEnvServer, sample: Environment[Any, Any, Any] | None) -> None:
@@ -185,6 +204,10 @@ class _ShownEnvironment:
         return self._cls
 
     async def draw(self, session: Session, payload: dict[str, Any]) -> None:
+        """Call ``render_web`` and ``web_actions`` of the session's instance and store the results.
+
+        Nothing is called if the environment's class overrides neither.
+        """
         observation = {**payload["observation"], "reward": payload["reward"], "done": payload["done"]}
 
         async def drawn(host: EnvHost) -> None:
@@ -220,8 +243,18 @@ def add_web_interface(
     show_default_tab: bool = True,
     title_override: str | None = None,
 ) -> None:
-    """Serve upstream's web interface at ``/web``; the arguments are those of upstream's ``create_app``."""
-    sample = _sample(server)
+    """Serve upstream's web interface at ``/web``.
+
+    Args:
+        app: Application to add the routes to.
+        server: Server of the environment.
+        gradio_builder: As in upstream's ``create_app``, and so are the arguments after it.
+        custom_tab_name: As above.
+        custom_tab_primary: As above.
+        show_default_tab: As above.
+        title_override: As above.
+    """
+    sample = _sample_instance(server)
     try:
         manager = SessionWebManager(server, sample)
         _add_routes(app, manager)
@@ -244,30 +277,30 @@ def add_web_interface(
             sample.close()
     inner = FastAPI()
     gradio.mount_gradio_app(inner, blocks, path="/web", theme=OPENENV_GRADIO_THEME, css=OPENENV_GRADIO_CSS)
-    app.mount("/web", _Pages(inner.router.routes[-1].app, server.runtime))  # type: ignore[attr-defined]
+    app.mount("/web", _GradioPages(inner.router.routes[-1].app, server.runtime))  # type: ignore[attr-defined]
 
 
-def take_over(manager: upstream.WebInterfaceManager, server: HTTPEnvServer) -> None:
-    """Let the pages of an application that upstream built drive one of our sessions.
+def replace_manager(manager: upstream.WebInterfaceManager, server: HTTPEnvServer) -> None:
+    """Change upstream's manager of an application into `SessionWebManager`, so that its pages use a session of ours.
 
-    They keep upstream's instance for what they draw from an observation; it is never reset or stepped again.
+    The pages were built with upstream's instance and still draw observations with it; it is not reset or stepped again.
     """
-    shown = _ShownEnvironment(server, None)
+    shown = _SessionEnvironment(server, None)
     manager.__class__ = SessionWebManager
     assert isinstance(manager, SessionWebManager)
     manager._bind(server, shown)
-    manager.env = shown  # type: ignore[assignment]
+    manager.env = shown
 
 
-def start_when_asked(routes: Iterable[BaseRoute], runtime: Runtime) -> None:
-    """Let the pages that upstream mounted start at their first request, and ask no other host for anything."""
+def start_on_first_request(routes: Iterable[BaseRoute], runtime: Runtime) -> None:
+    """Wrap the Gradio applications that upstream mounted in `_GradioPages`."""
     for route in routes:
         if isinstance(route, Mount) and isinstance(route.app, gradio.routes.App):
-            route.app = _Pages(route.app, runtime)
+            route.app = _GradioPages(route.app, runtime)
 
 
-def redirect_to_pages(app: FastAPI) -> None:
-    """Lead ``/`` and ``/web`` to the pages, under whatever path the application is mounted."""
+def add_redirects(app: FastAPI) -> None:
+    """Redirect ``/`` and ``/web`` to ``/web/`` below the path that the application is mounted at."""
 
     async def to_pages(request: Request) -> RedirectResponse:
         return RedirectResponse(f"{request.scope.get('root_path', '')}/web/")
@@ -276,8 +309,11 @@ def redirect_to_pages(app: FastAPI) -> None:
     app.add_api_route("/web", to_pages, include_in_schema=False)
 
 
-def _sample(server: HTTPEnvServer) -> Environment[Any, Any, Any] | None:
-    """Return an instance where the class alone does not say what the pages need to know."""
+def _sample_instance(server: HTTPEnvServer) -> Environment[Any, Any, Any] | None:
+    """Return an instance if the factory is a function or the environment has MCP tools; None if its class suffices.
+
+    The pages read tools from it while they are built.
+    """
     factory = getattr(server._env_factory, "func", server._env_factory)
     if inspect.isclass(factory) and not issubclass(factory, MCPEnvironment):
         return None
@@ -285,11 +321,12 @@ def _sample(server: HTTPEnvServer) -> Environment[Any, Any, Any] | None:
 
 
 def _add_routes(app: FastAPI, manager: SessionWebManager) -> None:
-    redirect_to_pages(app)
+    add_redirects(app)
 
     @app.get("/web/metadata")
     async def web_metadata() -> dict[str, Any]:
-        return manager.metadata.model_dump()
+        metadata: dict[str, Any] = manager.metadata.model_dump()
+        return metadata
 
     @app.post("/web/reset")
     async def web_reset(request: dict[str, Any] | None = Body(default=None)) -> dict[str, Any]:  # noqa: B008
@@ -317,24 +354,26 @@ def _add_routes(app: FastAPI, manager: SessionWebManager) -> None:
         await manager.disconnect_websocket(websocket)
 
 
-def _as_json(action: Action, given: dict[str, Any]) -> bytes:
-    """Return what is journaled of a page's action: the action, or what the page sent where it has no JSON form."""
+def _journaled_action(action: Action, given: dict[str, Any]) -> bytes:
+    """Return the JSON to journal for an action: the action's own, or what the page sent if the action has none."""
     try:
         return to_json(action.model_dump(mode="json"))
     except PydanticSerializationError:
         return to_json(given)
 
 
-class _Pages:
-    """Gradio's pages, started at their first request: nothing runs the lifespan of a mounted application.
+class _GradioPages:
+    """ASGI application of Gradio's pages, started by the first request, because no lifespan of a mounted app is run.
 
-    They ask no other host for anything. What upstream's theme would fetch are two fonts, which then are the system's
-    own; the icon, which a browser without another word asks the root of the host for, is theirs.
+    It removes references to other hosts: style sheets of two fonts, which the system's own replace. A link to the
+    page's icon is added to the HTML, as browsers otherwise ask the root of the host for one.
     """
 
     def __init__(self, pages: Any, runtime: Runtime) -> None:
         self._pages: ASGIApp = pages
-        runtime.shutdown.on_begin(pages.stop_event.set)  # else the event stream of an open page holds up the shutdown
+        runtime.shutdown.on_begin(
+            pages.stop_event.set
+        )  # otherwise the event stream of an open page delays the shutdown
         self._blocks = blocks = pages.get_blocks()
         config: Any = blocks.config
         config["stylesheets"] = [sheet for sheet in config["stylesheets"] if "://" not in str(sheet)]

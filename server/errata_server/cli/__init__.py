@@ -1,6 +1,7 @@
-"""The ``errata`` command: `commands` registers one module for each group of commands; `source` is where they read.
+"""The ``errata`` command: `commands` registers the commands, most of which have a module for each group.
 
-`diagnostics` is what ``errata doctor`` tries. What a command does, beyond its options and output, belongs elsewhere.
+`source` gives them access to a journal; `diagnostics` has the checks of ``errata doctor``. The modules here handle
+options and output only; the work is done in other packages.
 """
 
 from .commands import main

@@ -1,6 +1,6 @@
 """``errata audit``: how often agents broke the rules of their environments, by task and over time.
 
-Read from the journal: marked turns, the hint keys by which graders say what they saw, and late rewards by source.
+It counts turns marked as violations, the hint keys with which graders report tampering, and late rewards by source.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _FORMATS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H:00Z"}
 
 @dataclass
 class Count:
-    """What was seen in a group of episodes.
+    """Counts of a group of episodes.
 
     Args:
-        episodes: Their number.
-        finished: Those that came to their end.
-        violating: Those with a turn marked ``policy_violation``.
-        violations: Such turns.
+        episodes: Number of episodes.
+        finished: Episodes that are done.
+        violating: Episodes with a turn marked ``policy_violation``.
+        violations: Turns marked so.
         canaries: Episodes whose grading found wrong canaries.
         tampering: Episodes whose grading found tampering of another kind.
-        rewards: Late rewards by source.
+        rewards: Number of late rewards by source.
         reward: Sum of the episodes' rewards.
     """
 
@@ -52,7 +52,7 @@ class Count:
     reward: float = 0.0
 
     def add(self, episode: EpisodeDetail, late: Iterable[RewardRecord]) -> None:
-        """Count an episode."""
+        """Add an episode and its late rewards to the counts."""
         marked = [turn for turn in episode.turns if turn.error_kind == ErrorKind.POLICY_VIOLATION]
         keys = {turn.hint_template_key for turn in marked}
         self.episodes += 1
@@ -65,14 +65,18 @@ class Count:
         self.rewards.update(record.source for record in late)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts, and rates per 1,000 episodes."""
+        """Return the counts and their rates per 1,000 episodes, ready for JSON."""
         per = _PER / self.episodes if self.episodes else 0.0
         rates = {name: round(getattr(self, name) * per, 3) for name in ("violating", "canaries", "tampering")}
         return {**asdict(self), "rewards": dict(self.rewards), "per_1000_episodes": rates}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit status: 0, 1 where a bound of ``--max-per-1000`` is passed, 2 for wrong options."""
+    """Run the command and print its report.
+
+    Returns:
+        The exit status: 0, or 1 if a rate exceeds ``--max-per-1000``. Wrong options exit with status 2.
+    """
     parser = argparse.ArgumentParser(
         prog="errata audit", description="Violations and canary failures per 1,000 episodes, by task and over time."
     )
@@ -106,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail]:
+    """Yield all episodes, page by page."""
     cursor = None
     while True:
         query = {"limit": 500, "cursor": cursor, "environment": environment, "error_kind": None, "episode_id": None}
@@ -118,18 +123,23 @@ def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail
 
 
 def _task(source: Source, episode: EpisodeDetail) -> str:
-    """Return the task that an episode's first observation names; ``-`` where it names none."""
+    """Return the task that an episode's first observation names; ``-`` if it names none or cannot be read."""
     if not episode.deliveries:
         return "-"
     try:
         payload, _, _ = source.state(episode.eid, 0)
-    except ErrataError:  # its journal was cut: the episode counts all the same
+    except ErrataError:  # the row is lost or damaged: the episode is counted all the same
         return "-"
     observation = observation_of(json.loads(payload))
     return next((str(observation[key]) for key in _TASK_KEYS if observation.get(key)), "-")
 
 
 def _print(report: dict[str, Any]) -> None:
+    """Print the report that `main` makes: a row for all episodes, one for each task and one for each period.
+
+    A row has the number of episodes and three rates per 1,000 episodes: with violations, with wrong canaries, and with
+    other tampering.
+    """
     print(f"{'':<48}{'episodes':>9}{'violating':>11}{'canaries':>10}{'tampering':>11}   (per 1,000 episodes)")
     for title, group in (("", {"all": report["total"]}), ("task", report["tasks"]), ("time", report["times"])):
         if title:

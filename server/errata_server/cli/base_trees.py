@@ -27,7 +27,7 @@ def build(
         typer.Option(help="Root directory of an installed system with `errata base packages`; it is moved."),
     ] = None,
 ) -> None:
-    """Build a base tree, unless the same recipe was built before."""
+    """Build a base tree, unless the recipe was built before."""
     made = build_base(
         name,
         directory=directory,
@@ -51,9 +51,9 @@ def import_(
     name: Annotated[str, typer.Argument(help="Name of the tree.")] = "default",
     directory: Annotated[Path | None, typer.Option(help="Directory of bases. [default: user cache]")] = None,
 ) -> None:
-    """Copy a base tree made elsewhere.
+    """Copy a base tree that was made elsewhere.
 
-    A server without root needs one.
+    A server without root needs a copy of its own.
     """
     made = import_base(source, name, directory=directory, progress=lambda line: print(line, file=sys.stderr))
     typer.echo(made.root)
@@ -64,7 +64,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Name or id of a tree.")] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Say where a base tree is."""
+    """Print the id and directory of a base tree."""
     found = find_base(name)
     typer.echo(
         json.dumps({"name": found.name, "id": found.id, "root": str(found.root)})

@@ -1,4 +1,4 @@
-"""``errata episode``: exports episodes into a bundle file, verifies one, serves some read-only."""
+"""``errata episode``: exports episodes to a bundle file, verifies bundles, serves them read-only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="File to write; it 
 
 
 class Progress:
-    """Says on standard error how far a long command is, every two seconds; nothing of a short one.
+    """Prints the progress of a command to standard error every two seconds, the first time after two seconds.
 
     Args:
-        what: What is counted.
+        what: Name of what is counted, in the plural.
     """
 
     def __init__(self, what: str) -> None:
@@ -46,7 +46,7 @@ class Progress:
 
 @contextmanager
 def complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name only when all of it is written."""
+    """Open a file for writing under a temporary name and rename it to ``path`` at the end; an exception deletes it."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w+b") as file:
@@ -60,7 +60,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
 def export(
     eids: Annotated[list[str], typer.Argument(metavar="EID...", help="Episodes.")],
     output: Output,
-    ancestors: Annotated[bool, typer.Option(help="With the episodes that they were forked from.")] = True,
+    ancestors: Annotated[bool, typer.Option(help="Include the episodes that they were forked from.")] = True,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
@@ -84,11 +84,11 @@ def export(
         found = verify_bundle(file, Progress("records verified"))
         if not found.ok:
             raise JournalUnavailable(
-                f"what was exported does not verify, the first of {len(found.problems)} problems: "
-                f"{_told(found)[0]}; the journal is damaged, or the answer was cut off"
+                f"the exported bundle does not verify, the first of {len(found.problems)} problems: "
+                f"{_problems(found)[0]}; the journal is damaged, or the answer was cut off"
             )
-    told = {"file": str(output), "bytes": written, **found.model_dump(include={*_COUNTS, "notes"})}
-    typer.echo(json.dumps(told) if as_json else f"{output}: {_counted(found)}, {written:,} bytes")
+    written_report = {"file": str(output), "bytes": written, **found.model_dump(include={*_COUNTS, "notes"})}
+    typer.echo(json.dumps(written_report) if as_json else f"{output}: {_counted(found)}, {written:,} bytes")
     if not as_json:
         for note in found.notes:
             print(f"errata: {note}", file=sys.stderr)
@@ -101,7 +101,7 @@ def verify(
 ) -> None:
     """Check a bundle. Exit status 1 if it is damaged.
 
-    Checked are each digest, that t has no gap, where forks come from, and the end.
+    Checks each digest, that t has no gap, the origins of forks, and the end of the file.
     """
     with file.open("rb") as lines:
         found = verify_bundle(lines, Progress("records"))
@@ -109,11 +109,17 @@ def verify(
 
 
 def report(found: Verification, what: str, as_json: bool) -> None:
-    """Print what a check found, and exit with status 1 if something is wrong."""
+    """Print the result of a verification, and exit with status 1 if it found problems.
+
+    Args:
+        found: The result.
+        what: Name of what was verified, for the output.
+        as_json: Print JSON.
+    """
     if as_json:
         typer.echo(found.model_dump_json())
     else:
-        for line in [*_told(found), *(f"note: {note}" for note in found.notes)]:
+        for line in [*_problems(found), *(f"note: {note}" for note in found.notes)]:
             typer.echo(line)
         typer.echo(f"{what}: {_counted(found)}, {'ok' if found.ok else f'{len(found.problems)} problems'}")
     if not found.ok:
@@ -125,11 +131,11 @@ def serve(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles.")],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
+    insecure: Annotated[bool, typer.Option(help="Accept other machines without a token.")] = False,
 ) -> None:
     """Serve bundles read-only.
 
-    /episodes, states and rewards answer as the server of the episodes did.
+    /episodes, states and rewards answer as on the server that recorded the episodes.
     """
     from ..serve.bundle_server import serve_archive
     from ..serve.server import Bind
@@ -144,7 +150,8 @@ def _counted(found: Verification) -> str:
     return ", ".join(f"{getattr(found, name):,} {name}" for name in _COUNTS)
 
 
-def _told(found: Verification) -> list[str]:
+def _problems(found: Verification) -> list[str]:
+    """Return a line for each problem of a verification."""
     return [
         ": ".join(
             filter(None, (f"line {p.line}" if p.line else "", p.eid or "", p.what)),

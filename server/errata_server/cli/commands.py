@@ -1,4 +1,4 @@
-"""The entry point: registers all commands, defines ``serve``, ``environments`` and ``demo``, and prints errors."""
+"""The entry point ``errata``: registers commands, defines ``serve``, ``environments`` and ``demo``, prints errors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, 
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
+    """Return a parser for an option that takes one of these names."""
+
     def choice(text: str) -> str:
         if text not in names:
             raise typer.BadParameter(f"{text!r} is not one of {', '.join(names)}")
@@ -33,7 +35,7 @@ _LOG_FORMAT = _one_of("auto", "text", "json")
 
 _ORDER = "serve environments probe tasks doctor demo episodes replay episode journal base bench ablate"
 ORDER = tuple(_ORDER.split())
-"""Commands in the order in which one needs them; ``errata --help`` lists any other after these, ``version`` last."""
+"""The order of commands in ``errata --help``, as users need them; others follow, ``version`` is last."""
 
 
 class _InOrder(TyperGroup):
@@ -52,7 +54,7 @@ cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # it would take the brackets of our help texts for markup and print none of them
+    rich_markup_mode=None,  # it would interpret the brackets in the help texts as markup and not print them
 )
 cli.add_typer(episodes.cli, name="episodes")
 cli.add_typer(bundles.cli, name="episode")
@@ -90,7 +92,7 @@ def serve(
     token: Annotated[
         str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
     ] = None,
-    insecure: Annotated[bool, typer.Option(help="Let other machines in without a token.")] = False,
+    insecure: Annotated[bool, typer.Option(help="Accept other machines without a token.")] = False,
     base: Annotated[list[str] | None, typer.Option(help="Base tree of sandboxes, NAME=PATH; repeatable.")] = None,
     mode: Annotated[
         str | None,
@@ -114,17 +116,17 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="The same of one token, of all environments together. "
+            help="Environment instances at once for one token, in all environments together. "
             "[default: ERRATA_MAX_SESSIONS_PER_PRINCIPAL, else none]",
         ),
     ] = None,
-    action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
-    observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
+    action: probe.ActionClass = None,
+    observation: probe.ObservationClass = None,
     deterministic: Annotated[
         bool,
         typer.Option(
             help="Continue and fork sessions without snapshots by running their requests again, under a hash seed that "
-            "the data directory keeps. Of all targets; errata probe says whether it is true."
+            "the data directory keeps. For all targets; errata probe checks whether it is true."
         ),
     ] = False,
     volatile: Annotated[
@@ -132,7 +134,7 @@ def serve(
         typer.Option(
             metavar="PATH,...",
             help="Fields that may differ when requests run again, as messages print them: $.observation.result.took_s. "
-            "One target.",
+            "One target only.",
         ),
     ] = None,
     detect: Annotated[
@@ -140,7 +142,7 @@ def serve(
         typer.Option(
             metavar="MAP",
             help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]; success=FIELD "
-            "for a boolean in the place of exit_code. One target.",
+            "for a boolean instead of exit_code. One target only.",
         ),
     ] = None,
     allow_unchecked: Annotated[
@@ -173,12 +175,12 @@ def serve(
     journal_dir = data_dir or data_dirs.of_targets(environments)
     if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
         print(
-            f"errata: the journal of earlier servers in {earlier} stays as it is, and this server begins one in "
-            f"{journal_dir}; to go on with the earlier one, stop this and give --data-dir {earlier}",
+            f"errata: the journal of earlier servers in {earlier} stays unchanged, and this server starts a new one in "
+            f"{journal_dir}; to continue the earlier one, stop this server and give --data-dir {earlier}",
             file=sys.stderr,
         )
     if deterministic:
-        hash_seed.fix(journal_dir)  # before the environment and all it needs are imported
+        hash_seed.fix(journal_dir)  # before the environment and its dependencies are imported
 
     from .. import log
     from ..recovery import recovery_class
@@ -217,7 +219,7 @@ def serve(
         detect=detect,
     )
     if any(recovery_class(offered.recovery).repeats_requests for offered in served.capabilities.values()):
-        # A class or spec says that it is deterministic, which only loading it shows.
+        # An environment's class or spec declares that it is deterministic; that is known only after loading it.
         hash_seed.fix(served.runtime.data_dir or journal_dir)
     server.run(served, bind)
 
@@ -228,7 +230,7 @@ def list_environments(
 ) -> None:
     """List installed environments.
 
-    They are those that publish themselves to Errata, and OpenEnv's own packages.
+    They are those with an entry point for Errata, and OpenEnv's own packages.
     """
     import json
 
@@ -252,7 +254,7 @@ def demo(
 ) -> None:
     """Run a demonstration: terminal, swe, training or learning.
 
-    The ones named terminal and swe play a scripted agent: markers, state(t), a crash, a fork.
+    The demos terminal and swe run a scripted agent and show markers, state(t), a crash and a fork.
     """
     options = arguments or []
     name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
@@ -298,12 +300,12 @@ def show_version(
 
 
 def _add_program(point: EntryPoint) -> None:
-    """Make a command of a program that an entry point of the group ``errata.programs`` names."""
+    """Register a command that runs the program of an entry point of the group ``errata.programs``."""
 
     def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
         raise typer.Exit(_program(point.name)(arguments or []))
 
-    # Its help is its own: to load every program here would take seconds.
+    # The program prints its own help: loading every program here would take seconds.
     about = f"A program of its own: see errata {point.name} --help."
     options = {"ignore_unknown_options": True}
     cli.command(point.name, help=about, add_help_option=False, context_settings=options)(run)
@@ -315,6 +317,7 @@ for _point in sorted(entry_points(group="errata.programs"), key=lambda point: po
 
 
 def _program(name: str) -> Callable[[list[str]], int]:
+    """Load the program of an entry point of the group ``errata.programs``."""
     programs = list(entry_points(group="errata.programs", name=name))
     if not programs:
         raise typer.BadParameter(f"{name} is not installed: install openenv-errata again, or run make setup")
@@ -323,6 +326,7 @@ def _program(name: str) -> Callable[[list[str]], int]:
 
 
 def _base(entry: str) -> tuple[str, Path]:
+    """Parse NAME=PATH."""
     name, separator, path = entry.partition("=")
     if not separator or not name or not path:
         raise typer.BadParameter(f"--base takes NAME=PATH, not {entry!r}")
@@ -330,7 +334,7 @@ def _base(entry: str) -> tuple[str, Path]:
 
 
 def main() -> None:
-    """Run the command; an expected failure is one line on standard error and exit status 1."""
+    """Run the command. An `ErrataError`, invalid setting or OSError is printed in one line, with exit status 1."""
     try:
         cli()
     except ErrataError as error:
@@ -342,7 +346,7 @@ def main() -> None:
         print(f"errata: setting {name}: {wrong['msg']}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has ended
         sys.exit(1)
     except OSError as error:
         print(f"errata: {error}", file=sys.stderr)

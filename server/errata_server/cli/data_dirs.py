@@ -1,4 +1,4 @@
-"""Where ``errata serve`` keeps its journal unless one says otherwise, and where the reading commands look for it."""
+"""The default data directories: of ``errata serve``, and of the commands that read a journal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEp
 from ..journal import journal_in
 
 MAX_NAME = 80
-"""Characters of a directory's name; what several long targets are called is cut and ends in a digest."""
+"""Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
 
 _RESERVED = frozenset({"journal", "journal.db", "lock", "sandboxes", "server.json"})
-"""Names in a data directory: `home` was one itself."""
+"""Names of files in a data directory: `home` itself was the data directory of earlier versions."""
 
 
 def home() -> Path:
@@ -25,9 +25,9 @@ def home() -> Path:
 
 
 def of_targets(targets: Sequence[str]) -> Path:
-    """Return the data directory of a server of these targets: ``ERRATA_DATA_DIR``, else one in `home` by their names.
+    """Return the default data directory of a server with these targets: ``ERRATA_DATA_DIR``, else one below `home`.
 
-    The order of the targets makes no difference.
+    The directory is named after the targets in alphabetical order, whatever order they are given in.
     """
     configured = os.environ.get("ERRATA_DATA_DIR")
     if configured:
@@ -39,28 +39,33 @@ def of_targets(targets: Sequence[str]) -> Path:
 
 
 def _name(target: str) -> str:
-    """Return what a target is called: a directory by its own name, everything else as it is written."""
-    called = Path(target).resolve().name if Path(target).is_dir() else target
-    return re.sub(r"[^A-Za-z0-9_.-]+", ".", called).strip(".") or "environment"
+    """Return a file name for a target: that of a directory, else the target's text with other characters replaced."""
+    text = Path(target).resolve().name if Path(target).is_dir() else target
+    return re.sub(r"[^A-Za-z0-9_.-]+", ".", text).strip(".") or "environment"
 
 
 def left_behind(chosen: Path) -> Path | None:
-    """Return the data directory that earlier versions took for every server, where a new one is about to be made."""
+    """Return the data directory that earlier versions used for every server, if it has a journal.
+
+    None if ``chosen`` exists already or ``ERRATA_DATA_DIR`` is set, because then no journal is left behind.
+    """
     if os.environ.get("ERRATA_DATA_DIR") or chosen.exists() or not _has_journal(home()):
         return None
     return home()
 
 
 def for_reading(eids: Sequence[str], holds: Callable[[Path, str], bool]) -> Path:
-    """Return the data directory that a command reads when none is given.
+    """Return the data directory that a command reads by default.
+
+    That is ``ERRATA_DATA_DIR``, else the only directory with a journal, else the first one that has all ``eids``.
 
     Args:
-        eids: Episodes that the command is about. Where there are several journals, the first one that has all is read.
-        holds: Whether the journal of a directory has an episode.
+        eids: Episodes that the command is about.
+        holds: Returns whether the journal of a directory has an episode.
 
     Raises:
-        InvalidRequest: There is no journal, or there are several and no episode says which; the message names them.
-        UnknownEpisode: There are several, and none has the episodes.
+        InvalidRequest: There is no journal, or there are several and ``eids`` is empty; the message lists them.
+        UnknownEpisode: There are several journals, and none has the episodes.
     """
     configured = os.environ.get("ERRATA_DATA_DIR")
     if configured:
@@ -80,14 +85,14 @@ def for_reading(eids: Sequence[str], holds: Callable[[Path, str], bool]) -> Path
 
 
 def journals() -> list[Path]:
-    """Return the data directories with a journal that servers without ``--data-dir`` have made."""
-    at = home()
-    below = sorted(d for d in at.iterdir() if d.is_dir() and d.name not in _RESERVED) if at.is_dir() else []
-    return [directory for directory in (at, *below) if _has_journal(directory)]
+    """Return `home` and the directories in it, as far as they have a journal."""
+    top = home()
+    children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
+    return [directory for directory in (top, *children) if _has_journal(directory)]
 
 
 def _has_journal(directory: Path) -> bool:
     try:
         return journal_in(directory).is_dir()
-    except JournalUnavailable:  # of an earlier Errata: opening it says so
+    except JournalUnavailable:  # in an earlier version's format; opening it reports that
         return True

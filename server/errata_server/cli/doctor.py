@@ -1,4 +1,4 @@
-"""``errata doctor``: runs the checks of `diagnostics` and prints what they find."""
+"""``errata doctor``: makes the checks of `diagnostics` and prints their results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from . import data_dirs, source
 
 def doctor(
     data_dir: source.ServersDir = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server would take.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on which the server would listen.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Check that this machine can run `errata serve terminal`.
 
-    Exit status 0 when it can. Other environments need less: the last line says whether one that runs no commands in
+    Exit status 0 if it can. Other environments need less: the last line says whether one that runs no commands in
     sandboxes would work.
     """
     from ..sandbox import registry
@@ -30,7 +30,7 @@ def doctor(
     settings = Settings(data_dir=chosen)
     backend = registry.backend_type(settings.sandbox)
     found = []
-    for finding in examine(Machine(settings), backend, registry.place_of(chosen, settings.base), port=port):
+    for finding in examine(Machine(settings), backend, registry.config_for(chosen, settings.base), port=port):
         found.append(finding)
         if not as_json:
             typer.echo(f"{finding.verdict:8}{finding.name:18}{finding.says}")

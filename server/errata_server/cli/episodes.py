@@ -25,9 +25,9 @@ cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command
 
 
 def cursor_of(text: str) -> str:
-    """Read a cursor that an earlier list printed."""
+    """Check the argument of ``--cursor``: the number that an earlier list printed."""
     if not text.isdecimal() or len(text) > 18:
-        raise typer.BadParameter(f"{text!r} is no cursor that an earlier list printed")
+        raise typer.BadParameter(f"{text!r} is not a cursor that an earlier list printed")
     return text
 
 
@@ -35,12 +35,10 @@ def cursor_of(text: str) -> str:
 def episodes(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most this many.")] = 20,
-    cursor: Annotated[
-        str | None, typer.Option(parser=cursor_of, metavar="N", help="Go on after an earlier list.")
-    ] = None,
+    cursor: Annotated[str | None, typer.Option(parser=cursor_of, metavar="N", help="Continue an earlier list.")] = None,
     environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
-    error_kind: Annotated[str | None, typer.Option(help="Only with a turn marked so.")] = None,
-    episode_id: Annotated[str | None, typer.Option(help="Only of this alias, which the client chose.")] = None,
+    error_kind: Annotated[str | None, typer.Option(help="Only with a turn marked with this kind.")] = None,
+    episode_id: Annotated[str | None, typer.Option(help="Only with this alias, which the client chose.")] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
@@ -94,9 +92,10 @@ def reward(
     eid: str,
     t: Annotated[int, typer.Argument(min=0, max=2**53 - 1, help="Delivery.")],
     value: float,
-    source: Annotated[str, typer.Option(help="Who says so.")],
+    source: Annotated[str, typer.Option(help="Name of what gives the reward, such as a grader.")],
     reward_id: Annotated[
-        str | None, typer.Option("--id", help="Name of the reward: given again, nothing changes. [default: a new one]")
+        str | None,
+        typer.Option("--id", help="Id of the reward; adding the same one again changes nothing. [default: a new one]"),
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,
@@ -104,7 +103,7 @@ def reward(
 ) -> None:
     """Add a reward to a step.
 
-    Through the server where one runs on the directory.
+    If a server runs on the directory, it adds the reward.
     """
     try:
         post = RewardPost(t=t, value=value, source=source, reward_id=reward_id or f"cli-{secrets.token_hex(8)}")
@@ -112,13 +111,13 @@ def reward(
         raise InvalidRequest(f"not a reward: {error.errors(include_url=False)[0]['msg']}") from error
     with Source(data_dir, url, eids=[eid], writes=True) as opened:
         made = opened.reward(eid, post)
-    told = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
-    typer.echo(made.model_dump_json() if as_json else told)
+    line = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
+    typer.echo(made.model_dump_json() if as_json else line)
 
 
 @cli.command("delete")
 def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
-    """Delete episodes and sandbox layers that only they named."""
+    """Delete episodes and the sandbox layers that only they use."""
     deleted: dict[str, int] = {}
     missing: UnknownEpisode | None = None
     with Source(data_dir, url, eids=eids, writes=True) as source:
@@ -135,13 +134,15 @@ def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: 
 
 def replay(
     eid: Annotated[str, typer.Argument(help="Episode.")],
-    t: Annotated[int | None, typer.Argument(min=0, max=2**53 - 1, help="Delivery; else all turns are listed.")] = None,
+    t: Annotated[
+        int | None, typer.Argument(min=0, max=2**53 - 1, help="Delivery; without, all turns are listed.")
+    ] = None,
     agent_text: Annotated[bool, typer.Option(help="Print what the agent read instead of the payload.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Print the exact bytes of a step, their digest checked.
+    """Print the exact bytes of a step after checking their digest.
 
     They are the bytes that the agent was sent at step T.
     """
@@ -149,9 +150,9 @@ def replay(
         if t is None:
             _print_detail(source.detail(eid), as_json)
             return
-        payload, told, kind = source.state(eid, t)
-        if digest(payload) != told:
-            raise JournalUnavailable(f"t={t} of {eid} does not match its digest {told}: the journal is damaged")
+        payload, expected, kind = source.state(eid, t)
+        if digest(payload) != expected:
+            raise JournalUnavailable(f"t={t} of {eid} does not match its digest {expected}: the journal is damaged")
         if agent_text:
             environment = source.detail(eid).environment
             if environment not in published():
@@ -161,9 +162,9 @@ def replay(
             spec = published()[environment].load()
             text = spec.agent_text(observation_of(json.loads(payload)))
             read = {"agent_text": text, "agent_text_version": spec.agent_text_version}
-            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, **read}) if as_json else text)
+            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, **read}) if as_json else text)
         elif as_json:
-            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": told, "data": json.loads(payload)}))
+            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, "data": json.loads(payload)}))
         else:
             sys.stdout.buffer.write(payload + (b"\n" if sys.stdout.isatty() else b""))
             sys.stdout.buffer.flush()
@@ -185,6 +186,7 @@ def _print_detail(detail: EpisodeDetail, as_json: bool) -> None:
 
 
 def _age(created: float) -> str:
+    """Return the time since a moment, rounded down to a whole unit."""
     seconds = max(0, int(time.time() - created))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

@@ -28,7 +28,7 @@ from .bundles import report as show_verification
 from .source import DataDir, Json, Source
 
 cli = typer.Typer(
-    help="Size, check, export and prune a journal. Reads a directory, also while a server runs on it.",
+    help="Size, check, export and prune a journal. Reads a directory, even while a server runs on it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -58,7 +58,7 @@ def size(data_dir: DataDir = None, as_json: Json = False) -> None:
 def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Check all deliveries. Exit status 1 if one is wrong.
 
-    Checked are each digest, that t has no gap, and where forks come from.
+    Checks each digest, that t has no gap, and the origins of forks.
     """
     with Source(data_dir, None) as source:
         found = asyncio.run(_verified(source))
@@ -78,9 +78,9 @@ def salvage(
 ) -> None:
     """Repair a damaged journal; list the lost sessions.
 
-    What is whole stays. Open sessions with rows in damaged frames end as lost; what else was delivered stays readable.
+    Intact rows stay. Open sessions with rows in damaged frames end as lost; their other deliveries stay readable.
     The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
-    journal/damaged. A copy holds the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
+    journal/damaged. A copy has the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
     """
     from ..journal.salvage import salvage as repair
 
@@ -107,6 +107,7 @@ def salvage(
 
 
 def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
+    """Yield the lines of the report on a repair."""
     for damage in found.damaged:
         where = f"segment {damage.segment}, bytes {damage.begin:,} to {damage.end:,}"
         yield f"{where}: {damage.what}" + (f"; it held {damage.holds}" if damage.holds else "")
@@ -128,10 +129,10 @@ def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
 @cli.command("retention")
 def retention(
     keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Delete closed episodes without a request for longer, days.")
+        float | None, typer.Option(min=0, help="Delete closed episodes without a request for this many days.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="N[k|M|G|T]", help="Delete the oldest until the rest holds no more.")
+        str | None, typer.Option(metavar="N[k|M|G|T]", help="Delete the oldest until the rest is no larger.")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Only report what would be deleted.")] = False,
     data_dir: DataDir = None,
@@ -139,9 +140,9 @@ def retention(
 ) -> None:
     """Delete whole closed episodes, oldest first.
 
-    Through the server where one runs on the directory. Never one that an open session stands on, or that a kept fork
-    comes from. A server deletes for the token in ERRATA_TOKEN only what is its own; it prunes for all with
-    ERRATA_RETENTION_DAYS and ERRATA_RETENTION_MAX_BYTES.
+    If a server runs on the directory, it deletes them. Episodes of open sessions, and those from which a kept episode
+    was forked, are kept. A server deletes only episodes of the token in ERRATA_TOKEN; with ERRATA_RETENTION_DAYS and
+    ERRATA_RETENTION_MAX_BYTES it prunes those of all tokens.
     """
     from ..episodes import retention as keeping
 
@@ -183,7 +184,11 @@ def retention(
 
 
 def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
-    """Delete what was chosen; return how many went, and how many a server did not give to this token."""
+    """Delete the chosen episodes, through the server if one uses the directory.
+
+    Returns:
+        How many were deleted, and how many the server kept because they belong to other tokens.
+    """
     from ..episodes import retention as keeping
 
     progress = Progress("deleted")
@@ -203,15 +208,16 @@ def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
 @cli.command("export")
 def export(
     output: Output,
-    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Of the file.")] = "jsonl",
-    by: Annotated[str, typer.Option(metavar="turn|episode", help="What a row is.")] = "turn",
+    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Format of the file.")] = "jsonl",
+    by: Annotated[str, typer.Option(metavar="turn|episode", help="What each row describes.")] = "turn",
     environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Only made since: 2026-05-01, an ISO time, or 12h, 7d ago.")
+        str | None,
+        typer.Option(metavar="WHEN", help="Only episodes made since: 2026-05-01, an ISO time, or 12h, 7d ago."),
     ] = None,
     done: Annotated[bool, typer.Option("--done", help="Only episodes that ended.")] = False,
-    state: Annotated[bool, typer.Option(help="With state_t, the exact payloads.")] = True,
-    agent_text: Annotated[bool, typer.Option(help="With agent_text_t, what the agent read.")] = False,
+    state: Annotated[bool, typer.Option(help="Include state_t, the exact payloads.")] = True,
+    agent_text: Annotated[bool, typer.Option(help="Include agent_text_t, what the agent read.")] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -247,6 +253,7 @@ _SIZES = ("episodes", "deliveries", "payload_bytes", "request_bytes", "state_byt
 
 
 async def _sizes(source: Source) -> dict[str, dict[str, int]]:
+    """Return the sizes of the journal's rows by environment."""
     from ..episodes.rollouts import all_held
 
     found: dict[str, dict[str, int]] = {}
@@ -262,7 +269,11 @@ async def _sizes(source: Source) -> dict[str, dict[str, int]]:
 
 
 def _files(directory: Path) -> dict[str, int]:
-    """Return the bytes of the journal's files and of all sandboxes."""
+    """Return the disk space used in a data directory, in bytes.
+
+    ``sandboxes`` is the space of all sandboxes, ``journal`` that of all other files. Files that cannot be read count
+    as 0.
+    """
     from ..sandbox import registry
     from ..settings import Settings
 
@@ -272,13 +283,17 @@ def _files(directory: Path) -> dict[str, int]:
             if path.is_file() and not path.is_symlink():
                 inside = path.relative_to(directory).parts[0] != registry.DIRECTORY
                 journal += path.stat().st_blocks * 512 if inside else 0
-        except OSError:  # a running server deleted it, or it is a sandbox's own
+        except OSError:  # a running server deleted it, or its modes do not allow to look at it
             continue
     backend = registry.backend_type(Settings().sandbox)
     return {"journal": journal, "sandboxes": backend.size_bytes(directory / registry.DIRECTORY)}
 
 
 async def _verified(source: Source) -> Verification:
+    """Check all episodes of a journal and print the progress to standard error.
+
+    An episode whose deliveries cannot be read is a problem in the result, not an error of this function.
+    """
     from ..episodes.bundles import contents, describe
     from ..episodes.rollouts import all_held
 
@@ -300,17 +315,19 @@ async def _verified(source: Source) -> Verification:
 
 
 def _bytes(text: str) -> int:
+    """Parse a size such as 500M or 20G; units are powers of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no number of bytes: 500M, 20G, 1000000")
+        raise typer.BadParameter(f"{text!r} is not a number of bytes, such as 500M, 20G or 1000000")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _when(text: str) -> float:
+    """Parse a time, absolute or relative to now, to seconds since 1970."""
     ago = re.fullmatch(r"(\d+)\s*([mhd])", text.strip())
     if ago is not None:
         return time.time() - int(ago[1]) * {"m": 60, "h": 3600, "d": 86_400}[ago[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time: 2026-05-01, 2026-05-01T12:00, 12h or 7d") from error
+        raise typer.BadParameter(f"{text!r} is not a time, such as 2026-05-01, 2026-05-01T12:00, 12h or 7d") from error

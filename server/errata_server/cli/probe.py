@@ -1,4 +1,4 @@
-"""``errata probe``: says which recovery class an environment can have, what differs, and how to serve it."""
+"""``errata probe``: finds out which recovery class an environment can have, what differs, and how to serve it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from ..recovery import recovery_class
 from .source import DataDir, Json, Source, Url
 
 IMPOSSIBLE, UNCLEAR = 3, 4
-"""Exit statuses beside 0, the class was verified; 1 is an error and 2 a wrong option, as everywhere."""
+"""Exit statuses for those outcomes. As for all commands, 0 is success, 1 an error and 2 a wrong option."""
+
+
+ActionClass = Annotated[str | None, typer.Option(help="Action class, module:Class, if type hints do not name it.")]
+ObservationClass = Annotated[
+    str | None, typer.Option(help="Observation class, module:Class, if type hints do not name it.")
+]
 
 
 def probe(
@@ -29,18 +35,18 @@ def probe(
         str | None,
         typer.Option(metavar="EID", help="Take the requests of an episode instead, from --data-dir or --url."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="How many actions to draw where none are given.")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn actions and of the resets.")] = 0,
-    action: Annotated[str | None, typer.Option(help="Action class, module:Class, where hints do not say it.")] = None,
-    observation: Annotated[str | None, typer.Option(help="Observation class, likewise.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Number of random actions, if none are given.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random actions and of the resets.")] = 0,
+    action: ActionClass = None,
+    observation: ObservationClass = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Find out whether sessions can fork and survive a restart.
 
-    Plays the same actions in fresh server processes, compares them, kills one with SIGKILL in the middle, and goes on.
-    Exit status: 0 verified, 3 impossible as it is, 4 the actions show too little.
+    Runs the same actions in several new server processes, compares the answers, kills one with SIGKILL in the middle
+    and continues. Exit status: 0 verified, 3 impossible as it is, 4 the actions show too little.
     """
     from ..probe import Outcome, Plan
     from ..probe import probe as run
@@ -70,29 +76,29 @@ def probe(
 
 
 def lines(verdict: object) -> list[str]:
-    """Return a verdict for people."""
+    """Return the lines that describe a verdict in text output."""
     from ..probe import Outcome, Verdict
 
     assert isinstance(verdict, Verdict)
     different, errors = verdict.answers
-    told = [f"{verdict.environment}: {verdict.requests} requests, {different} different answers, {errors} errors"]
+    text = [f"{verdict.environment}: {verdict.requests} requests, {different} different answers, {errors} errors"]
     if not verdict.differs:
-        told.append("fresh processes gave the same answers, field by field")
+        text.append("fresh processes gave the same answers, field by field")
     for found in verdict.differs:
         cause = f" ({found.cause})" if found.cause else ""
-        told.append(f"  differs at {found.path}, first in request {found.request}{cause}: {found.how}")
-    told += [
+        text.append(f"  differs at {found.path}, first in request {found.request}{cause}: {found.how}")
+    text += [
         f"  state() differs at {found.path}: {found.how}; no delivery shows it, so recovery does not compare it"
         for found in verdict.state_differs
     ]
-    told.append(f"recovery as it is: {verdict.served}")
+    text.append(f"recovery as it is: {verdict.served}")
     command = shlex.join(["errata", "serve", verdict.target, *verdict.options])
     match verdict.outcome:
         case Outcome.VERIFIED:
-            told.append(f"recovery it can have: {verdict.recovery}, verified after kill -9 and in a fork")
-            told.append(f"  {command}")
+            text.append(f"recovery it can have: {verdict.recovery}, verified after kill -9 and in a fork")
+            text.append(f"  {command}")
             if recovery_class(verdict.recovery).repeats_requests:
-                told.append(
+                text.append(
                     "  or in its class: DETERMINISTIC = True"
                     + (
                         f"; VOLATILE_FIELDS of its observation: {verdict.options[-1]}"
@@ -101,13 +107,13 @@ def lines(verdict: object) -> list[str]:
                     )
                 )
         case Outcome.IMPOSSIBLE:
-            told.append("recovery it can have: none as it is")
-            told += [f"  {why}" for why in verdict.why]
-            told.append(
+            text.append("recovery it can have: none as it is")
+            text += [f"  {why}" for why in verdict.why]
+            text.append(
                 "  with these lines in its class its sessions are kept and forked whatever its answers depend on:"
             )
-            told += [f"    {line}".rstrip() for line in verdict.snapshot_lines]
+            text += [f"    {line}".rstrip() for line in verdict.snapshot_lines]
         case Outcome.UNCLEAR:
-            told.append("recovery it can have: unclear")
-            told += [f"  {why}" for why in verdict.why]
-    return told
+            text.append("recovery it can have: unclear")
+            text += [f"  {why}" for why in verdict.why]
+    return text

@@ -1,4 +1,4 @@
-"""`Source`: reads and changes episodes for a command, through a running server or in its data directory."""
+"""`Source`: reads and changes episodes for a command, over HTTP or in a data directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _RECORDS = TypeAdapter(list[RewardRecord])
 
 
 def directory(text: str) -> Path:
-    """Read a directory option; an empty one is a variable that was not set, not the current directory."""
+    """Parse a directory option; empty text, as from an unset variable, is an error and not the current directory."""
     if not text.strip():
         raise typer.BadParameter("the directory is empty: is a variable unset?")
     return Path(text)
@@ -68,20 +68,24 @@ ServersDir = Annotated[
         "[default: ERRATA_DATA_DIR, else errata/NAMES in XDG_DATA_HOME or ~/.local/share]",
     ),
 ]
-Url = Annotated[str | None, typer.Option(help="Server to ask instead of reading the disk.")]
+Url = Annotated[str | None, typer.Option(help="Server to use instead of reading the disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
 class Source:
-    """A journal to read: over HTTP, or straight from its directory.
+    """Access to the episodes of a server over HTTP, or of a data directory. Use it as a context manager.
 
-    A directory is read in place also while a server runs on it; deleting goes through the server then.
+    A data directory can be read while a server runs on it. Changes are then made through that server.
 
     Args:
-        data_dir: Data directory; None chooses as `data_dirs.for_reading` does.
-        url: Server to ask instead.
-        eids: Episodes that the command is about: they determine which journal is read.
-        writes: Take the directory, or ask the server that holds it.
+        data_dir: The data directory; None for the one that `data_dirs.for_reading` returns.
+        url: URL of a server to use instead of a data directory.
+        eids: Episodes that the command is about; they select the data directory if there are several.
+        writes: Open the directory for changes, or use the server that runs on it.
+
+    Raises:
+        InvalidRequest: There is no journal, or ``url`` is not an HTTP URL.
+        JournalUnavailable: The directory is in use and its server cannot be found.
     """
 
     def __init__(
@@ -94,9 +98,10 @@ class Source:
         if url is None and not journal_in(self._directory).is_dir():
             raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
         if url is None and writes:
-            self._take_or_ask()
+            self._open_for_writing()
 
-    def _take_or_ask(self) -> None:
+    def _open_for_writing(self) -> None:
+        """Open the directory, or use the server that has it open; raise JournalUnavailable if it cannot be found."""
         try:
             self._runtime = Runtime(Settings(data_dir=self._directory))
         except JournalUnavailable:
@@ -120,17 +125,28 @@ class Source:
         return principal_of(self._token) if self._token else None
 
     def page(self, query: dict[str, Any]) -> EpisodePage:
+        """Return one page of episodes, newest first, from the server or from the local journal.
+
+        Args:
+            query: The parameters of ``GET /episodes``. Each one has to be there; None stands for one that is not set.
+        """
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
             return EpisodePage.model_validate_json(self._http("GET", "/episodes", params=params).content)
         return self._local(lambda episodes: episodes.reads.page(**query, principal=self._principal))
 
     def detail(self, eid: str) -> EpisodeDetail:
+        """Return an episode with its turns.
+
+        Raises:
+            UnknownEpisode: There is none, or it belongs to another token.
+        """
         if self._url is not None:
             return EpisodeDetail.model_validate_json(self._http("GET", _path(eid)).content)
         return self._local(lambda episodes: episodes.reads.detail(eid, self._principal))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
+        """Return the payload of delivery ``t``, its recorded digest and its kind."""
         if self._url is not None:
             answer = self._http("GET", f"{_path(eid)}/states/{t}")
             return answer.content, answer.headers["etag"].strip('"'), answer.headers["x-errata-kind"]
@@ -138,18 +154,26 @@ class Source:
         return found.payload, found.digest, found.kind
 
     def rewards(self, eid: str) -> list[RewardRecord]:
+        """Return the late rewards of an episode."""
         if self._url is not None:
             return _RECORDS.validate_json(self._http("GET", f"{_path(eid)}/rewards").content)
         return self._local(lambda episodes: episodes.reads.rewards(eid, self._principal))
 
     def reward(self, eid: str, post: RewardPost) -> RewardRecord:
+        """Add a late reward and return it as recorded."""
         if self._url is not None:
             answer = self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump())
             return RewardRecord.model_validate_json(answer.content)
         return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], self._principal))[0])
 
     def bundle(self, eids: Sequence[str], write: Callable[[bytes], object], *, ancestors: bool) -> None:
-        """Hand the bytes of a bundle to ``write`` as they come."""
+        """Call ``write`` with the bytes of a bundle, part by part.
+
+        Args:
+            eids: The episodes; at least one.
+            write: Called with each part.
+            ancestors: Include the episodes that they were forked from.
+        """
         if self._url is None:
             asyncio.run(self._write_bundle(eids, write, ancestors))
             return
@@ -167,10 +191,10 @@ class Source:
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime of a directory that is read in place, or held.
+        """The runtime on the data directory.
 
         Raises:
-            InvalidRequest: A server is asked, which gives no such thing.
+            InvalidRequest: A server is used, so there is none.
         """
         if self._runtime is None:
             raise InvalidRequest("this is read from a data directory on its machine: give --data-dir")
@@ -178,29 +202,44 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """A server is asked."""
+        """Whether a server is used."""
         return self._url is not None
 
     @property
     def directory(self) -> Path:
-        """The data directory."""
+        """The data directory; with ``url``, that of the default."""
         return self._directory
 
     def delete_all(self, eids: Sequence[str], *, unused_only: bool = False) -> DeletedEpisodes:
-        """Delete at most 1000 episodes of this principal, through the server where one holds the directory."""
+        """Delete episodes, through the server if one is used.
+
+        Args:
+            eids: The episodes; a server takes at most 1000.
+            unused_only: Keep episodes on which an open session stands, or from which another was forked.
+
+        Returns:
+            Of each deleted episode, the number of its deliveries; and the ids of those kept as in use, and of those
+            that are unknown or belong to another token.
+        """
         if self._url is not None:
-            asked = {"eids": list(eids), "unused_only": unused_only}
-            return DeletedEpisodes.model_validate_json(self._http("POST", "/episodes/delete", json=asked).content)
+            body = {"eids": list(eids), "unused_only": unused_only}
+            return DeletedEpisodes.model_validate_json(self._http("POST", "/episodes/delete", json=body).content)
         return self._local(
             lambda episodes: episodes.deletion.delete_all(eids, self._principal, unused_only=unused_only)
         )
 
     def delete(self, eid: str) -> int:
+        """Delete an episode; return the number of its deliveries.
+
+        Raises:
+            UnknownEpisode: There is none, or it belongs to another token.
+        """
         if self._url is not None:
             return int(self._http("DELETE", _path(eid)).json()["deleted"])
         return self._local(lambda episodes: episodes.deletion.delete(eid, self._principal))
 
     def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
+        """Run a coroutine on the episodes of the data directory, in an event loop of its own."""
         from ..episodes.episodes import Episodes
 
         episodes = Episodes.of(self.runtime)
@@ -215,6 +254,7 @@ class Source:
 
     @contextlib.contextmanager
     def _stream(self, path: str, params: Any) -> Iterator[httpx.Response]:
+        """Make a GET request and yield its response, whose body is not read; raises as `_checked_answer`."""
         try:
             with httpx.stream("GET", self._address(path), params=params, headers=self._headers, timeout=60) as answer:
                 if answer.is_error:
@@ -225,7 +265,7 @@ class Source:
 
     def _address(self, path: str) -> str:
         if self._url is None:
-            raise RuntimeError("a data directory is read in place, not over HTTP")
+            raise RuntimeError("a data directory is not read over HTTP")
         return self._url.rstrip("/") + path
 
     @property
@@ -236,11 +276,12 @@ class Source:
         return JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?")
 
     def _checked_answer(self, answer: httpx.Response) -> httpx.Response:
+        """Return an HTTP response; raise the error that its status or body means."""
         if answer.status_code == 401 and self._token is None:
             raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN")
         if answer.status_code == 401:
             raise Unauthorized(f"{self._url} refused the token in ERRATA_TOKEN: set one of the server's")
-        if answer.status_code == 404 and not _has_code(answer) and self._is_ours():
+        if answer.status_code == 404 and not _has_code(answer) and self._is_errata():
             raise NotSupported(
                 f"{self._url} is in production mode, which serves no episodes: read its journal on its machine "
                 "with --data-dir"
@@ -250,13 +291,18 @@ class Source:
         return answer
 
     def _ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """Make an HTTP request, once, and return the response, whatever its status.
+
+        Raises:
+            JournalUnavailable: The server cannot be reached, or sent nothing for 60 s.
+        """
         try:
             return httpx.request(method, self._address(path), headers=self._headers, timeout=60, **kwargs)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._no_answer(error) from error
 
-    def _is_ours(self) -> bool:
-        """Return whether the server is an Errata server: one without episodes is in production mode."""
+    def _is_errata(self) -> bool:
+        """Return whether the capabilities at the URL are those of an Errata server."""
         try:
             capabilities = self._ask("GET", "/capabilities").json()
         except ValueError:
@@ -270,6 +316,7 @@ class Source:
 
 
 def _holds(directory: Path, eid: str) -> bool:
+    """Return whether a data directory has an episode."""
     with Source(directory, None) as source:
         try:
             source.detail(eid)
@@ -279,10 +326,10 @@ def _holds(directory: Path, eid: str) -> bool:
 
 
 def _checked(url: str) -> str:
-    """Return the address of a server.
+    """Return ``url`` if it is an HTTP or HTTPS URL with a host.
 
     Raises:
-        InvalidRequest: It is none of HTTP's.
+        InvalidRequest: It is not.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -291,13 +338,18 @@ def _checked(url: str) -> str:
 
 
 def _path(eid: str) -> str:
-    """Return where an episode is served. A text that no server mints would lead to another address."""
+    """Return the URL path of an episode.
+
+    Raises:
+        UnknownEpisode: ``eid`` has characters that no id has, with which the path could lead elsewhere.
+    """
     if not _EID.fullmatch(eid):
         raise UnknownEpisode(eid)
     return f"/episodes/{eid}"
 
 
 def _has_code(answer: httpx.Response) -> bool:
+    """Return whether the body of a response is a JSON object with an error code."""
     try:
         body = answer.json()
     except ValueError:

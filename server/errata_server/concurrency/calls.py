@@ -1,7 +1,7 @@
 """`Call`: a call on another thread whose result wakes the event loop once for a burst of results.
 
-Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread puts its
-result down and rings only if nobody has rung since the loop last looked.
+Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread queues its
+result, and wakes the loop only if no wake-up has been scheduled since the loop last emptied the queue.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .per_loop import PerLoop
+
 
 class CallAbandoned(Exception):
     """A call did not end in time.
 
     Attributes:
-        ran: It had begun, so that what it called is half-run now and its thread is written off.
+        ran: Whether the call had begun. If so, the environment is in an undefined state and the thread is written off.
     """
 
     def __init__(self, *, ran: bool) -> None:
@@ -25,80 +27,89 @@ class CallAbandoned(Exception):
         self.ran = ran
 
     def described(self, timeout_s: float) -> str:
-        """Return how it was abandoned, in words that follow the name of the function."""
+        """Describe how the call was abandoned, as a phrase that follows the name of the function."""
         if self.ran:
             return f"ran longer than the server's {timeout_s:g} s and was abandoned"
         return f"got no thread within the server's {timeout_s:g} s and did not run"
 
 
 class ThreadGone(Exception):
-    """The call did not begin: its thread was written off, because another call hangs on it."""
+    """The call did not begin, because its thread was written off after another call hung on it."""
 
 
 class Worker(Protocol):
-    """What runs calls one after the other: a thread, or a fake of one."""
+    """Runs calls one after the other: a thread, or a fake of one."""
 
     load: int
-    """Environments that live on it."""
+    """Number of environments placed on this worker."""
 
     @property
     def gone(self) -> bool:
-        """It was written off."""
+        """Whether the worker was written off."""
 
     @property
     def busy_since(self) -> float | None:
-        """When the call that runs now began, on the server's monotonic clock."""
+        """Time at which the running call began, on the server's monotonic clock in seconds; None while idle."""
 
     def submit(self, call: Call) -> None:
-        """Run ``call`` after all that was submitted before.
+        """Queue ``call`` to run after all calls submitted earlier.
 
         Raises:
-            ThreadGone: It was written off.
+            ThreadGone: The worker was written off.
         """
 
     def write_off(self, call: Call) -> bool:
-        """Give the thread up with the call that hangs on it; what waits behind that call fails with `ThreadGone`.
+        """Abandon the thread with the call that hangs on it; calls queued behind it fail with `ThreadGone`.
 
         Returns:
-            False if ``call`` is not what runs: it ended meanwhile.
+            Whether the thread was written off; False if ``call`` is no longer running.
         """
 
     def end(self) -> None:
-        """End after what was submitted. Never waits."""
+        """Ask the worker to end after all submitted calls. Does not block."""
 
 
 class Call(ABC):
-    """One function to run on another thread. Made on the event loop that gets its result."""
+    """A function to run on another thread, created on the event loop that receives its result."""
 
-    __slots__ = ("_function", "_outbox", "_unclaimed", "error", "loop", "result", "worker")
+    __slots__ = ("_arguments", "_function", "_outbox", "_unclaimed", "error", "loop", "result", "worker")
 
-    _function: Callable[[], Any]
+    _function: Callable[..., Any]
+    _arguments: tuple[Any, ...]
 
     def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set up the call to be run once, its result to be delivered on ``loop``."""
+        """Prepare the call to run once and to deliver its result on ``loop``."""
         self.loop = loop
-        self._outbox = _Outbox.of(loop)
-        self._unclaimed = [True]  # list.pop is atomic: only one of the thread and a withdrawal can have it
+        self._outbox = _OUTBOXES[loop]
+        self._unclaimed = [True]  # list.pop is atomic: either the thread or a withdrawal gets it, never both
         self.result: Any = None
         self.error: Exception | None = None
         self.worker: Worker | None = None
 
     def withdraw(self) -> bool:
-        """See to it that the call never begins; False if it has."""
+        """Prevent the call from beginning; return False if it has begun already."""
         try:
             return self._unclaimed.pop()
         except IndexError:
             return False
 
     def begin(self, worker: Worker) -> bool:
-        """Claim the call for ``worker``; False if it was withdrawn."""
+        """Claim the call for ``worker``, which then has to run it. Only one claim or withdrawal of a call succeeds.
+
+        Returns:
+            False if the call was withdrawn or claimed before; it must not run then.
+        """
         if not self.withdraw():
             return False
         self.worker = worker
         return True
 
     def give_up(self) -> CallAbandoned | None:
-        """Withdraw the call, or write its thread off, and say which; None if it had ended. From any thread."""
+        """Withdraw the call, or write off its thread if it runs. Thread-safe.
+
+        Returns:
+            The error to report; None if the call had ended.
+        """
         if self.withdraw():
             return CallAbandoned(ran=False)
         if self.worker is not None and self.worker.write_off(self):
@@ -106,57 +117,49 @@ class Call(ABC):
         return None
 
     def perform(self) -> None:
-        """Run the function. What it raises is kept, also what would end the thread or, passed on, the event loop."""
+        """Run the function and store its result or exception.
+
+        Exceptions that would end the thread or the event loop are wrapped in RuntimeError.
+        """
         try:
-            self.result = self._function()
+            self.result = self._function(*self._arguments)
         except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError) as error:
             self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
             self.error.__cause__ = error
         except Exception as error:
             self.error = error
-        except BaseException as error:  # whatever a library derives from it, e.g. a panic of an extension module
+        except BaseException as error:  # a library's own subclass, e.g. for a panic in an extension module
             self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
             self.error.__cause__ = error
 
     def hand_over(self) -> None:
-        """Give the result to the loop. From any thread."""
+        """Queue the result for delivery on the event loop. Thread-safe."""
         self._outbox.put(self)
 
     def fail(self, error: Exception) -> None:
-        """Answer with ``error`` instead of running. From any thread."""
+        """Fail the call with ``error`` if it has not begun. Thread-safe."""
         if self.withdraw():
             self.error = error
             self.hand_over()
 
     @abstractmethod
     def resolve(self) -> None:
-        """Report the outcome to the caller. On the loop."""
+        """Report the outcome to the caller. Called on the event loop."""
 
 
 class _Outbox:
-    """Results on their way to one event loop."""
+    """Queue of finished calls to be delivered on one event loop."""
 
     __slots__ = ("_done", "_loop", "_rung")
-
-    _known: dict[asyncio.AbstractEventLoop, _Outbox] = {}  # noqa: RUF012 - a loop has one, whoever sends to it
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._done: deque[Call] = deque()
         self._rung = False
 
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> _Outbox:
-        found = cls._known.get(loop)
-        if found is None:
-            for other in [known for known in list(cls._known) if known.is_closed()]:
-                cls._known.pop(other, None)
-            found = cls._known.setdefault(loop, cls(loop))
-        return found
-
     def put(self, call: Call) -> None:
         self._done.append(call)
-        if not self._rung:  # two threads may both find it unset: the second wake-up finds nothing, and does no harm
+        if not self._rung:  # two threads may both find it unset: the second wake-up finds an empty queue
             self._rung = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
@@ -164,7 +167,10 @@ class _Outbox:
                 self._done.clear()
 
     def _deliver(self) -> None:
-        self._rung = False  # before the first look: what is put down after the last one rings again
+        self._rung = False  # before the queue is read: a call added after the loop below schedules another wake-up
         done = self._done
         while done:
             done.popleft().resolve()
+
+
+_OUTBOXES: PerLoop[_Outbox] = PerLoop(_Outbox)

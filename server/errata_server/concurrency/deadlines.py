@@ -6,50 +6,44 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .per_loop import PerLoop
 from .step_clock import StepClock, stopped_s
 
 COARSE_S = 5.0
-"""Deadlines this far away and further are kept to within `TICK_S`; nearer ones have a timer of their own."""
+"""Timeouts of at least this many seconds share one timer with a precision of `TICK_S`; shorter ones get their own."""
 
 TICK_S = 1.0
 
 
 class Expiring(Protocol):
-    """What has a deadline; hashed by its identity."""
+    """An object with a deadline, hashed by identity."""
 
     def expire(self) -> None:
         """Called when the deadline has passed."""
 
 
 class Deadlines:
-    """The deadlines of one event loop: calls `Expiring.expire` of whatever was not removed in time.
+    """The deadlines of one event loop: calls `Expiring.expire` of each object not removed before its deadline.
 
     Args:
         loop: The event loop.
     """
 
-    _known: dict[asyncio.AbstractEventLoop, Deadlines] = {}  # noqa: RUF012 - one for each loop
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout: in each, the first added is due first
+        self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout; each in order of deadlines
         self._timer: asyncio.TimerHandle | None = None
 
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Deadlines:
-        """Return the deadlines of an event loop."""
-        found = cls._known.get(loop)
-        if found is None:
-            for other in [known for known in list(cls._known) if known.is_closed()]:
-                cls._known.pop(other, None)
-            found = cls._known.setdefault(loop, cls(loop))
-        return found
+    def add(self, timeout_s: float, who: Expiring, now: float) -> dict[Expiring, float] | asyncio.TimerHandle:
+        """Schedule ``who.expire`` for ``timeout_s`` after ``now``, or up to `TICK_S` later.
 
-    def add(self, timeout_s: float, who: Expiring, now: float) -> object:
-        """Let ``who`` expire ``timeout_s`` after ``now``, the loop's time, or up to `TICK_S` later.
+        Args:
+            timeout_s: Seconds until the deadline.
+            who: Object whose `Expiring.expire` is called.
+            now: Current time of the event loop, seconds.
 
         Returns:
-            What `remove` takes.
+            What cancels the deadline: a dict to remove ``who`` from (it is absent once expired), or a timer handle.
         """
         if timeout_s < COARSE_S:
             return self.loop.call_later(max(timeout_s, 0.0), who.expire)
@@ -60,13 +54,6 @@ class Deadlines:
                 self._timer = self.loop.call_later(TICK_S, self._look)
         lane[who] = now + timeout_s
         return lane
-
-    def remove(self, who: Expiring, added: Any) -> None:
-        """Forget the deadline of ``who``, which `add` returned ``added`` for. It may have passed."""
-        if type(added) is dict:
-            added.pop(who, None)
-        else:
-            added.cancel()  # a timer
 
     def _look(self) -> None:
         self._timer = None
@@ -86,18 +73,22 @@ class Deadlines:
             self._timer = self.loop.call_later(TICK_S, self._look)
 
 
+DEADLINES: PerLoop[Deadlines] = PerLoop(Deadlines)
+"""The deadlines of each event loop."""
+
+
 async def ends_within(
     timeout_s: float, task: asyncio.Task[Any], clock: Callable[[], StepClock | None] = lambda: None
 ) -> bool:
-    """Wait for one task, as `asyncio.wait` does for a set of them at nearly twice the cost.
+    """Wait for one task with a timeout; `asyncio.wait`, which takes a set of tasks, costs nearly twice as much.
 
     Args:
-        timeout_s: How long, without the time in which the clock was stopped.
-        task: What is waited for.
-        clock: Returns the clock of the session whose call the task is, None where it was never stopped.
+        timeout_s: Timeout in seconds; time in which ``clock`` was stopped does not count.
+        task: The task to wait for. It is not cancelled at the timeout.
+        clock: Returns the clock of the session that the task belongs to; None if that clock was never stopped.
 
     Returns:
-        Whether it ended in time.
+        Whether the task ended in time.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()

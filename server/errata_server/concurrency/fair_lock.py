@@ -9,9 +9,9 @@ from types import TracebackType
 
 
 class Turn:
-    """Proof that a `FairLock` is held; only the lock gives one.
+    """Proof that a `FairLock` is held; only the lock creates one.
 
-    A function that takes a ``Turn`` may only be called by the holder of the lock. It has no state: all are one object.
+    A function that takes a ``Turn`` may only be called by the holder of the lock. It has no state.
     """
 
     __slots__ = ()
@@ -56,13 +56,18 @@ class FairLock:
             await passed
         except asyncio.CancelledError:
             if passed.done() and not passed.cancelled():
-                self._release()  # the lock had been passed on already
+                self.release(_TURN)  # the lock had already been passed to this waiter
             raise
         return _TURN
 
     def release(self, turn: Turn) -> None:
-        """Let the next waiter in."""
-        self._release()
+        """Release the lock, which the caller has to hold; the first waiter, if there is one, acquires it."""
+        if self._waiting:
+            self._pass_on()
+            return
+        self._held.release()
+        if self._waiting and self._held.acquire(False):  # a waiter was added between the check and the release
+            self._pass_on()
 
     async def __aenter__(self) -> Turn:
         return await self.acquire()
@@ -70,18 +75,10 @@ class FairLock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        if self._waiting:
-            self._pass_on()
-            return
-        self._held.release()
-        if self._waiting and self._held.acquire(False):  # a waiter came since the first look and found it held
-            self._pass_on()
+        self.release(_TURN)
 
     def _pass_on(self) -> None:
-        """Pass the lock, which is held, to the first waiter; release it when there is none any more."""
+        """Pass the held lock to the first waiter whose loop is open; release it if there is none."""
         with _GUARD:
             while self._waiting:
                 loop, passed = self._waiting.popleft()
@@ -94,10 +91,10 @@ class FairLock:
 
     def _wake(self, passed: asyncio.Future[None]) -> None:
         if passed.done():  # cancelled while the lock was passed on
-            self._release()
+            self.release(_TURN)
         else:
             passed.set_result(None)
 
 
 _GUARD = threading.Lock()
-"""Held for a moment while a waiter is added to any lock, or the first one is taken out."""
+"""Held briefly while a waiter is added to, or removed from, the queue of any `FairLock`."""

@@ -18,41 +18,41 @@ from .threads import AbandonedCalls, Threads
 log = logging.getLogger("errata.threads")
 
 FREE_BASE = 1
-"""Threads of the free pool that take work at once. More only contend for the interpreter's lock, unless they block, and
-then the watch lets others in within `TICK_S`."""
+"""Initial limit of the free pool's active threads. More would only contend for the interpreter's lock, unless calls
+block, and then the watch thread raises the limit within `TICK_S`."""
 
 FREE_RUNNING = 40
-"""Threads of the free pool whose call is not known to block."""
+"""Most active threads of the free pool, beyond those whose call is known to block."""
 
 TICK_S = 0.02
-"""How often the free pool is looked at while work waits; a call that runs longer than this may be blocked."""
+"""Interval at which the free pool is checked while work waits; a call that runs longer than this may be blocked."""
 
 BUSY_S = 1.0
-"""A call that runs longer than this is held for blocked, however busy the process is."""
+"""A call that runs longer than this is considered blocked, however busy the process is."""
 
 SATURATED = 0.7
 """CPU seconds of the process per second above which long calls mean contention, not blocking."""
 
 SPARE_LOOKS = 5
-"""Looks in a row that find CPU to spare before that alone says that calls block, each too shortly to be seen at it."""
+"""Consecutive checks with spare CPU after which calls count as blocking, though each blocks too briefly to be seen."""
 
 LATE_S = 0.003
-"""The same, by how late a sleeping thread gets to run again."""
+"""A sleeping thread that wakes later than this means contention."""
 
 SWITCH_S = 0.005
-"""How long a computing thread keeps the interpreter from the next one."""
+"""How long a computing thread holds the interpreter's lock before it must yield (CPython's switch interval)."""
 
 FREE_IDLE_S = 10.0
-"""After this long without work a thread of the free pool ends."""
+"""A thread of the free pool ends after this long without work."""
 
 
 class OsThreads(Threads):
-    """Daemon threads.
+    """Runs environments' calls on daemon threads.
 
     Args:
-        cap: As `Threads`.
-        max_written_off: As `Threads`.
-        clock: As `Threads`.
+        cap: See `Threads`.
+        max_written_off: See `Threads`.
+        clock: See `Threads`.
     """
 
     def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
@@ -68,11 +68,11 @@ class OsThreads(Threads):
 
     @property
     def free_threads(self) -> int:
-        """Threads of the free pool, those written off left out."""
+        """Number of threads of the free pool, without those written off."""
         return self._pool.size
 
     def trouble(self) -> str | None:
-        """Say why this server should be given no more sessions; None when all is well."""
+        """Return why this server should get no more sessions; None if it can take more."""
         return super().trouble() or self._pool.trouble
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class OsThreads(Threads):
 
 
 class _Thread(ABC):
-    """A daemon thread, and which call it runs."""
+    """A daemon thread and the call that it runs."""
 
     def __init__(self, name: str, abandoned_calls: AbandonedCalls) -> None:
         self.load = 0
@@ -95,7 +95,7 @@ class _Thread(ABC):
         self._thread = ServiceThread(name, self._run, restarts=False, failed=self._lost)
 
     def _lost(self, error: BaseException) -> None:
-        """The thread ends outside of any call: give it up, so that nobody waits for it.
+        """Called when the thread failed outside of a call: mark it as gone, so that no caller waits for it.
 
         Its environments are restored on other threads as after a call that hangs.
         """
@@ -118,17 +118,17 @@ class _Thread(ABC):
 
     @abstractmethod
     def submit(self, call: Call) -> None:
-        """Put ``call`` down for this thread."""
+        """Queue ``call`` for this thread."""
 
     def end(self) -> None:
         self._inbox.put(None)
 
     @abstractmethod
     def _left_behind(self) -> None:
-        """Answer what waits for this thread, which was just written off."""
+        """Called when this thread was written off: fail or reassign the work queued for it."""
 
     def _perform(self, call: Call) -> bool:
-        """Run ``call``; return False if the thread was written off meanwhile and has to end."""
+        """Run ``call``; return False if the thread was written off during it and must end."""
         if not call.begin(self):
             return True
         with self._lock:
@@ -145,12 +145,12 @@ class _Thread(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Run calls until the end."""
+        """Run calls until the thread is asked to end or is written off."""
 
 
 class _PinnedThread(_Thread):
     def submit(self, call: Call) -> None:
-        with self._lock:  # or a call could be put down after `write_off` has answered all that waited
+        with self._lock:  # or a call could be queued after `write_off` has failed all queued calls
             if self.gone:
                 raise ThreadGone
             self._inbox.put(call)
@@ -182,9 +182,10 @@ class _FreeThread(_Thread):
         self._inbox.put(call)
 
     def blocked(self, now: float, patience_s: float, *, spare: bool) -> bool:
-        """Say whether the call that runs has used no CPU for ``patience_s``, or runs longer than `BUSY_S`.
+        """Return whether the running call is blocked rather than computing.
 
-        With CPU to ``spare`` that it runs for so long is enough. Without, it may only wait for the interpreter.
+        It is, if it has used no CPU for ``patience_s`` or runs longer than `BUSY_S`. If the process has ``spare`` CPU,
+        running for ``patience_s`` is enough; otherwise the call may only be waiting for the interpreter's lock.
         """
         since, call = self.busy_since, self._current
         if since is None or now - since < patience_s:
@@ -220,13 +221,13 @@ class _FreeThread(_Thread):
 class _FreePool:
     """Runs calls on few threads as long as they do not block, and on many when they do.
 
-    A fixed number would be wrong twice: 40 threads that compute contend for the interpreter's lock, and 40 that block
-    leave a thousand sessions waiting. So `_limit` threads take work at once. While work waits, a thread of its own
-    looks every `TICK_S`: if a thread is blocked and the process has CPU to spare, or no thread took any work since the
-    last look, the waiting work is stuck behind blocked calls and not behind computing ones, and the limit is raised,
-    `FREE_RUNNING` above the number of blocked threads at most. Calls that block too shortly to be met at it show by CPU
-    to spare in `SPARE_LOOKS` looks in a row. One such look, or one without work taken, says nothing: it is so too where
-    a computing thread waits for the interpreter or the machine, and then 40 threads would contend for nothing.
+    No fixed number of threads fits: 40 threads that compute contend for the interpreter's lock, and 40 that block leave
+    a thousand sessions waiting. So at most `_limit` threads take work at once. While work waits, a watch thread checks
+    the pool every `TICK_S`. If a thread is blocked, and the process has spare CPU or no thread took work since the last
+    check, the waiting work is held up by blocked calls and not by computing ones. Then the limit is raised, to at most
+    `FREE_RUNNING` above the number of blocked threads. Calls that block too briefly to be observed show as spare CPU in
+    `SPARE_LOOKS` consecutive checks. A single check with spare CPU, or without work taken, is no evidence: it also
+    occurs while a computing thread waits for the interpreter's lock or for the machine.
     """
 
     def __init__(self, cap: int, abandoned_calls: AbandonedCalls) -> None:
@@ -237,7 +238,7 @@ class _FreePool:
         self._lock = threading.Lock()
         self._waiting: deque[Call] = deque()
         self._active: set[_FreeThread] = set()
-        self._idle: list[_FreeThread] = []  # the last to rest is the first to work: the others end in time
+        self._idle: list[_FreeThread] = []  # used last in, first out, so that the others reach `FREE_IDLE_S`
         self._taken = 0
         self._spare_looks = 0
         self._watched = False
@@ -256,7 +257,7 @@ class _FreePool:
     def submit(self, calls: Sequence[Call]) -> None:
         with self._lock:
             self._waiting.extend(calls)
-            # One thread takes one call after the other, as long as the watch does not find that it is held up.
+            # Active threads take the waiting calls one by one; the watch adds threads only if these are held up.
             self._fill(self._limit)
             if self._waiting and not self._needed.is_set():
                 self._needed.set()
@@ -264,7 +265,7 @@ class _FreePool:
                     self._start_watch()
 
     def next_for(self, thread: _FreeThread) -> Call | None:
-        """Return what ``thread`` does next; None if it rests now."""
+        """Return the next call for ``thread``; None if it becomes idle."""
         with self._lock:
             if self._waiting and len(self._active) <= self._limit:
                 self._taken += 1
@@ -274,7 +275,7 @@ class _FreePool:
             return None
 
     def retire(self, thread: _FreeThread) -> bool:
-        """Let an idle thread end; False if it was given work at this moment."""
+        """Remove an idle thread that is about to end; return False if it was given work meanwhile."""
         with self._lock:
             if thread not in self._idle:
                 return False
@@ -282,7 +283,7 @@ class _FreePool:
             return True
 
     def lost(self, thread: _FreeThread) -> None:
-        """A thread was written off: another may take its place."""
+        """Called when a thread was written off: let another one take its place."""
         with self._lock:
             self._active.discard(thread)
             self._fill(len(self._active) + 1)
@@ -312,7 +313,7 @@ class _FreePool:
         return True
 
     def _fill(self, size: int) -> None:
-        """Have as many as ``size`` threads at work while there is any."""
+        """Start or wake threads until ``size`` are active or no call waits."""
         while self._waiting and len(self._active) < min(size, self._cap):
             if not self._put_to_work(self._waiting[0]):
                 return
@@ -321,7 +322,7 @@ class _FreePool:
     def _start_watch(self) -> None:
         try:
             self._watcher = ServiceThread("errata-free-watch", self._watch)
-        except RuntimeError as error:  # the threads that there are do the work; the next call that waits tries again
+        except RuntimeError as error:  # the existing threads go on; the next waiting call tries again
             self._needed.clear()
             log.warning("calls that block may hold others up: the system gives no more threads (%s)", error)
         else:
@@ -357,6 +358,6 @@ class _FreePool:
             self._fill(min(FREE_RUNNING + blocked, max(FREE_RUNNING, 2 * len(self._active))))
             self._limit = max(self._limit, len(self._active))
         else:
-            # Threads beyond it rest when their calls end: what is at work now must not hold it up.
+            # Threads beyond the limit become idle when their calls end; until then they do not keep it up.
             self._limit = max(self._base + blocked, self._limit * 7 // 8)
             self._fill(self._limit)

@@ -6,46 +6,56 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .calls import Call, CallAbandoned
-from .deadlines import Deadlines
+from .deadlines import DEADLINES, Deadlines, Expiring
 from .procedures import Done, Operation
 from .step_clock import StepClock
 
 T = TypeVar("T")
 
-ClockOf = Callable[[], StepClock | None]
-"""Returns the clock of the session whose call it is; None where the clock was never stopped."""
+
+class HasClock(Protocol):
+    """The session that a call belongs to."""
+
+    @property
+    def clock(self) -> StepClock | None:
+        """The clock of its calls; None if that clock was never stopped."""
 
 
-def no_clock() -> None:
-    """Return no clock, for calls whose deadline nothing stops."""
+class _NoSession:
+    """For calls of no session, whose deadline is never extended."""
+
+    clock: StepClock | None = None
+
+
+_NO_SESSION = _NoSession()
 
 
 class Place(ABC):
-    """Where one environment's calls run. Its user makes one call at a time."""
+    """Where the calls of one environment run, one call at a time."""
 
     gone: bool
-    """No call can run here any more: one that hangs was given up, and the environment is half-run or out of reach."""
+    """Whether no further call can run here: a call that hung was abandoned, so the environment cannot be used again."""
 
-    async def run(self, function: Callable[[], T], timeout_s: float, clock: ClockOf = no_clock) -> T:
+    async def run(self, function: Callable[[], T], timeout_s: float, session: HasClock = _NO_SESSION) -> T:
         """Run ``function`` and return what it returns, or raise what it raises.
 
         Args:
-            function: Called once, or never.
-            timeout_s: Deadline from now, waiting for the thread included.
-            clock: See `ClockOf`.
+            function: Called at most once.
+            timeout_s: Deadline in seconds from now, including the wait for a thread.
+            session: The session that the call belongs to.
 
         Raises:
             CallAbandoned: The deadline passed. If the call had begun, this place is gone.
-            ThreadGone: The call did not begin and never will: this place is gone.
+            ThreadGone: This place is gone; the function was not called.
         """
-        return await ThreadCall(function, self, timeout_s, clock)  # type: ignore[no-any-return]
+        return await ThreadCall(function, (), self, timeout_s, session)  # type: ignore[no-any-return]
 
     @abstractmethod
     def start(self, call: Call) -> None:
-        """Begin ``call``; its `Call.resolve` is called at its end.
+        """Begin ``call``; `Call.resolve` is called when it has ended.
 
         Raises:
             ThreadGone: This place is gone.
@@ -53,62 +63,67 @@ class Place(ABC):
 
     @abstractmethod
     def ended(self) -> None:
-        """Forget the last call, which has ended."""
+        """Called when the last call has ended."""
 
     @abstractmethod
     def abandoned(self) -> None:
-        """Note that the last call was given up while it ran."""
+        """Called when the last call was abandoned while it ran."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Write off the call that still runs here, for example after its caller was cancelled."""
+        """Abandon the call that still runs here, for example after its caller was cancelled."""
 
     @abstractmethod
     def release(self) -> None:
-        """Return the place without waiting for the call that runs on it. Idempotent."""
+        """Give the place back without waiting for a running call. Idempotent."""
 
 
 _NO_SLOTS: tuple[str, ...] = ()
-"""Of a class whose attributes have their slots in its subclasses: two bases with slots cannot be combined."""
+"""The slots of `_Timed`, whose subclasses declare them: Python cannot combine two base classes with slots."""
 
 
 class _Timed(Operation):
-    """An operation under a deadline, from which the time is left out in which its clock was stopped."""
+    """An operation with a deadline; time in which its clock was stopped does not count."""
 
     __slots__ = _NO_SLOTS
 
-    _clock: ClockOf
-    _deadline: object
+    _deadline: dict[Expiring, float] | asyncio.TimerHandle
     _deadlines: Deadlines
     _done: Done | None
+    _session: HasClock
     _started: float
     _stopped_before_s: float
     _timeout_s: float
 
     def _abandon(self) -> CallAbandoned | None:
-        """Give up what runs; return None if it has just ended and its result is on the way."""
+        """Abandon the call; return None if it has already ended and its result is about to be delivered."""
         raise NotImplementedError
 
     def _set_deadline(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
         self._done = done
-        self._deadlines = deadlines = Deadlines.of(loop)
+        self._deadlines = deadlines = DEADLINES[loop]
         self._started = started = loop.time()
-        clock = self._clock()
+        clock = self._session.clock
         self._stopped_before_s = 0.0 if clock is None else clock.stopped_s()
         self._deadline = deadlines.add(self._timeout_s, self, started)
 
     def _ended(self) -> Done | None:
-        """Return the callback, the first time."""
-        done, self._done = self._done, None
+        """Cancel the deadline and return the callback; None if this was done before."""
+        done = self._done
         if done is not None:
-            self._deadlines.remove(self, self._deadline)
+            self._done = None
+            deadline = self._deadline
+            if isinstance(deadline, dict):
+                deadline.pop(self, None)
+            else:
+                deadline.cancel()
         return done
 
     def expire(self) -> None:
         """Called when the deadline has passed."""
         if self._done is None:
             return
-        clock = self._clock()
+        clock = self._session.clock
         if clock is not None:
             now = self._deadlines.loop.time()
             left_s = clock.left_s(self._timeout_s, now - self._started, self._stopped_before_s)
@@ -121,25 +136,43 @@ class _Timed(Operation):
 
 
 class ThreadCall(Call, _Timed):
-    """A function called at a place, under a deadline.
+    """Calls a function at a place, with a deadline.
 
-    Fails with `CallAbandoned` when the deadline passes, with `ThreadGone` when it did not begin and never will, and
-    else with what the function raised.
+    Fails with `CallAbandoned` when the deadline has passed, with `ThreadGone` if the function was not called because
+    the place is gone, and otherwise with the exception that the function raised.
 
     Args:
-        function: Called once, or never.
-        place: Where.
-        timeout_s: Deadline from the start, waiting for the thread included.
-        clock: See `ClockOf`.
+        function: Called at most once.
+        arguments: Its positional arguments.
+        place: Where to call it.
+        timeout_s: Deadline in seconds from the start, including the wait for a thread.
+        session: The session that the call belongs to.
     """
 
-    __slots__ = ("_clock", "_deadline", "_deadlines", "_done", "_place", "_started", "_stopped_before_s", "_timeout_s")
+    __slots__ = (
+        "_deadline",
+        "_deadlines",
+        "_done",
+        "_place",
+        "_session",
+        "_started",
+        "_stopped_before_s",
+        "_timeout_s",
+    )
 
-    def __init__(self, function: Callable[[], Any], place: Place, timeout_s: float, clock: ClockOf = no_clock) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        place: Place,
+        timeout_s: float,
+        session: HasClock = _NO_SESSION,
+    ) -> None:
         self._function = function
+        self._arguments = arguments
         self._place = place
         self._timeout_s = timeout_s
-        self._clock = clock
+        self._session = session
         self._done = None
 
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,7 +186,7 @@ class ThreadCall(Call, _Timed):
         self._set_deadline(done, loop)
 
     def resolve(self) -> None:
-        """Report the outcome, unless the call was given up or its caller cancelled."""
+        """Report the outcome, unless the call was abandoned or its caller was cancelled."""
         done = self._ended()
         if done is not None:
             self._place.ended()
@@ -172,33 +205,38 @@ class ThreadCall(Call, _Timed):
         return abandoned
 
 
+TASK_NAME = "errata: a call of an environment"
+
+
 class CancelledByItself(Exception):
-    """A coroutine raised `asyncio.CancelledError` though nobody had cancelled it."""
+    """A coroutine raised `asyncio.CancelledError` although its task was not cancelled."""
 
 
 class TaskCall(_Timed):
-    """A coroutine in a task of its own, under a deadline.
+    """Runs a coroutine in a task of its own, with a deadline.
 
-    Fails with `CallAbandoned` when the deadline passes (the task goes on: see ``task``), with `CancelledByItself`, and
-    else with what the coroutine raised.
+    Fails with `CallAbandoned` when the deadline has passed (the task goes on: see ``task``), with `CancelledByItself`
+    if the coroutine raised CancelledError, and otherwise with the exception that the coroutine raised.
 
     Args:
         call: Returns the awaitable.
+        arguments: Its positional arguments; a `functools.partial` would take 200 bytes for each request in flight.
         context: The context of the task.
-        timeout_s: Deadline from the start.
-        clock: See `ClockOf`.
+        timeout_s: Deadline in seconds from the start.
+        session: The session that the call belongs to.
 
     Attributes:
         task: The task, once started.
     """
 
     __slots__ = (
+        "_arguments",
         "_call",
-        "_clock",
         "_context",
         "_deadline",
         "_deadlines",
         "_done",
+        "_session",
         "_started",
         "_stopped_before_s",
         "_timeout_s",
@@ -207,30 +245,34 @@ class TaskCall(_Timed):
 
     def __init__(
         self,
-        call: Callable[[], Awaitable[Any]],
+        call: Callable[..., Awaitable[Any]],
+        arguments: tuple[Any, ...],
         context: contextvars.Context,
         timeout_s: float,
-        clock: ClockOf = no_clock,
+        session: HasClock = _NO_SESSION,
     ) -> None:
         self._call = call
+        self._arguments = arguments
         self._context = context
         self._timeout_s = timeout_s
-        self._clock = clock
+        self._session = session
         self._done = None
         self.task: asyncio.Task[None]
 
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
         """Begin in a new task; see `Operation.start`."""
-        self.task = loop.create_task(self._run(), context=self._context)
+        # Not `create_task`: it formats a new name for each task, which is a third of the cost of making one.
+        self.task = asyncio.Task(self._run(), loop=loop, name=TASK_NAME, context=self._context)
         self._set_deadline(done, loop)
 
     async def _run(self) -> None:
         result: Any = None
         error: BaseException | None = None
         try:
-            result = await self._call()
+            result = await self._call(*self._arguments)
         except asyncio.CancelledError:
-            self._report(None, CancelledByItself())  # no effect where the caller cancelled
+            if (done := self._ended()) is not None:  # the caller has not cancelled
+                done(None, CancelledByItself())
             raise
         except GeneratorExit:  # the event loop is gone
             raise
@@ -239,9 +281,6 @@ class TaskCall(_Timed):
         except BaseException as failure:  # asyncio would let SystemExit and KeyboardInterrupt end the event loop
             error = RuntimeError(f"it raised {type(failure).__name__}: {failure}")
             error.__cause__ = failure
-        self._report(result, error)
-
-    def _report(self, result: Any, error: BaseException | None) -> None:
         if (done := self._ended()) is not None:
             done(result, error)
 

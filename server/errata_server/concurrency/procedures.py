@@ -1,10 +1,10 @@
-"""Procedures: generators that yield what they wait for, so that one text runs with a task or without one.
+"""Procedures: generators that yield what they wait for, so that the same code runs with or without a task.
 
-A task costs as much as a short step. So what every request does is written once, as a generator, and has two drivers:
+A task costs as much as a short step. So the code of each request is written once, as a generator, with two drivers:
 
-- `run` awaits each wait. It is for callers that are in a task anyway.
-- `start` resumes the procedure from callbacks. As long as it yields only `Operation`s there is no task; a coroutine
-  that it yields gets one of its own.
+- `run` awaits each yielded wait. It is for callers that already run in a task.
+- `start` resumes the procedure from callbacks. No task is needed while it yields only `Operation`s; a
+  yielded coroutine runs in a task of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec import Struct
+
+C = TypeVar("C")
 T = TypeVar("T")
 
 Done: TypeAlias = Callable[[Any, "BaseException | None"], None]
@@ -23,23 +26,23 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 
 
 class Operation:
-    """A wait that ends with a callback. It can be awaited too.
+    """An asynchronous operation that reports its end by a callback. It can also be awaited.
 
-    No ABC: asking whether an object is one of an abstract class costs ten times as much.
+    Not an ABC: `isinstance` with an abstract class costs ten times as much.
     """
 
     __slots__ = ()
 
     def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, and call ``done`` on ``loop`` at the end, perhaps before this returns.
+        """Begin the operation; ``done`` is called on ``loop`` when it has ended, possibly before this returns.
 
         Raises:
-            Exception: It could not begin; ``done`` is not called.
+            Exception: The operation could not begin; ``done`` is not called.
         """
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Called when the task that awaits the operation was cancelled; ``done`` has no effect any more."""
+        """Called when the task that awaits the operation was cancelled; ``done`` then has no effect."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         loop = asyncio.get_running_loop()
@@ -62,7 +65,7 @@ class Operation:
 
 
 Procedure: TypeAlias = Generator["Operation | Coroutine[Any, Any, Any]", Any, T]
-"""Yields waits, gets their results back, and returns a ``T``."""
+"""A generator that yields waits, receives their results, and returns a ``T``."""
 
 
 async def run(procedure: Procedure[T]) -> T:
@@ -78,49 +81,43 @@ async def run(procedure: Procedure[T]) -> T:
             result = error = None  # an error whose traceback has this frame would be a cycle
         try:
             result = await wait
-        except BaseException as failure:  # a cancellation too: the procedure cleans up
+        except BaseException as failure:  # including cancellation, so that the procedure can clean up
             error = failure
 
 
 def start(
     procedure: Procedure[T],
-    settled: Callable[[T | None, Exception | None], None],
+    settled: Callable[[C, T | None, Exception | None], None],
+    caller: C,
     loop: asyncio.AbstractEventLoop,
     spawn: Spawn,
 ) -> None:
     """Begin a procedure and return; callbacks on ``loop`` drive it.
 
     Args:
-        procedure: Not started.
-        settled: Called once with the result, or with None and the error; before `start` returns where the procedure
-            waits for nothing.
-        loop: The running event loop. Asking Python 3.11 for it costs a system call.
-        spawn: Starts a task for what cannot be waited for with a callback.
+        procedure: A generator that was not started.
+        settled: Called once with ``caller`` and the result, or with ``caller``, None and the error; before `start`
+            returns if the procedure does not wait.
+        caller: First argument of ``settled``: a `functools.partial` would take 200 bytes for each request in flight.
+        loop: The running event loop. An argument, because looking it up costs a system call on Python 3.11.
+        spawn: Starts a task for a coroutine that the procedure yields.
     """
-    _Callbacks(procedure, settled, loop, spawn).resume(None, None)
+    _Callbacks(procedure, settled, caller, loop, spawn).resume(None, None)
 
 
-class _Callbacks:
+class _Callbacks(Struct, eq=False, gc=False):  # creating a struct calls no Python function
     """The driver of `start`."""
 
-    __slots__ = ("_ended", "_loop", "_procedure", "_settled", "_spawn")
-
-    def __init__(
-        self,
-        procedure: Procedure[Any],
-        settled: Callable[[Any, Exception | None], None],
-        loop: asyncio.AbstractEventLoop,
-        spawn: Spawn,
-    ) -> None:
-        self._procedure = procedure
-        self._settled = settled
-        self._loop = loop
-        self._spawn = spawn
-        self._ended = False
+    procedure: Procedure[Any]
+    settled: Callable[[Any, Any, Exception | None], None]
+    caller: Any
+    loop: asyncio.AbstractEventLoop
+    spawn: Spawn
+    ended: bool = False
 
     def resume(self, result: Any, error: BaseException | None) -> None:
-        """Give the procedure the result of its last wait and begin its next one."""
-        procedure = self._procedure
+        """Send the procedure the result of its last wait, and begin its next wait."""
+        procedure = self.procedure
         while True:
             try:
                 wait = procedure.send(result) if error is None else procedure.throw(error)
@@ -131,20 +128,20 @@ class _Callbacks:
                 value, failure = None, raised
                 break
             except asyncio.CancelledError:
-                return  # a task was cancelled, which happens where the event loop ends: nothing hears of it any more
+                return  # a task was cancelled, which happens when the event loop ends: no caller is left to notify
             if not isinstance(wait, Operation):
-                self._spawn(wait).add_done_callback(self._task_ended)
+                self.spawn(wait).add_done_callback(self._task_ended)
                 return
             try:
-                wait.start(self.resume, self._loop)
+                wait.start(self.resume, self.loop)
             except Exception as raised:
-                if self._ended:
-                    raise  # not of the operation, which ended at once, but of `settled`
+                if self.ended:
+                    raise  # raised by `settled`, not by the operation, which ended at once
                 result, error = None, raised
                 continue
             return
-        self._ended = True
-        self._settled(value, failure)
+        self.ended = True
+        self.settled(self.caller, value, failure)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

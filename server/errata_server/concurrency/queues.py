@@ -1,7 +1,6 @@
-"""A socket's queues: `Inbox` (bounded), `Arrivals` (unbounded) and `Gate` (an event), without memory while unused.
+"""A socket's queues: `Inbox` (bounded), `Arrivals` (unbounded) and `Gate` (an event), which allocate lazily.
 
-Nothing is made here before it is needed: of 10,000 sockets nearly all wait for their client, and an empty deque takes
-700 bytes.
+Of 10,000 sockets nearly all wait for their client, and an empty deque takes 700 bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Hands items from one task to one other, in order; asyncio.Queue costs four times as much, and once each step.
+    """A bounded queue between one producer and one consumer; at a quarter of asyncio.Queue's cost, paid each step.
 
     Args:
-        most: The first task waits while so many items are not taken.
-        most_bytes: Likewise while they would be larger together; one alone may be of any size.
+        most: Most items in the queue; `put` waits while it is full.
+        most_bytes: Most bytes in the queue together; a single item may be larger.
     """
 
     __slots__ = ("_arrived", "_bytes", "_items", "_loop", "_most", "_most_bytes", "_taken")
@@ -27,19 +26,19 @@ class Inbox(Generic[T]):
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._loop: asyncio.AbstractEventLoop | None = None  # asked once: on Python 3.11 that is a system call
+        self._loop: asyncio.AbstractEventLoop | None = None  # looked up once: that is a system call on Python 3.11
         self._items: list[tuple[T | None, int]] = []
         self._arrived: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
 
     async def put(self, item: T, size_bytes: int) -> None:
-        """Put ``item`` in when there is room."""
+        """Append ``item``; wait while the queue is full."""
         while len(self._items) >= self._most or (self._bytes and self._bytes + size_bytes > self._most_bytes):
             self._taken = self._future()
             await self._taken
         self._bytes += size_bytes
         self._items.append((item, size_bytes))
-        _wake(self._arrived)
+        wake(self._arrived)
 
     def _future(self) -> asyncio.Future[None]:
         if self._loop is None:
@@ -47,44 +46,44 @@ class Inbox(Generic[T]):
         return self._loop.create_future()
 
     def end(self) -> None:
-        """Say that nothing more comes, whether there is room or not."""
+        """Append the end marker, even if the queue is full."""
         self._items.append((None, 0))
-        _wake(self._arrived)
+        wake(self._arrived)
 
     async def take(self) -> T | None:
-        """Return the next item, None at the end."""
+        """Wait for the next item and return it; None at the end."""
         while not self._items:
             self._arrived = self._future()
             await self._arrived
         item, size_bytes = self._items.pop(0)
         self._bytes -= size_bytes
-        _wake(self._taken)
+        wake(self._taken)
         return item
 
 
 class Arrivals(Generic[T]):
-    """What of asyncio.Queue an ASGI server uses."""
+    """The part of asyncio.Queue that an ASGI server uses."""
 
     __slots__ = ("_items", "_loop", "_takers")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._items: deque[T] | None = None  # while there are any: they may be thousands, of a socket that floods
-        self._takers: list[asyncio.Future[None]] | None = None  # while there are any, in the order they came
+        self._items: deque[T] | None = None  # None while empty; a socket that floods may have thousands
+        self._takers: list[asyncio.Future[None]] | None = None  # None while empty; in the order of arrival
 
     def put_nowait(self, item: T) -> None:
-        """Put ``item`` in; there always is room."""
+        """Append ``item``; the queue is unbounded."""
         if self._items is None:
             self._items = deque()
         self._items.append(item)
         self._wake_one()
 
     def empty(self) -> bool:
-        """Say whether nothing is there."""
+        """Return whether the queue is empty."""
         return self._items is None
 
     async def get(self) -> T:
-        """Return the next item when there is one."""
+        """Wait for the next item and return it."""
         while self._items is None:
             taker = self._loop.create_future()
             self._takers = [*(self._takers or ()), taker]
@@ -111,7 +110,7 @@ class Arrivals(Generic[T]):
 
 
 class Gate:
-    """What of asyncio.Event an ASGI server uses; open at first."""
+    """The part of asyncio.Event that an ASGI server uses; initially set."""
 
     __slots__ = ("_loop", "_opened")
 
@@ -120,25 +119,26 @@ class Gate:
         self._opened: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Open it."""
+        """Set the event, and wake its waiters."""
         opened, self._opened = self._opened, None
-        _wake(opened)
+        wake(opened)
 
     def clear(self) -> None:
-        """Close it."""
+        """Clear the event."""
         if self._opened is None:
             self._opened = self._loop.create_future()
 
     def is_set(self) -> bool:
-        """Say whether it is open."""
+        """Return whether the event is set."""
         return self._opened is None
 
     async def wait(self) -> None:
-        """Return once it is open."""
+        """Wait until the event is set."""
         if self._opened is not None:
             await asyncio.shield(self._opened)  # others wait for it too
 
 
-def _wake(waiting: asyncio.Future[None] | None) -> None:
+def wake(waiting: asyncio.Future[None] | None) -> None:
+    """Resolve ``waiting`` with None, unless it is None or already done."""
     if waiting is not None and not waiting.done():
         waiting.set_result(None)

@@ -1,4 +1,4 @@
-"""`Slots`: at most so many at a time, first come first served, for callers on several event loops."""
+"""`Slots`: a first come, first served semaphore for callers on several event loops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, asynccontextmanager
 
 
 class Slots:
-    """A fair semaphore that is not bound to an event loop, as asyncio's is.
+    """A fair semaphore; unlike asyncio's, it is not bound to an event loop.
 
     Args:
-        limit: Slots.
+        limit: Number of slots, at least 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,7 +25,7 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for a slot."""
+        """Number of callers that wait for a slot."""
         return len(self._waiting)
 
     @asynccontextmanager
@@ -33,8 +33,8 @@ class Slots:
         """Hold a slot inside the block.
 
         Args:
-            while_waiting: Makes a context to wait in, such as `SessionContext.clock_stopped`; not called where a slot
-                is free.
+            while_waiting: Returns a context manager that is entered during the wait, such as
+                `SessionContext.clock_stopped`; not called if a slot is free.
         """
         turn = self._take()
         if turn is not None:
@@ -46,7 +46,7 @@ class Slots:
             self._leave()
 
     def _take(self) -> asyncio.Future[None] | None:
-        """Take a free slot and return None, or queue and return what is set when a slot is there."""
+        """Take a free slot and return None; without one, return a future that is resolved with a slot."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._free and not self._waiting:
@@ -65,23 +65,23 @@ class Slots:
                 for waiter in queued:
                     self._waiting.remove(waiter)
             if not queued and turn.done() and not turn.cancelled():
-                self._leave()  # the slot had come already
+                self._leave()  # the slot had already been assigned
             raise
 
     def _leave(self) -> None:
-        """Give the slot to the first who waits."""
+        """Pass the slot to the first waiter, or free it."""
         with self._lock:
             while self._waiting:
                 loop, turn = self._waiting.popleft()
                 try:
                     loop.call_soon_threadsafe(self._give, turn)
-                except RuntimeError:  # that loop is closed and nobody waits on it any more
+                except RuntimeError:  # that loop is closed, and its waiters are gone
                     continue
                 return
             self._free += 1
 
     def _give(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():  # cancelled while the slot was on its way
+        if turn.done():  # cancelled while the slot was passed on
             self._leave()
         else:
             turn.set_result(None)

@@ -1,4 +1,4 @@
-"""`StepClock`: the time of a session's calls that does not count against their deadline."""
+"""`StepClock`: measures time that does not count towards the deadline of a session's calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 
 RECHECK_S = 5.0
-"""A deadline that passes while the clock is stopped is looked at again after this time."""
+"""A deadline that passes while the clock is stopped is checked again after this many seconds."""
 
 
 def stopped_s(clock: StepClock | None) -> float:
-    """Return for how many seconds ``clock`` has been stopped; 0 where there is none."""
+    """Return for how many seconds ``clock`` has been stopped; 0 for None."""
     return 0.0 if clock is None else clock.stopped_s()
 
 
 class StepClock:
-    """Sums up how long the clock of one session's calls was stopped. Usable from any thread.
+    """Sums up for how long the clock of one session's calls was stopped. Thread-safe.
 
     Args:
         monotonic: Returns seconds that never go back.
@@ -47,17 +47,17 @@ class StepClock:
                     self._sum_s += self._monotonic() - self._since
 
     def stopped_s(self) -> float:
-        """Return for how many seconds it has been stopped since it was made."""
+        """Return for how many seconds the clock has been stopped since it was created."""
         with self._lock:
             return self._sum_s + (self._monotonic() - self._since if self._stops else 0.0)
 
     def left_s(self, timeout_s: float, elapsed_s: float, stopped_before_s: float) -> float:
-        """Return the seconds after which a call's deadline has to be looked at; 0 or less when it has passed.
+        """Return in how many seconds to check a call's deadline; 0 or less if it has passed.
 
         Args:
-            timeout_s: What the call may take.
-            elapsed_s: Since it began.
-            stopped_before_s: `stopped_s` when it began.
+            timeout_s: Most seconds that the call may take.
+            elapsed_s: Seconds since the call began.
+            stopped_before_s: `stopped_s` when the call began.
         """
         left_s = timeout_s - elapsed_s + self.stopped_s() - stopped_before_s
         return max(left_s, RECHECK_S) if self._stops else left_s

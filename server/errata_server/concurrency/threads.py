@@ -1,8 +1,8 @@
-"""`Threads`: runs environments' blocking calls: which thread a call may use, and what happens at its deadline.
+"""`Threads`: runs environments' blocking calls; chooses the thread of a call, and handles calls past their deadline.
 
 An environment is *pinned* (all its calls on one thread, which sqlite3 connections, sync Playwright and thread-locals
 rely on), shares a *single* thread with all of its class (``REQUIRES_SINGLE_THREAD_EXECUTOR``), or is *free*
-(``ANY_THREAD = True``: its calls run one after the other on whatever thread comes next). Beyond the cap pinned
+(``ANY_THREAD = True``: its calls run one after the other on any thread of the pool). Beyond the cap pinned
 environments share threads, the least loaded first.
 
 A call past its deadline is abandoned: nothing can stop a thread, so it is written off and counted until it returns.
@@ -36,10 +36,10 @@ T = TypeVar("T")
 log = logging.getLogger("errata.threads")
 
 RETRY_AFTER_S = 5.0
-"""What a client is told to wait that found no thread, seconds."""
+"""Seconds after which a client that got no thread is asked to retry."""
 
 STUCK_S = 1.0
-"""A thread whose call runs longer than this takes no further environment while another thread can."""
+"""A thread whose call runs longer than this many seconds gets no further environment while another thread can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class ThreadCounts:
     """How many threads there are, by use.
 
     Args:
-        pinned: Of one environment each, or shared by some beyond the cap.
-        free: Of the pool.
-        written_off: Calls given up that have not returned; of async environments too.
-        written_off_total: The same since the start, returned ones included.
+        pinned: Threads of one environment each, or shared by several beyond the cap.
+        free: Threads of the free pool.
+        written_off: Abandoned calls that have not returned, including those of async environments.
+        written_off_total: All calls abandoned since the start.
     """
 
     pinned: int
@@ -60,7 +60,7 @@ class ThreadCounts:
 
 
 class AbandonedCalls:
-    """Calls that were given up and have not returned.
+    """Counts abandoned calls that have not returned.
 
     Args:
         clock: Measures how long each has hung.
@@ -74,7 +74,7 @@ class AbandonedCalls:
 
     @property
     def hanging(self) -> int:
-        """How many there are now."""
+        """Number of abandoned calls that have not returned."""
         return len(self._hanging)
 
     def add(self, what: object) -> None:
@@ -95,9 +95,9 @@ class Threads(ABC):
     """Lends places on threads, for environments and for other blocking calls.
 
     Args:
-        cap: Pinned threads, and as many free ones. Written-off ones come on top, up to once more.
-        max_written_off: More than these hanging at a time are `trouble`.
-        clock: Says how long a call runs.
+        cap: Most pinned threads, and most free ones. Written-off threads are extra, up to ``cap`` more.
+        max_written_off: `trouble` reports when more than this many abandoned calls hang.
+        clock: Measures how long calls run.
     """
 
     def __init__(self, cap: int = 1024, max_written_off: int = 32, clock: Clock | None = None) -> None:
@@ -118,15 +118,15 @@ class Threads(ABC):
         """Start a thread.
 
         Raises:
-            RuntimeError: The system gives no more.
+            RuntimeError: The operating system allows no more threads.
         """
 
     @abstractmethod
     def submit_free(self, *calls: Call) -> None:
-        """Run ``calls`` on any threads, in about that order; one that hangs delays no other for long."""
+        """Run ``calls`` on any threads, in approximate order; a call that hangs does not delay the others for long."""
 
     def gather_free(self, call: Call) -> None:
-        """As `submit_free`, with all others of this round of the event loop: to wake a thread is dear."""
+        """Submit ``call`` with all others of this event loop iteration: waking a thread is expensive."""
         loop = call.loop
         gathered = self._gathered.get(loop)
         if gathered is None:
@@ -140,18 +140,18 @@ class Threads(ABC):
     @property
     @abstractmethod
     def free_threads(self) -> int:
-        """Threads of the free pool."""
+        """Number of threads of the free pool."""
 
     @property
     def executor(self) -> ThreadPoolExecutor:
-        """The free pool for code that wants an executor. A call whose future is cancelled while it runs is given up.
+        """The free pool as an executor. A call whose future is cancelled while it runs is abandoned.
 
-        Nobody waits for it at exit. It can be an event loop's default: environments of OpenEnv run steps there.
+        It is not joined at exit. It can be an event loop's default executor, where OpenEnv environments run steps.
         """
         return _FreeExecutor(self)
 
     def lend_to_loop(self) -> None:
-        """Make `executor` the default of the event loop that runs, once: asyncio's own would be waited for at exit."""
+        """Make `executor` the default of the running loop: asyncio's own would be joined at exit. Idempotent."""
         loop = asyncio.get_running_loop()
         if loop not in self._lent_to:
             self._lent_to.add(loop)
@@ -161,7 +161,7 @@ class Threads(ABC):
         """Return a place on a thread of its own, or, beyond the cap, on the least loaded one.
 
         Raises:
-            CapacityReached: There is no thread to share, because all hang.
+            CapacityReached: No thread is left to share.
         """
         with self._lock:
             worker = self._start_pinned() if self._has_room() else None
@@ -171,7 +171,7 @@ class Threads(ABC):
         return _PinnedPlace(worker, self._leave)
 
     def single(self, owner: object) -> Place:
-        """Return a place on the one thread of ``owner``; a fresh one after it was written off."""
+        """Return a place on the one thread of ``owner``; a new thread replaces one that was written off."""
         with self._lock:
             worker = self._single.get(owner)
             if worker is None or worker.gone:
@@ -185,13 +185,13 @@ class Threads(ABC):
 
     @property
     def counts(self) -> ThreadCounts:
-        """How many threads there are now."""
+        """Current number of threads, by use."""
         with self._lock:
             tied = sum(1 for worker in (*self._pinned, *self._single.values()) if not worker.gone)
         return ThreadCounts(tied, self.free_threads, self.abandoned_calls.hanging, self.abandoned_calls.total)
 
     def trouble(self) -> str | None:
-        """Say why this server should be given no more sessions; None when all is well."""
+        """Return why this server should get no more sessions; None if it can take more."""
         hanging = self.abandoned_calls.hanging
         if hanging <= self._max_written_off:
             return None
@@ -201,7 +201,7 @@ class Threads(ABC):
         )
 
     def close(self) -> None:
-        """End the threads that are idle; what hangs is not waited for. Idempotent."""
+        """End the idle threads without waiting for calls that hang. Idempotent."""
         with self._lock:
             for worker in (*self._pinned, *self._single.values()):
                 worker.end()
@@ -288,10 +288,10 @@ class _PinnedPlace(Place):
         self._last = call
 
     def ended(self) -> None:
-        self._last = None  # an idle place keeps no result alive
+        self._last = None  # an idle place must not keep a result alive
 
     def abandoned(self) -> None:
-        pass  # its worker is gone, and so this place
+        pass  # `gone` asks the worker, which was written off
 
     def give_up(self) -> None:
         if self._last is not None:
@@ -330,14 +330,14 @@ class _FreePlace(Place):
 
 
 class _FreeExecutor(ThreadPoolExecutor):
-    """An executor over the pool. A ThreadPoolExecutor by name only, because asyncio takes nothing else as a default."""
+    """An executor on the free pool. A ThreadPoolExecutor only because asyncio accepts no other default executor."""
 
     def __init__(self, threads: Threads) -> None:
         self._free = threads
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-        call = _FutureCall(functools.partial(fn, *args, **kwargs), future)
+        call = _FutureCall(functools.partial(fn, **kwargs) if kwargs else fn, args, future)
         future.add_done_callback(call.settled)
         self._free.submit_free(call)
         return future
@@ -347,10 +347,11 @@ class _FreeExecutor(ThreadPoolExecutor):
 
 
 class _FutureCall(Call):
-    """A call whose result goes to a concurrent future."""
+    """A call that sets a `concurrent.futures.Future`."""
 
-    def __init__(self, function: Callable[[], Any], future: Future[Any]) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], future: Future[Any]) -> None:
         self._function = function
+        self._arguments = arguments
         self._unclaimed = [True]
         self._future: Future[Any] | None = future
         self.result = None
@@ -370,8 +371,10 @@ class _FutureCall(Call):
             future.set_exception(self.error)
 
     def settled(self, future: Future[Any]) -> None:
-        """Let go of a future that is done: it keeps its callbacks, and with this one, its arguments and their context
-        it would be a cycle that waits for a garbage collection."""
+        """Called when the future is done: abandon a cancelled call, and break the reference cycle with the future.
+
+        A future keeps its callbacks: the cycle would hold the call's arguments and context until a garbage collection.
+        """
         self._future = None
         if future.cancelled():
             self.give_up()

@@ -1,11 +1,13 @@
 """ASGI extensions of ``errata serve``: batched receive, unread messages, sockets that outlive their ASGI call.
 
-`errata_server.serve.uvicorn_protocols` implements them; doors work without, only with more memory and CPU.
+`BoundedSocket` and `DetachableSocket` in `errata_server.serve.uvicorn_protocols` implement them. Doors work without
+them, with more memory and CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import final
 
 from msgspec import Struct
 from starlette.websockets import WebSocket
@@ -14,28 +16,30 @@ from errata_protocol.errors import FrameTooLarge, Overloaded
 from errata_protocol.mux import Allowance
 
 RETRY_AFTER_S = 1.0
-"""``retry_after`` of a message for which there was no memory, seconds."""
+"""``retry_after`` of the error for a message that did not fit in its principal's memory, seconds."""
 
-TOGETHER = "errata.together"
-"""Name of the extension that hands over messages which arrived together; see `uvicorn_protocols.BoundedSocket`."""
+BATCHED_RECEIVE = "errata.batched_receive"
+"""Name of the extension that delivers messages which arrived together as one event; see `BoundedSocket`."""
 
-BY_ITSELF = "errata.by_itself"
-"""Name of the extension that serves a socket after its ASGI call has returned; see `uvicorn_protocols.LoneSocket`."""
+DETACHED = "errata.detached"
+"""Name of the extension that serves a socket after its ASGI call has returned; see `DetachableSocket`."""
 
-ANSWERS_UNREAD = "errata.answers_unread"
-"""Name of the extension by which a door sets bounds for messages, and answers those over them (`Unread`) itself; see
-`uvicorn_protocols.BoundedSocket`."""
+MESSAGE_BOUNDS = "errata.message_bounds"
+"""Name of the extension with which a door sets bounds for messages and receives an `Unread` for each message over them;
+see `BoundedSocket`."""
 
 
+@final
 class Unread(Struct, frozen=True):
-    """A message that was read to its end and not kept.
+    """A message that exceeded a bound; its bytes were discarded as they arrived.
 
-    In ``websocket.receive`` it stands under ``unread``, or between the ``messages`` that came together.
+    A ``websocket.receive`` event holds it under ``unread``, or as one of its ``messages`` (`BATCHED_RECEIVE`).
 
     Args:
-        size_bytes: Its size.
-        limit_bytes: The bound that it went over.
-        overloaded: That bound is of all unfinished messages of its principal; else of one message.
+        size_bytes: Size of the message.
+        limit_bytes: The bound that it exceeded.
+        overloaded: True where that bound is the one on all unfinished messages of a principal, False where it is the
+            one on a single message.
     """
 
     size_bytes: int
@@ -43,7 +47,7 @@ class Unread(Struct, frozen=True):
     overloaded: bool = False
 
     def error(self) -> FrameTooLarge | Overloaded:
-        """Return the error that its sender gets."""
+        """Return the error to send to the client."""
         if self.overloaded:
             return Overloaded(
                 f"a frame of {self.size_bytes} bytes was not kept: unfinished messages of your sockets hold the "
@@ -55,34 +59,38 @@ class Unread(Struct, frozen=True):
         )
 
 
-def answers_unread(websocket: WebSocket, max_bytes: int, unfinished: Allowance) -> None:
-    """Set the bounds of a socket whose endpoint answers what is over them; before it is accepted.
+def set_message_bounds(websocket: WebSocket, max_bytes: int, unfinished: Allowance) -> None:
+    """Set the bounds of a socket's messages; its endpoint then receives an `Unread` for each message over them.
+
+    Call it before the socket is accepted. Does nothing where the server has no such extension.
 
     Args:
-        websocket: What the endpoint got.
+        websocket: The socket.
         max_bytes: Largest message.
-        unfinished: Bounds the messages of its principal whose end has not come.
+        unfinished: Bounds the unfinished messages of all sockets of its principal together.
     """
-    take = websocket.scope.get("extensions", {}).get(ANSWERS_UNREAD)
-    if take is not None:
-        take(max_bytes, unfinished)
+    set_bounds = websocket.scope.get("extensions", {}).get(MESSAGE_BOUNDS)
+    if set_bounds is not None:
+        set_bounds(max_bytes, unfinished)
 
 
 Serve = Callable[[WebSocket], Awaitable[None]]
 
 
-async def by_itself(websocket: WebSocket, serve: Serve) -> None:
-    """Serve a socket that is not yet accepted: by itself where the server can do that, else in here.
+async def serve_detached(websocket: WebSocket, serve: Serve) -> None:
+    """Serve a socket after its ASGI call has returned, where the server can do that; else serve it within the call.
 
-    By itself, an exception out of ``serve`` is the server's to log, not an exception handler's to answer.
+    Middleware and routing then need no memory while the socket is open. An exception that ``serve`` raises after the
+    call is logged by the server; no exception handler of the application sees it.
 
     Args:
-        websocket: What the endpoint got.
-        serve: Is called with it, or with another of which only path, query, subprotocols and peer are known.
+        websocket: The socket, not yet accepted.
+        serve: Called with ``websocket``; after the call, with a copy whose scope has only path, query, subprotocols,
+            peer and extensions.
     """
-    take = websocket.scope.get("extensions", {}).get(BY_ITSELF)
-    # What the route depends on is given back when the endpoint returns.
-    if take is None or getattr(websocket.scope.get("route"), "dependencies", ()):
+    serve_later = websocket.scope.get("extensions", {}).get(DETACHED)
+    # FastAPI releases the dependencies of a route when its endpoint returns, and ``serve`` may use them.
+    if serve_later is None or getattr(websocket.scope.get("route"), "dependencies", None):
         await serve(websocket)
     else:
-        take(serve)
+        serve_later(serve)

@@ -27,18 +27,18 @@ log = logging.getLogger("errata.server")
 Refusal = tuple[int, str, str]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Answered without a token: probes of a load balancer. They tell nothing about sessions."""
+"""Paths answered without a token, for the probes of a load balancer. The answers show nothing about sessions."""
 
 
 def principal_of(token: str) -> str:
-    """Return the name under which a token's sessions are journaled; never the token itself."""
+    """Return the principal of a token: a hash, because it is journaled and the token must not be."""
     return hashlib.sha256(b"errata-principal:" + token.encode()).hexdigest()
 
 
-_OF_PROXIES = frozenset({"x-forwarded-for", "forwarded"})
+_PROXY_HEADERS = frozenset({"x-forwarded-for", "forwarded"})
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-"""What a server that only this machine can reach may be called."""
+"""Host names of a server that only this machine can reach."""
 
 
 def is_loopback(host: str) -> bool:
@@ -47,11 +47,13 @@ def is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host.strip("[]"))
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:
-        return host in ("localhost", "testclient", "testserver")  # starlette's TestClient names its ends so
+        return host in ("localhost", "testclient", "testserver")  # the last two: both ends of starlette's TestClient
 
 
 def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None:
-    """Put `RequestBodies` and a `Guard` before an application that has none yet; call it before the application serves.
+    """Add the middleware `RequestBodies` and `Guard` to an application, unless it has a `Guard` already.
+
+    Call it before the application serves its first request.
 
     Args:
         app: The application.
@@ -59,18 +61,24 @@ def guard(app: Starlette, settings: Settings, *, insecure: bool = False) -> None
         insecure: See `Guard`.
     """
     hide_ids()
-    if not any(middleware.cls is Guard for middleware in app.user_middleware):
+    installed: list[object] = [middleware.cls for middleware in app.user_middleware]
+    if Guard not in installed:
         app.add_middleware(Guard, settings=settings, insecure=insecure)
-        app.add_middleware(RequestBodies)  # before the guard: its refusals come before a body's end too
+        app.add_middleware(RequestBodies)  # runs before the guard, which may refuse a request before its body has ended
 
 
 class Guard:
-    """ASGI middleware in front of all doors.
+    """ASGI middleware that checks every request and handshake before a door sees it, and sets its principal.
+
+    A refused request gets 401 or 403 and ``{"code", "message"}``; a refused handshake likewise where the server can
+    send that, else close code 1008. The principal of an accepted one is ``scope["state"]["principal"]``: None without
+    authentication and for `OPEN_PATHS` without a token.
 
     Args:
-        app: What it guards.
-        settings: ``token`` switches authentication on.
-        insecure: Let peers that are not on this machine in without a token, whatever the settings say.
+        app: The application to protect.
+        settings: ``tokens``, ``allowed_hosts``, ``allowed_origins`` and ``insecure``; a token switches authentication
+            on.
+        insecure: Accept requests from other machines without a token, even if the settings do not allow it.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, insecure: bool = False) -> None:
@@ -84,10 +92,10 @@ class Guard:
         if scope["type"] in ("http", "websocket"):
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
-            stranger = self._stranger(peer, headers)
-            if stranger is not None:
-                _warn_of_strangers(stranger[2])
-            refusal = self._foreign_page(scope["type"], headers, is_loopback(peer)) or stranger
+            not_local = self._refuse_remote(peer, headers)
+            if not_local is not None:
+                _warn_once(not_local[2])
+            refusal = self._refuse_foreign_page(scope["type"], headers, is_loopback(peer)) or not_local
             principal: str | None = None
             if refusal is None and self._principals:
                 principal = self._principal(headers)
@@ -101,8 +109,8 @@ class Guard:
             scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
-    def _foreign_page(self, kind: str, headers: dict[str, str], local: bool) -> Refusal | None:
-        """Refuse a page of another origin, also one whose name was rebound to this address."""
+    def _refuse_foreign_page(self, kind: str, headers: dict[str, str], local: bool) -> Refusal | None:
+        """Return the refusal of a request from a page of another origin, also by DNS rebinding; None to accept."""
         host = headers.get("host", "")
         name = _name_of(host)
         if self._hosts and name not in self._hosts:
@@ -125,10 +133,11 @@ class Guard:
             return 403, "FORBIDDEN", message
         return None
 
-    def _stranger(self, peer: str, headers: dict[str, str]) -> Refusal | None:
+    def _refuse_remote(self, peer: str, headers: dict[str, str]) -> Refusal | None:
+        """Return the refusal of a peer on another machine, where that needs a token and none is set; None to accept."""
         if self._principals or self._insecure:
             return None
-        if headers.keys() & _OF_PROXIES:  # whoever sends it may write any address into it
+        if headers.keys() & _PROXY_HEADERS:  # their addresses cannot be trusted: any client can send them
             message = (
                 "this request came through a proxy, so other machines may reach this server, and it has no token: "
                 "set ERRATA_TOKEN, or ERRATA_INSECURE=1"
@@ -140,8 +149,9 @@ class Guard:
         return 403, "FORBIDDEN", message
 
     def _principal(self, headers: dict[str, str]) -> str | None:
+        """Return the principal of the token in the Authorization header; None where it is missing or unknown."""
         scheme, _, sent = headers.get("authorization", "").partition(" ")
-        given = sent.strip().encode("latin-1")  # as it was sent
+        given = sent.strip().encode("latin-1")  # the bytes that were sent
         if scheme.lower() == "basic":  # a browser asks its user for a name and a password; the password is the token
             try:
                 given = base64.b64decode(given, validate=True).partition(b":")[2]
@@ -149,7 +159,7 @@ class Guard:
                 return None
         elif scheme.lower() != "bearer":
             return None
-        # Every token is compared, in constant time: which one it was shows in nothing but the answer.
+        # Every token is compared, in constant time, so that the response time shows nothing about tokens.
         found = [principal for known, principal in self._principals.items() if hmac.compare_digest(given, known)]
         return found[0] if found else None
 
@@ -168,23 +178,23 @@ _PAGES = re.compile(r"/(web|ws/ui)(/|$)")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
 
 
-@functools.cache  # once per process and reason: strangers must not fill the log
-def _warn_of_strangers(message: str) -> None:
+@functools.cache  # once per process and message: refused requests must not fill the log
+def _warn_once(message: str) -> None:
     log.warning("refused a request: %s", message)
 
 
 def _name_of(host: str) -> str:
-    """Return the name in a Host header without its port; empty where it is no plain ``name[:port]``."""
+    """Return the name in a Host header, without its port; "" where the header is not ``name[:port]``."""
     found = _HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else ""
 
 
 def _may_be_rebound(name: str) -> bool:
-    """Return whether a name server of anybody's could answer this address for a name: not for one word or a number."""
+    """Return whether an attacker's DNS could resolve ``name`` to this machine: not an IP address or a single label."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return not name or "." in name.strip(".")  # none could be read of a host that is no name
+        return not name or "." in name.strip(".")  # "" is a Host header that `_name_of` could not parse
     return False
 
 

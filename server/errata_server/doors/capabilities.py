@@ -1,4 +1,4 @@
-"""Builds the answer to a capability probe, the same at every door (PROTOCOL A1)."""
+"""`capabilities_data`: the reply to a capability probe, the same at every door (PROTOCOL A1)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def capabilities_data(offered: Capabilities, session: Session | None = None) -> 
 
     Args:
         offered: What the environment offers.
-        session: The session of a plain socket, which adds its position and has a recovery class of its own. None over
-            HTTP and on a multiplexed socket, whose reply to ``open`` has a session's recovery class.
+        session: The session of a plain socket: adds its position, and replaces the environment's recovery class by the
+            session's. None over HTTP, and on a multiplexed socket, where the reply to ``open`` has that class.
     """
     if session is None:
         return offered.model_dump(mode="json", exclude={"session"})
-    position = SessionPosition(session_id=session.sid if session.given_out else None, eid=session.eid, t=session.t)
+    position = SessionPosition(session_id=session.sid if session.resumable else None, eid=session.eid, t=session.t)
     own = offered.model_copy(update={"session": position, "recovery": Recovery(session.row.recovery)})
     return own.model_dump(mode="json")

@@ -9,7 +9,9 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
 from errata_protocol.errors import ErrataError, InvalidRequest
@@ -22,7 +24,8 @@ from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, bounded_errors, error_json
-from .mcp import McpDoor, read_rpc
+from .json_rpc import read_rpc
+from .mcp import McpDoor
 from .strict_json import parse_json, parse_object
 
 MAX_PAGE = 500
@@ -32,9 +35,9 @@ MAX_LIST_BODY = 4 * 1024**2
 _POSTS = TypeAdapter(list[RewardPost])
 
 
-def principal(scope_owner: Any) -> str | None:
-    """Return the principal that the guard put on a request or socket."""
-    found: str | None = scope_owner.scope.get("state", {}).get("principal")
+def principal(connection: HTTPConnection) -> str | None:
+    """Return the principal that `auth.Guard` set on a request or socket; None where it set none."""
+    found: str | None = connection.scope.get("state", {}).get("principal")
     return found
 
 
@@ -46,12 +49,14 @@ def register(
     capabilities: Callable[[], dict[str, Any]],
     replayable: bool,
 ) -> None:
-    """Add our routes to an app; call it before upstream's greedy two-segment Task API is registered.
+    """Add our routes to an application.
+
+    Call it before upstream's Task API is registered, whose two-segment route would match some of our paths.
 
     Args:
-        app: Upstream's application.
-        runtime: Journal and its health.
-        episodes: What the routes below ``/episodes`` do.
+        app: The application.
+        runtime: Readiness, metrics and rewards.
+        episodes: Serves the routes below ``/episodes``.
         capabilities: Returns the answer to a capability probe.
         replayable: False in production mode: no episodes, state(t) or fork (PROTOCOL F1).
     """
@@ -80,8 +85,8 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
     """Add the routes that read episodes.
 
     Args:
-        app: Where.
-        reads: Answers them.
+        app: The application.
+        reads: Reads the episodes.
     """
 
     @app.get("/episodes", tags=["Errata"])
@@ -93,7 +98,8 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         error_kind: str | None = None,
         episode_id: str | None = None,
     ) -> Response:
-        only = getattr(request.app.state, "errata_lists_only", environment)  # below its name, its own
+        # An application that is mounted below an environment's name lists the episodes of that one only.
+        only = getattr(request.app.state, "errata_lists_only", environment)
         page = await reads.page(
             limit=limit,
             cursor=cursor,
@@ -134,7 +140,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
         request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
     ) -> Response:
         lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
-        first = await anext(lines)  # what can be refused is refused before the answer begins
+        first = await anext(lines)  # raises the errors of the request, while a status can still be sent
         return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
 
     @app.post("/episodes/delete", tags=["Errata"])
@@ -189,9 +195,9 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
     """Add our ``POST /mcp`` in place of upstream's.
 
     Args:
-        app: Without upstream's route.
+        app: The application, from which upstream's route was removed.
         door: Answers the requests.
-        max_body: Largest request accepted, bytes.
+        max_body: Largest request, bytes.
     """
 
     @app.post("/mcp")
@@ -204,7 +210,7 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
 
 
 async def _message(request: Request, limit: int) -> dict[str, Any]:
-    """Return the body as `parse_object` takes it: what is over ``limit`` is never held in memory."""
+    """Return the body as a message for `parse_object`: ``bytes``, or ``oversize`` where it is longer than ``limit``."""
     parts, size = [], 0
     try:
         async for part in request.stream():
@@ -217,10 +223,10 @@ async def _message(request: Request, limit: int) -> dict[str, Any]:
     return {"bytes": b"".join(parts)}
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Add handlers that answer errors of routes as JSON with a code, where the application's author added none.
+def answer_errors(app: Starlette) -> None:
+    """Add exception handlers that answer errors as JSON with a code, except where the application has its own.
 
-    Every application that serves routes of this module needs them: the routes raise `ErrataError`.
+    Every application with routes of this module needs them: the routes raise `ErrataError`.
     """
     app.exception_handlers.setdefault(ErrataError, answer_error)
     if app.exception_handlers.get(RequestValidationError) in (None, request_validation_exception_handler):
@@ -230,7 +236,7 @@ def answer_errors(app: FastAPI) -> None:
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
-    """Answer an `ErrataError` with its status and code."""
+    """Answer an `ErrataError` with its HTTP status and code; for a retryable one with ``Retry-After``."""
     if not isinstance(error, ErrataError):
         raise error
     headers = {"Retry-After": "5"} if error.retryable else {}

@@ -1,4 +1,4 @@
-"""``reset(injected_state={episode_id, t})``: a session goes on from a state(t), as a fork in place (PROTOCOL D11)."""
+"""``reset(injected_state={episode_id, t})``: continues a session from a state(t) of an episode (PROTOCOL D11)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ async def reset_to(
     place: tuple[str, int],
     socket: object | None = None,
 ) -> DeliveryRow:
-    """Begin an episode of a session at delivery t of another episode; its next request wakes an instance there.
+    """Begin an episode of a session as a fork of another episode at delivery t, and close the session's instance.
+
+    The session's next request restores an instance in the new episode.
 
     Args:
         runtime: Journal and ids.
         forks: Makes the episode.
-        session: Which session.
+        session: The session.
         admitted: The reset.
-        place: (eid, t): an episode of this environment and principal, of whichever session.
-        socket: The one it came through; the session may have another by now.
+        place: (eid, t): an episode of this environment and principal, of any session.
+        socket: The plain socket on which the reset arrived; None for a multiplexed one.
 
     Returns:
         The row of the new episode's t=0, committed.
 
     Raises:
-        UnknownEpisode: No such episode, or somebody else's, or of another environment.
+        UnknownEpisode: There is no such episode of this principal and environment.
         StateOutOfRange: The episode has no delivery t.
         NoReset: t is 0 and the episode began without a reset.
         NotSupported: The environment takes no snapshots and is not declared deterministic.
-        SessionUnknown: Another socket speaks for the session.
+        SessionUnknown: The session was attached to another socket meanwhile.
         SessionLost: The session is lost.
     """
     eid, t = place
@@ -47,7 +49,7 @@ async def reset_to(
     child = await forks.child(parent, session.sid, admitted.request)
     forked_session, episode, _ = child.records
     if forked_session.environment != session.row.environment:
-        raise UnknownEpisode(eid)  # of another environment of this server: its states mean nothing here
+        raise UnknownEpisode(eid)  # another environment of this server cannot restore its states
     row = forked_row(parent, replace(admitted, eid=child.eid, t=0))
     async with session.lock as turn:
         if socket is not None and session.attached is not socket:

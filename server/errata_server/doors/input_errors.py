@@ -1,7 +1,7 @@
 """Errors for input that cannot be read: JSON with a code, limited in length; and `BodyLimit`, which bounds bodies.
 
-A validation error quotes what it was given, once for each thing that is wrong with it: unbounded, a frame of 16 MiB
-would come back many times, and what has no UTF-8 or JSON form would make the answer fail in place of the request.
+A validation error quotes its input, once for each problem. Without limits the answer to a frame of 16 MiB would quote
+it many times, and encoding the answer would fail on input that has no UTF-8 or JSON form.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MAX_ERRORS = 20
 _FASTAPI_COULD_NOT_PARSE = "There was an error parsing the body"
 
 MAX_QUOTED = 500
-"""Bytes of JSON up to which a value is quoted whole."""
+"""Longest JSON of a quoted value, bytes; a longer value is cut."""
 
 
 def bounded_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return pydantic's errors with long, infinite or unencodable values cut or escaped."""
+    """Return the first `MAX_ERRORS` of pydantic's errors, with long values cut and unencodable ones escaped."""
     quoted: dict[int, Any] = {}
 
     def quote(value: Any) -> Any:
-        if id(value) not in quoted:  # one input is often wrong in several ways
+        if id(value) not in quoted:  # several errors often quote the same input
             quoted[id(value)] = _quoted(value)
         return quoted[id(value)]
 
@@ -40,7 +40,7 @@ def bounded_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def error_json(data: Any) -> bytes:
-    """Return JSON for ``data``, whatever an exception's text or a client's input put into it."""
+    """Return ``data`` as JSON. Never fails: NaN and infinities become null, lone surrogates are escaped."""
     try:
         return to_json(data, serialize_unknown=True, inf_nan_mode="null")
     except Exception:  # half of a surrogate pair
@@ -48,7 +48,7 @@ def error_json(data: Any) -> bytes:
 
 
 async def answer_invalid(_: Request, error: Exception) -> Response:
-    """Answer a request whose body or query FastAPI could not validate: upstream's ``detail``, and our code."""
+    """Answer a `RequestValidationError` with 422: FastAPI's ``detail``, and our ``code`` and ``message``."""
     assert isinstance(error, RequestValidationError)
     detail = bounded_errors(error.errors())
     message = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in detail[:3])
@@ -57,7 +57,7 @@ async def answer_invalid(_: Request, error: Exception) -> Response:
 
 
 async def answer_unreadable(request: Request, error: Exception) -> Response:
-    """Answer a body that FastAPI could not even decode as FastAPI does, with our code beside its ``detail``."""
+    """Answer an `HTTPException` as FastAPI does; with our ``code`` too where a body is too long or not JSON."""
     assert isinstance(error, HTTPException)
     if error.status_code == 413:
         body = {"code": "FRAME_TOO_LARGE", "message": error.detail, "detail": error.detail}
@@ -70,18 +70,18 @@ async def answer_unreadable(request: Request, error: Exception) -> Response:
 
 
 class BodyTooLong(HTTPException):
-    """A body is longer than a frame may be; raised to whoever reads it."""
+    """Raised while a request body is read that is longer than ``max_frame``; answered with 413."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(413, f"a body is over the limit of {limit} bytes: see ERRATA_MAX_FRAME")
 
 
 class BodyLimit:
-    """ASGI middleware that ends a request whose body is longer than a frame may be: upstream's routes read it whole.
+    """ASGI middleware that raises `BodyTooLong` in an application that reads a longer body: upstream's routes read all.
 
     Args:
-        app: What it guards.
-        max_body: Bytes.
+        app: The application to protect.
+        max_body: Largest body, bytes.
     """
 
     def __init__(self, app: ASGIApp, *, max_body: int) -> None:

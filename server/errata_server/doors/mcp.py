@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, JsonRpcResponse, McpMethod
-from pydantic import ValidationError
+from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, McpMethod
 
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
     ErrataError,
-    FrameTooLarge,
-    InvalidRequest,
-    Overloaded,
     SessionLost,
     SessionUnknown,
 )
@@ -22,38 +18,11 @@ from errata_protocol.errors import (
 from ..environments.host import EnvHost
 from ..sessions.session import Reply, Request, Session
 from ..sessions.sessions import Sessions
+from .json_rpc import invalid_call, rpc_error, rpc_result
 from .mcp_tools import McpTools
-from .strict_json import Refused, parse_object
 
 SESSION_CREATE = "openenv/session/create"
 SESSION_CLOSE = "openenv/session/close"
-
-
-def parse_rpc(data: dict[str, Any]) -> JsonRpcRequest | dict[str, Any]:
-    """Return the request in a JSON object, or the response that says why it is none."""
-    try:
-        return JsonRpcRequest(**data)
-    except (ValidationError, TypeError) as error:
-        return rpc_failed(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error}"[:2000])
-
-
-def read_rpc(message: dict[str, Any], max_frame: int) -> JsonRpcRequest | dict[str, Any]:
-    """Return the request in a message (see `parse_object`), or the response that says why it is none."""
-    try:
-        return parse_rpc(parse_object(message, max_frame))
-    except Overloaded as error:
-        return rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data={"code": error.code, **error.details})
-    except (Refused, FrameTooLarge) as error:
-        return rpc_failed(JsonRpcErrorCode.PARSE_ERROR, f"Parse error: {error.message}")
-    except InvalidRequest as error:
-        return rpc_failed(JsonRpcErrorCode.INVALID_REQUEST, f"Invalid request: {error.message}")
-
-
-def rpc_failed(
-    code: JsonRpcErrorCode, message: str, request_id: Any = None, data: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return a JSON-RPC error response."""
-    return JsonRpcResponse.error_response(code, message, request_id=request_id, data=data).model_dump()
 
 
 class McpDoor:
@@ -61,7 +30,7 @@ class McpDoor:
 
     Args:
         sessions: The environment's sessions.
-        tools: What the methods do with an instance.
+        tools: Runs tools/list and tools/call on an instance.
     """
 
     def __init__(self, sessions: Sessions, tools: McpTools) -> None:
@@ -71,16 +40,16 @@ class McpDoor:
     async def on_session(
         self, session: Session, rpc: JsonRpcRequest, raw: bytes, socket: object | None = None
     ) -> Reply | dict[str, Any]:
-        """Answer a request that came through a session's own socket, or names its session.
+        """Answer a request of a session: one that arrived on the session's socket, or names the session.
 
         Args:
-            session: Whose request it is.
+            session: The session.
             rpc: The request.
-            raw: Its bytes.
-            socket: The socket it came through, None for HTTP.
+            raw: Its bytes, to be journaled.
+            socket: The socket on which it arrived; None for HTTP and multiplexed sockets.
 
         Returns:
-            A `Reply` for a delivery (tools/call), else the JSON-RPC response.
+            A `Reply` where a tools/call ran, else the JSON-RPC response. An `ErrataError` becomes an error response.
         """
         try:
             return await self._on_session(session, rpc, raw, socket)
@@ -88,10 +57,10 @@ class McpDoor:
             return _refused(rpc, error)
 
     async def over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
-        """Answer ``POST /mcp``.
+        """Answer ``POST /mcp``. A request without ``session_id`` runs on an instance that it has for itself.
 
         Returns:
-            The JSON-RPC response, or the exact payload of a delivery.
+            The JSON-RPC response; as bytes where it is the payload of a delivery, which is journaled so.
         """
         try:
             return await self._over_http(rpc, raw, principal)
@@ -99,29 +68,29 @@ class McpDoor:
             return _refused(rpc, error)
 
     def request(self, rpc: JsonRpcRequest, raw: bytes) -> Request:
-        """Return the delivery that a tools/call is; also how re-execution repeats a journaled one."""
+        """Return the session request that runs the tools/call ``rpc``; ``raw`` is journaled as its request."""
 
         async def call(host: EnvHost) -> dict[str, Any]:
-            return await self._tools.call(host, rpc)
+            return await self._tools.call_tool(host, rpc)
 
         return Request("mcp", raw, call=call)
 
     def decode(self, raw: bytes) -> Request:
-        """Return the request that journaled bytes of a tools/call hold."""
+        """Return the session request for a journaled tools/call, which re-execution runs again."""
         return self.request(JsonRpcRequest(**json.loads(raw)), raw)
 
     async def _on_session(
         self, session: Session, rpc: JsonRpcRequest, raw: bytes, socket: object | None
     ) -> Reply | dict[str, Any]:
         if not isinstance(rpc.params, dict):
-            return rpc_failed(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
         if rpc.method == SESSION_CREATE:
-            await self._sessions.give_out(session)
-            return JsonRpcResponse.success(result={"session_id": session.sid}, request_id=rpc.id).model_dump()
+            await self._sessions.make_resumable(session)
+            return rpc_result(rpc, {"session_id": session.sid})
         if rpc.method == SESSION_CLOSE:
             named = rpc.params.get("session_id")
             if named == session.sid and socket is not None:
-                return rpc_failed(
+                return rpc_error(
                     JsonRpcErrorCode.INVALID_REQUEST,
                     "Cannot close active WebSocket-managed session via MCP method",
                     rpc.id,
@@ -132,15 +101,15 @@ class McpDoor:
             return invalid
         if rpc.method == McpMethod.TOOLS_CALL:
             return await self._sessions.admit(session, self.request(rpc, raw), socket)
-        return await self._sessions.look(session, lambda host: self._tools.list(host, rpc))
+        return await self._sessions.look(session, lambda host: self._tools.list_tools(host, rpc))
 
     async def _over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
         if not isinstance(rpc.params, dict):
-            return rpc_failed(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
         if rpc.method == SESSION_CREATE:
-            session = await self._sessions.open(given_out=True, principal=principal)
+            session = await self._sessions.open(resumable=True, principal=principal)
             self._sessions.lifetime.keep_idle(session)
-            return JsonRpcResponse.success(result={"session_id": session.sid}, request_id=rpc.id).model_dump()
+            return rpc_result(rpc, {"session_id": session.sid})
         if rpc.method == SESSION_CLOSE:
             return await self._close(rpc, principal)
         named = rpc.params.get("session_id")
@@ -156,13 +125,13 @@ class McpDoor:
         if invalid is not None:
             return invalid
         async with self._sessions.borrowed() as host:
-            answer_of = self._tools.call if rpc.method == McpMethod.TOOLS_CALL else self._tools.list
+            answer_of = self._tools.call_tool if rpc.method == McpMethod.TOOLS_CALL else self._tools.list_tools
             return await host.scoped(lambda lent: answer_of(lent, rpc), timeout_s=self._tools.timeout_s)
 
     async def _close(self, rpc: JsonRpcRequest, principal: str | None) -> dict[str, Any]:
         sid = rpc.params.get("session_id") if isinstance(rpc.params, dict) else None
         if not sid:
-            return rpc_failed(JsonRpcErrorCode.INVALID_PARAMS, "Invalid params - 'session_id' is required", rpc.id)
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, "Invalid params - 'session_id' is required", rpc.id)
         session = await self._sessions.find(str(sid), principal)
         result: dict[str, Any] = {"session_id": sid}
         if session.attached is not None:
@@ -171,22 +140,7 @@ class McpDoor:
         else:
             await self._sessions.lifetime.close(session)
             result["closed"] = True
-        return JsonRpcResponse.success(result=result, request_id=rpc.id).model_dump()
-
-
-def invalid_call(rpc: JsonRpcRequest) -> dict[str, Any] | None:
-    """Return the response to a request that reaches no tool."""
-    if rpc.method not in (McpMethod.TOOLS_LIST, McpMethod.TOOLS_CALL):
-        return rpc_failed(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {rpc.method}", rpc.id)
-    if rpc.method == McpMethod.TOOLS_CALL:
-        assert isinstance(rpc.params, dict)
-        if not rpc.params.get("name"):
-            return rpc_failed(JsonRpcErrorCode.INVALID_PARAMS, "Missing 'name' in params", rpc.id)
-        if not isinstance(rpc.params["name"], str) or not isinstance(rpc.params.get("arguments", {}), dict):
-            return rpc_failed(
-                JsonRpcErrorCode.INVALID_PARAMS, "'name' is a string and 'arguments' is an object", rpc.id
-            )
-    return None
+        return rpc_result(rpc, result)
 
 
 def _refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
@@ -196,4 +150,4 @@ def _refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
         code = JsonRpcErrorCode.SERVER_ERROR
     else:
         code = JsonRpcErrorCode.INTERNAL_ERROR
-    return rpc_failed(code, error.message, rpc.id, {"code": error.code, **error.details})
+    return rpc_error(code, error.message, rpc.id, {"code": error.code, **error.details})

@@ -1,11 +1,11 @@
-"""WebSocket ``/mcp``: JSON-RPC frames; each socket has a session of its own, each tools/call is a delivery."""
+"""WebSocket ``/mcp``: JSON-RPC frames. Each socket opens a session; each tools/call is a delivery."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from openenv.core.env_server.mcp_types import JsonRpcErrorCode
+from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from errata_protocol.errors import ErrataError
@@ -13,7 +13,8 @@ from errata_protocol.errors import ErrataError
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .input_errors import error_json
-from .mcp import McpDoor, read_rpc, rpc_failed
+from .json_rpc import read_rpc, rpc_error
+from .mcp import McpDoor
 from .session_socket import SocketDoor
 
 log = logging.getLogger("errata.ws")
@@ -33,7 +34,7 @@ class McpSocket(SocketDoor):
         super().__init__(websocket, sessions, principal)
         self._mcp = mcp
 
-    async def _answer(self, session: Session, message: dict[str, Any]) -> bytes:
+    async def _answer(self, session: Session, message: Message) -> bytes:
         rpc = read_rpc(message, self._sessions.runtime.settings.max_frame)
         if isinstance(rpc, dict):
             return error_json(rpc)
@@ -42,11 +43,11 @@ class McpSocket(SocketDoor):
             return answer.payload if isinstance(answer, Reply) else error_json(answer)
         except Exception as error:  # a defect of ours must not cost the client its session
             log.exception("request failed")
-            return error_json(rpc_failed(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
+            return error_json(rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
 
     def _refusal(self, error: Exception) -> bytes:
         if isinstance(error, ErrataError):
             data = {"code": error.code, **error.details}
-            return error_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
+            return error_json(rpc_error(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
         log.error("session could not be opened", exc_info=error)
-        return error_json(rpc_failed(JsonRpcErrorCode.SERVER_ERROR, str(error)))
+        return error_json(rpc_error(JsonRpcErrorCode.SERVER_ERROR, str(error)))

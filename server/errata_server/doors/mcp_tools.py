@@ -1,7 +1,7 @@
-"""Runs tools/list and tools/call on an environment; answers as OpenEnv's own server does.
+"""Runs tools/list and tools/call on an environment, with the responses of OpenEnv's own server.
 
-Three kinds of environments answer: one with an ``mcp_client`` (`MCPEnvironment`), one with only an ``mcp_server``, and
-one whose actions are upstream's `ListToolsAction` and `CallToolAction`.
+Environments have tools in one of three ways: an ``mcp_client`` (`MCPEnvironment`), only an ``mcp_server``, or an action
+class of `ListToolsAction` and `CallToolAction`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from openenv.core.env_server.mcp_types import (
     CallToolObservation,
     JsonRpcErrorCode,
     JsonRpcRequest,
-    JsonRpcResponse,
     ListToolsAction,
     ListToolsObservation,
 )
@@ -27,6 +26,7 @@ from errata_protocol.errors import ErrataError
 
 from ..concurrency.procedures import run
 from ..environments.host import EnvHost
+from .json_rpc import rpc_error, rpc_result
 
 
 class McpTools:
@@ -34,28 +34,32 @@ class McpTools:
 
     Args:
         action_cls: The environment's action class.
-        timeout_s: Bound of one call, seconds.
+        timeout_s: Timeout of one call, seconds.
     """
 
     def __init__(self, action_cls: type[Action], timeout_s: float) -> None:
         self._by_action = action_cls in {CallToolAction, ListToolsAction}
         self.timeout_s = timeout_s
 
-    async def list(self, host: EnvHost, rpc: JsonRpcRequest) -> dict[str, Any]:
-        """Answer tools/list."""
+    async def list_tools(self, host: EnvHost, rpc: JsonRpcRequest) -> dict[str, Any]:
+        """Return the response to tools/list. An exception of the environment becomes an error response.
+
+        Raises:
+            ErrataError: The machine failed, not the environment.
+        """
         try:
             tools = await self._listed(host)
         except ErrataError:
             raise
         except Exception as error:
-            return _failed(rpc, JsonRpcErrorCode.INTERNAL_ERROR, str(error))
-        return JsonRpcResponse.success(result={"tools": tools}, request_id=rpc.id).model_dump()
+            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id)
+        return rpc_result(rpc, {"tools": tools})
 
-    async def call(self, host: EnvHost, rpc: JsonRpcRequest) -> dict[str, Any]:
-        """Answer tools/call. A tool that fails is an error response; a failing machine is an exception.
+    async def call_tool(self, host: EnvHost, rpc: JsonRpcRequest) -> dict[str, Any]:
+        """Return the response to tools/call. An exception of the tool becomes an error response.
 
         Raises:
-            ServiceError: The machine failed, not the tool.
+            ErrataError: The machine failed, not the tool.
         """
         assert isinstance(rpc.params, dict)
         name, arguments = rpc.params["name"], rpc.params.get("arguments", {})
@@ -64,10 +68,10 @@ class McpTools:
         except ErrataError:
             raise
         except _NoSuchTool as error:
-            return _failed(rpc, JsonRpcErrorCode.INVALID_PARAMS, str(error))
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, str(error), rpc.id)
         except Exception as error:
-            return _failed(rpc, JsonRpcErrorCode.INTERNAL_ERROR, str(error))
-        return JsonRpcResponse.success(result=_plain(result), request_id=rpc.id).model_dump()
+            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id)
+        return rpc_result(rpc, _plain(result))
 
     async def _listed(self, host: EnvHost) -> list[Any]:
         client, server = _endpoints(host)
@@ -120,7 +124,3 @@ class _NoSuchTool(LookupError):
 
 def _endpoints(host: EnvHost) -> tuple[Any, Any]:
     return getattr(host.env, "mcp_client", None), getattr(host.env, "mcp_server", None)
-
-
-def _failed(rpc: JsonRpcRequest, code: JsonRpcErrorCode, message: str) -> dict[str, Any]:
-    return JsonRpcResponse.error_response(code, message, request_id=rpc.id).model_dump()

@@ -1,6 +1,6 @@
 """WebSocket ``/ws`` with OpenEnv's protocol, one session a socket; also capabilities, state(t), attach (PROTOCOL A).
 
-Whatever a client sends, it gets an error frame with a code, and its session lives.
+A frame that cannot be answered gets an error frame with a code; the session and the socket stay open.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from openenv.core.env_server.types import (
 )
 from pydantic import ValidationError
 from pydantic_core import to_json
+from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import Capabilities
@@ -37,7 +38,8 @@ from ..sessions.sessions import Sessions
 from .capabilities import capabilities_data
 from .injected_state import reset_to
 from .input_errors import bounded_errors, error_json
-from .mcp import McpDoor, parse_rpc
+from .json_rpc import parse_rpc
+from .mcp import McpDoor
 from .session_socket import SocketDoor
 from .strict_json import parse_object
 
@@ -51,7 +53,7 @@ class PlainSocket(SocketDoor):
         websocket: Not yet accepted.
         sessions: The environment's sessions.
         episodes: Reads and forks of the journal; None in production mode, which has no state(t) and no fork.
-        mcp: JSON-RPC requests.
+        mcp: Answers JSON-RPC requests.
         action_cls: Action class that steps are validated against.
         capabilities: Returns what the environment offers.
         principal: Who opened the socket.
@@ -93,7 +95,7 @@ class PlainSocket(SocketDoor):
         log.error("session could not be opened", exc_info=error)
         return _error_frame({"message": str(error), "code": "SESSION_ERROR"})
 
-    async def _answer(self, session: Session, message: dict[str, Any]) -> bytes | None:
+    async def _answer(self, session: Session, message: Message) -> bytes | None:
         try:
             frame = parse_object(message, self._sessions.runtime.settings.max_frame)
             return await self._dispatch(session, frame)
@@ -102,7 +104,7 @@ class PlainSocket(SocketDoor):
                 {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": bounded_errors(_errors_of(error))}
             )
         except EnvironmentOutputInvalid as error:
-            # Upstream fails alike on it, under its general code; a client that knows ours has asked for capabilities.
+            # OpenEnv's server has no code of its own for it. A client that sent a capability probe knows ours.
             code = error.code if self._probed else "EXECUTION_ERROR"
             return _error_frame({**error.to_wire(), "code": code})
         except ErrataError as error:
@@ -142,7 +144,7 @@ class PlainSocket(SocketDoor):
                 return _error_frame({"message": f"Unknown message type: {shown[:100]}", "code": "UNKNOWN_TYPE"})
 
     async def _reset_to(self, session: Session, asked: dict[str, Any], forks: Forks, place: tuple[str, int]) -> bytes:
-        """Let a session go on from a state(t), as on a multiplexed socket (PROTOCOL D11)."""
+        """Continue a session from a state(t), as on a multiplexed socket (PROTOCOL D11)."""
         runtime = self._sessions.runtime
         admitted = Admitted("", 0, session.sid, None, "reset", to_json(asked), runtime.clock.time())
         row = await reset_to(runtime, forks, session, admitted, place, self)

@@ -1,7 +1,8 @@
 """`RequestBodies`: ASGI middleware that refuses ambiguous message framing and cuts off bodies that nobody reads.
 
-A body whose length two parsers may take for another hides a request in front of a proxy (RFC 9112 section 6.3). And a
-server that has answered before a body's end would read and discard the rest for as long as its client sends.
+If a proxy and a server disagree on where a body ends, a client can smuggle a second request past the proxy (RFC 9112
+section 6.3). And a server that answers before the end of a body would read and discard the rest for as long as its
+client sends.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from errata_protocol.errors import InvalidRequest
 
 REST_BYTES = 1024**2
-"""How much of a body is read after its answer is known, so that its client is there to read it: a connection that is
-closed while data arrives is reset, and the answer may be lost with it."""
+"""How much of a body is read and discarded once its answer is known. A connection that is closed while data arrives is
+reset, and the client may lose the answer."""
 
 REST_S = 2.0
-"""Likewise how long."""
+"""How long the rest of a body is read once its answer is known, seconds."""
 
 _PASSED = "errata.request_bodies"
 
 
 class RequestBodies:
-    """Closes the connection of a request whose body has no one length, or did not end soon after its answer.
+    """Answers a request of ambiguous length with 400; closes connections whose body did not end soon after the answer.
 
     Args:
-        app: What it guards.
+        app: The application to protect.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,9 +53,9 @@ class _Body:
     """The body of one request.
 
     Args:
-        receive: As ASGI has it.
-        send: Likewise.
-        awaited: The client sends it only when it is asked for: by the first `receive`.
+        receive: The ``receive`` of the ASGI call.
+        send: The ``send`` of the ASGI call.
+        awaited: The client waits for ``100 Continue``, which the first `receive` sends, before it sends the body.
     """
 
     def __init__(self, receive: Receive, send: Send, *, awaited: bool) -> None:
@@ -63,27 +64,33 @@ class _Body:
         self._awaited = awaited
         self._ended = False
         self._reading = 0
-        self._start: Message | None = None  # of an answer, until its first byte
+        self._start: Message | None = None  # the start of the answer, held until its first body message
 
     async def receive(self) -> Message:
-        """Return the next part, as the application asks for it."""
+        """Return the next message of the request; called by the application."""
         self._awaited = False
         self._reading += 1
         try:
             message = await self._receive()
         finally:
             self._reading -= 1
-        self._ended = self._ended or not message.get("more_body", False)  # also where the client is gone
+        self._ended = self._ended or not message.get("more_body", False)  # a disconnect is an end too
         return message
 
     async def send(self, message: Message) -> None:
-        """Send an answer; where it is whole and the body is not, look first whether that ends soon."""
+        """Send a message of the response; called by the application.
+
+        While the request's body has not ended, the start of the response is held until its first body message. The rest
+        of the request's body is then read, up to `REST_BYTES` and for `REST_S`. If it has not ended by then, the
+        response gets ``Connection: close``. Nothing is read, and the response gets that header, if it is a stream, if
+        the application is reading, or if the client waits for ``100 Continue``.
+        """
         if message["type"] == "http.response.start" and not self._ended:
             self._start = message
             return
         start, self._start = self._start, None
         if start is not None:
-            streams = message.get("more_body", False)  # its application may read on
+            streams = message.get("more_body", False)  # the application may still read the body
             if not self._ended and (streams or not await self._ends_soon()):
                 headers = [header for header in start.get("headers", ()) if header[0].lower() != b"connection"]
                 start["headers"] = [*headers, (b"connection", b"close")]
@@ -91,7 +98,7 @@ class _Body:
         await self._send(message)
 
     async def _ends_soon(self) -> bool:
-        if self._awaited or self._reading:  # else it would be asked for, or somebody is reading it
+        if self._awaited or self._reading:  # reading would ask the client for the body, or race the application
             return False
         left = REST_BYTES
         try:

@@ -1,31 +1,31 @@
-"""`SocketDoor`: base class of WebSockets with one session each: queues incoming frames, answers them in order."""
+"""`SocketDoor`: base class of WebSockets with one session each; queues incoming frames and answers them in order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any
 
+from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ..concurrency.queues import Inbox
 from ..sessions.session import Session
 from ..sessions.sessions import Sessions
-from .asgi_extensions import Unread, answers_unread
+from .asgi_extensions import Unread, set_message_bounds
 
 log = logging.getLogger("errata.ws")
 
 MAX_PIPELINED = 64
-"""Frames read ahead of the one that runs. Beyond it, or beyond as many bytes as the largest frame may have, the socket
-is not read, and TCP slows the sender down."""
+"""Frames that may wait while one runs. With more, or with more bytes than ``max_frame``, the socket is not read, so
+that TCP slows the sender down."""
 
 GONE = (RuntimeError, OSError, WebSocketDisconnect)
-"""Starlette's and uvicorn's words for a peer that is gone."""
+"""What starlette and uvicorn raise when the peer has disconnected."""
 
 
 async def accepted(websocket: WebSocket, subprotocol: str | None = None) -> bool:
-    """Accept a socket; False if the peer left while it shook hands, which is no error of this side."""
+    """Accept a socket; return False where the peer disconnected during the handshake."""
     try:
         await websocket.accept(subprotocol=subprotocol)
     except GONE:
@@ -34,7 +34,7 @@ async def accepted(websocket: WebSocket, subprotocol: str | None = None) -> bool
 
 
 class SocketDoor(ABC):
-    """One connection and the session it speaks for.
+    """A connection and its session.
 
     Args:
         websocket: Not yet accepted.
@@ -46,22 +46,25 @@ class SocketDoor(ABC):
         self._websocket = websocket
         self._sessions = sessions
         self._principal = principal
-        self._inbox = Inbox[dict[str, Any]](MAX_PIPELINED, sessions.runtime.settings.max_frame)
+        self._inbox = Inbox[Message](MAX_PIPELINED, sessions.runtime.settings.max_frame)
 
     async def serve(self) -> None:
-        """Accept, open or attach a session, answer until the client leaves."""
+        """Accept the socket, open or attach its session, and answer frames until the client disconnects.
+
+        A session that cannot be opened is answered with `_refusal`, and the socket closed.
+        """
         runtime = self._sessions.runtime
-        answers_unread(self._websocket, runtime.settings.max_frame, runtime.quotas.unfinished(self._principal))
+        set_message_bounds(self._websocket, runtime.settings.max_frame, runtime.quotas.unfinished(self._principal))
         if not await accepted(self._websocket):
             return
         try:
             session = await self._session()
         except Exception as error:
-            await self._hang_up(self._refusal(error))
+            await self._send_and_close(self._refusal(error))
             return
         reader = asyncio.create_task(self._read(session))
         try:
-            # One task for all requests, not one each: what runs is not cancelled with this socket's task.
+            # A task of the sessions, for all requests: cancelling this socket's task cancels no request that runs.
             await asyncio.shield(self._sessions.tasks.start(self._answer_all(session)))
         finally:
             reader.cancel()
@@ -79,23 +82,24 @@ class SocketDoor(ABC):
             pass
 
     async def _session(self) -> Session:
-        """Return the session this socket speaks for, attached to it."""
+        """Open a session and attach this socket to it."""
         session = await self._sessions.open(principal=self._principal)
         self._sessions.lifetime.attach(session, self)
         return session
 
     @abstractmethod
-    async def _answer(self, session: Session, message: dict[str, Any]) -> bytes | None:
-        """Return the frame that answers ``message``, None to hang up. In a task that the sessions own."""
+    async def _answer(self, session: Session, message: Message) -> bytes | None:
+        """Return the frame that answers ``message``; None to close the socket."""
 
     @abstractmethod
     def _refusal(self, error: Exception) -> bytes:
-        """Return the frame that says why no session was opened."""
+        """Return the error frame for a session that could not be opened or attached."""
 
     async def _read(self, session: Session) -> None:
-        """Queue what the client sends. Reading on while a step runs shows at once when the client is gone.
+        """Queue incoming frames until the client disconnects.
 
-        A given-out session is free for its next socket from that moment; the step that runs still commits.
+        This goes on while a request runs, to notice a disconnect at once: a session whose id was given out is then
+        free for another socket. The request that runs is still committed.
         """
         limit = self._sessions.runtime.settings.max_frame
         try:
@@ -104,7 +108,7 @@ class SocketDoor(ABC):
                 if size > limit:
                     message, size = {"unread": Unread(size, limit)}, 0
                 await self._inbox.put(message, size)
-            if session.given_out:
+            if session.resumable:
                 await self._sessions.lifetime.detach(session, self)
         finally:
             self._inbox.end()
@@ -113,14 +117,14 @@ class SocketDoor(ABC):
         if self._websocket.application_state is WebSocketState.CONNECTED:
             try:
                 await self._websocket.send_text(frame.decode())
-            except (RuntimeError, OSError) as error:  # starlette's and uvicorn's words for a peer that is gone
+            except (RuntimeError, OSError) as error:  # raised when the peer has disconnected
                 raise WebSocketDisconnect(code=1006, reason=str(error)) from error
 
-    async def _hang_up(self, frame: bytes) -> None:
+    async def _send_and_close(self, frame: bytes) -> None:
         try:
             await self._send(frame)
         except WebSocketDisconnect:
-            pass  # it left before it could get an answer
+            pass  # the peer disconnected first
         await self._close()
 
     async def _close(self) -> None:
@@ -130,8 +134,8 @@ class SocketDoor(ABC):
             pass  # the peer closed first
 
 
-def _size(message: dict[str, Any]) -> int:
-    """Return how many bytes a frame took on the wire."""
+def _size(message: Message) -> int:
+    """Return the size of a frame's payload on the wire, bytes."""
     text = message.get("text")
     if text is None:
         return len(message.get("bytes") or b"")

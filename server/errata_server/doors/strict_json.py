@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -14,30 +15,31 @@ from errata_protocol.errors import CallerError, InvalidRequest
 from .asgi_extensions import Unread
 
 MAX_DEPTH = 256
-"""Nesting of a frame; far above any action, far below what makes a decoder or a validator give up."""
+"""Deepest nesting of a frame: far deeper than any action, and shallow enough for every decoder and validator."""
 
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MAYBE_INFINITE = re.compile(r"[eE]\+?0*[1-9]\d\d|\d{100}")
 
 
 class Refused(CallerError):
-    """A frame that is refused before it means anything; its code is given."""
+    """A frame that is not the JSON that is accepted here; its code is INVALID_JSON or FRAME_TOO_LARGE."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.__dict__["code"] = code
 
 
-def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
+def parse_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
     """Return the JSON object that an ASGI ``websocket.receive`` message holds.
 
     Args:
-        message: With ``text``, ``bytes``, or, where it was not kept, ``unread`` or ``oversize`` (its length).
-        max_frame: Limit to name where it was too long.
+        message: It has ``text`` or ``bytes``; or, where they were discarded, ``unread`` (an `Unread`) or ``oversize``
+            (the size, for the error message).
+        max_frame: The limit that the error for ``oversize`` names, bytes.
 
     Raises:
-        Refused: As `parse_json`, and so are FrameTooLarge and Overloaded.
-        InvalidRequest: It is no object, or holds half of a surrogate pair.
+        Refused, FrameTooLarge, Overloaded: See `parse_json`.
+        InvalidRequest: It is no JSON object, or holds half of a surrogate pair.
     """
     frame = parse_json(message, max_frame)
     if not isinstance(frame, dict):
@@ -45,15 +47,22 @@ def parse_object(message: dict[str, Any], max_frame: int) -> dict[str, Any]:
     return frame
 
 
-def parse_json(message: dict[str, Any], max_frame: int) -> Any:
-    """Return the JSON value that a message holds; the arguments are those of `parse_object`.
+def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:
+    """Return the JSON value in an ASGI ``websocket.receive`` message.
+
+    JSON on which decoders disagree is refused.
+
+    Args:
+        message: See `parse_object`.
+        max_frame: See `parse_object`.
 
     Raises:
-        Refused: It is no JSON, or holds what decoders read in different ways: duplicate keys, NaN, numbers
-            beyond a double, deep nesting.
-        InvalidRequest: It holds half of a surrogate pair.
-        FrameTooLarge: It was not kept, because it is larger than any may be.
-        Overloaded: It was not kept, for want of room.
+        Refused: The frame was discarded as too large (``oversize``); or it is not UTF-8; or not JSON; or it has
+            duplicate keys, NaN, numbers outside of a double's range, or nesting deeper than `MAX_DEPTH`.
+        InvalidRequest: A string has an unpaired surrogate.
+        FrameTooLarge: The frame was discarded as too large (``unread``).
+        Overloaded: The frame was discarded because its principal's unfinished messages reached their limit of memory
+            (``unread``).
     """
     unread: Unread | None = message.get("unread")
     if unread is not None:
@@ -88,7 +97,10 @@ def parse_json(message: dict[str, Any], max_frame: int) -> Any:
 
 
 def _deeper_than(value: Any, levels: int) -> bool:
-    """Say whether containers nest deeper; level by level, because recursion limits differ between Pythons."""
+    """Return whether a container is nested in more than ``levels`` others; the outermost one is in none.
+
+    Not recursive: recursion limits differ between Python versions.
+    """
     level = [value]
     for _ in range(levels + 1):
         level = [
@@ -121,7 +133,8 @@ def _finite(text: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)  # json.loads makes one a call
+# json.loads would make a decoder for each call.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _refuse_surrogates(frame: Any) -> None:

@@ -1,5 +1,5 @@
-"""What is known of an environment (its signatures, recovery class, options), and `EnvHost`, one running instance of it.
+"""Properties of environment classes (signatures, recovery class, options), and `EnvHost`, which runs one instance.
 
-Environments themselves are packages of their own (``envs/``, or anybody's), which `discovery` finds. When an instance
-is made, for which session, is decided in `sessions`.
+Environments are separate packages (``envs/`` or third-party), which `discovery` finds. `sessions` decides when an
+instance is created and for which session.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def accepted(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of ``given`` a bound method takes: upstream leaves out the rest, too."""
+    """Return those of the arguments ``given`` that a bound method accepts; upstream drops the others, too."""
     if not given:
         return {}
     parameters = parameters_of(method)
@@ -18,7 +18,7 @@ def accepted(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def parameters_of(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return what a bound method takes. Python looks longer for it than most resets run, so once for a function."""
+    """Return the parameters of a bound method, cached by function: inspection takes longer than most resets."""
     function = getattr(method, "__func__", None)
     if function is None:
         return inspect.signature(method).parameters

@@ -18,13 +18,13 @@ class SessionContext:
     """Resources of one session.
 
     Args:
-        sandboxes: The server's sandbox backend, or a function that makes it when it is first asked for.
-        seed: Drawn by the server for this session and journaled; use it wherever a reset names no seed.
+        sandboxes: The server's sandbox backend, or a function that creates it at first use.
+        seed: Seed that the server drew for this session and journaled; to be used where a reset names none.
         log: Logger whose records name the session by a hash of its id.
-        monotonic: The server's clock, seconds.
+        monotonic: Monotonic clock of the server, seconds.
 
     Attributes:
-        clock: Of the session's calls; None until `clock_stopped` was called first.
+        clock: Clock of the session's calls; None until `clock_stopped` is called for the first time.
     """
 
     __slots__ = ("_monotonic", "_sandboxes", "clock", "log", "seed")
@@ -43,10 +43,11 @@ class SessionContext:
         self.log = log
 
     def clock_stopped(self) -> AbstractContextManager[None]:
-        """Return a context in which the deadline of the call that runs comes no nearer (PROTOCOL D10).
+        """Return a context manager in which time does not count against the deadline of the running call (PROTOCOL
+        D10).
 
-        For waits that are not the agent's doing, such as a queue for a slot that all sessions share. The client waits
-        as long as `errata_protocol.environment.EnvironmentSpec.call_timeouts_s` says of the tool.
+        For waits that the agent does not cause, such as a queue for a slot that all sessions share. The client waits as
+        long as `errata_protocol.environment.EnvironmentSpec.call_timeouts_s` says for the tool.
         """
         if self.clock is None:
             self.clock = StepClock(self._monotonic)
@@ -54,9 +55,10 @@ class SessionContext:
 
     @property
     def sandboxes(self) -> Backend:
-        """The server's sandbox backend, not started: `await sandboxes.start()` is idempotent.
+        """The server's sandbox backend. It may not be started yet: call ``await sandboxes.start()``, which is
+        idempotent.
 
-        ``start`` raises `errata_protocol.errors.SandboxUnavailable` where the machine lacks something.
+        ``start`` raises `errata_protocol.errors.SandboxUnavailable` if the machine cannot run sandboxes.
         """
         if not isinstance(self._sandboxes, Backend):
             self._sandboxes = self._sandboxes()
@@ -70,7 +72,7 @@ def current_session() -> SessionContext:
     """Return the context of the session whose factory or call is running.
 
     Raises:
-        LookupError: Called outside of a session, e.g. by an environment that stock OpenEnv serves.
+        LookupError: There is no session, for example because stock OpenEnv serves the environment.
     """
     context = _current.get()
     if context is None:

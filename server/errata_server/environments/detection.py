@@ -1,9 +1,9 @@
 """Adds error markers to observations and to failed tools/calls of environments that set none (PROTOCOL B2, B3).
 
-The operator says where observations hold a command's output: ``stdout=FIELD,stderr=FIELD,exit_code=FIELD``, and where
-actions hold the command. Then the detectors read each step, and what they find goes into ``observation.metadata``:
-undeclared fields would break typed clients. A tools/call carries its markers in ``result._meta``. The commands run on
-this machine and often in this process: no file of the server is a site, and no marker names a path of it.
+The operator names the fields that hold a command's output, ``stdout=FIELD,stderr=FIELD,exit_code=FIELD``, and the
+action's field that holds the command. The detectors then read each step, and add markers to ``observation.metadata``,
+because undeclared fields would break typed clients. A tools/call has its markers in ``result._meta``. Commands run on
+the server's machine, often in its process, so error sites and markers never name files or paths of the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ META_KEY = "openenv/error_markers"
 """Key of the markers in an MCP result's ``_meta``, and in the ``data`` of a JSON-RPC error."""
 
 MAX_TEXT_RESULT = 1024**2
-"""Characters of an MCP text that is still read as JSON in search of the mapped fields."""
+"""Longest MCP text, in characters, that is parsed as JSON to find the mapped fields."""
 
 Path = tuple[str, ...]
 
@@ -38,14 +38,14 @@ _KEYS = ("stdout", "stderr", "exit_code", "success", "command")
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """Where observations and actions of an environment hold what the detectors read; each a path of names.
+    """Paths of the fields of observations and actions that the detectors read.
 
     Args:
-        exit_code: In the observation. Without a number there, nothing is marked. None where `success` is given.
-        success: In the observation, for one without an exit status: true, or false when the command failed.
-        stdout: In the observation; None where it has none.
-        stderr: Likewise.
-        command: In the action; without it no site has a span.
+        exit_code: Observation's field with the exit status; None with `success`. Nothing is marked without a number.
+        success: Observation's boolean field, false if the command failed; used where there is no exit status.
+        stdout: Observation's field with the standard output; None if there is none.
+        stderr: Observation's field with the standard error; None if there is none.
+        command: Action's field with the command; without it error sites have no span.
     """
 
     exit_code: Path | None = None
@@ -56,15 +56,15 @@ class FieldMap:
 
     @classmethod
     def parse(cls, text: str, action_cls: type[Action], observation_cls: type[Observation]) -> FieldMap:
-        """Read ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``; fields may be dotted paths.
+        """Parse ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``; fields may be dotted paths.
 
-        ``success=FIELD`` takes the place of ``exit_code`` where there is only a boolean.
+        ``success=FIELD`` replaces ``exit_code`` for observations with only a boolean.
 
         Raises:
-            InvalidRequest: It is something else, or names a field that the classes do not have; the message lists
-                those they have.
+            InvalidRequest: The text has another form, or names a field that the classes lack; the message lists the
+                fields that they have.
         """
-        if not isinstance(text, str):  # a mapping, most likely
+        if not isinstance(text, str):  # most likely a mapping
             raise InvalidRequest(f"{_USAGE} as one text, not {text!r}")
         paths: dict[str, Path] = {}
         for entry in text.split(","):
@@ -82,14 +82,14 @@ class FieldMap:
         return cls(**paths)
 
     def status(self, observation: object) -> int | None:
-        """Return the exit status that an observation holds, 0 or 1 for a boolean; None if it holds none."""
+        """Return the exit status in an observation, or 0 or 1 for a `success` field; None if it has neither."""
         if self.success is not None:
             succeeded = _value(observation, self.success)
             return int(not succeeded) if isinstance(succeeded, bool) else None
         return _exit_code(_value(observation, self.exit_code)) if self.exit_code is not None else None
 
     def detection(self, observation: object, action: object) -> Detection:
-        """Return what the detectors find in one turn."""
+        """Return the error that the detectors find in one turn."""
         exit_code = self.status(observation)
         if exit_code is None:
             return NOTHING_WRONG
@@ -105,16 +105,16 @@ class FieldMap:
 
 
 def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Observation:
-    """Return the observation with markers in its metadata, if something went wrong in its turn.
+    """Return the observation, with markers added to its metadata if the detectors find an error.
 
-    One that declares markers is left alone, and so is one whose metadata names an ``error_kind`` itself. No key that
-    metadata has is overwritten.
+    An observation whose class declares markers, or whose metadata has an ``error_kind``, is returned unchanged.
+    Existing metadata keys are never overwritten.
 
     Args:
-        observation: What a step returned.
-        action: What the agent did.
+        observation: The observation that a step returned.
+        action: The agent's action.
         t: Delivery index of the turn.
-        fields: Where to look.
+        fields: Fields that the detectors read.
     """
     metadata = observation.metadata
     if isinstance(observation, ErrorMarkers) or not isinstance(metadata, dict) or "error_kind" in metadata:
@@ -128,16 +128,16 @@ def marked_observation(observation: Observation, action: Action, t: int, fields:
 def marked_response(
     response: dict[str, Any], request: bytes, t: int, fields: FieldMap | None
 ) -> tuple[dict[str, Any], Detection]:
-    """Return the JSON-RPC response of a tools/call with its markers, and what they say.
+    """Return the JSON-RPC response of a tools/call with markers added, and the detected error.
 
-    They stand in ``result._meta`` where the result is an object; a failure that upstream answers with a JSON-RPC error
-    has them in ``error.data``. A result that carries our key already is left alone.
+    Markers are added to ``result._meta`` if the result is an object, and to ``error.data`` if upstream returned a
+    JSON-RPC error. A response that already has our key is returned unchanged.
 
     Args:
-        response: As upstream's handler made it.
+        response: The response of upstream's handler.
         request: The JSON-RPC request.
         t: Delivery index of the call.
-        fields: Where to look in structured results; without it only results that are errors themselves are marked.
+        fields: Fields that the detectors read in structured results; None marks only results that are errors.
     """
     asked = json.loads(request).get("params") or {}
     result, error = response.get("result"), response.get("error")
@@ -166,7 +166,7 @@ _ARGUMENTS_INVALID = re.compile(
     r"|unexpected keyword argument"
 )
 _NO_TOOL_RAN = ("Environment does not support MCP", "MCP server not available", "MCP-style tools/call")
-"""What upstream answers where there is no tool to fail: nothing that an agent did wrong."""
+"""Beginnings of upstream's errors where no tool was run: not the agent's error, so they are not marked."""
 
 _KIND_OF_TOOL_ERROR = {
     "execution_error": ErrorKind.RUNTIME_ERROR,
@@ -174,7 +174,7 @@ _KIND_OF_TOOL_ERROR = {
     "tool_not_found": ErrorKind.TOOL_NOT_FOUND,
     "timeout": ErrorKind.TIMEOUT,
 }
-"""Upstream's `ToolErrorType`; a ``transport_error`` is the machine's fault and is not marked."""
+"""Upstream's `ToolErrorType`; a ``transport_error`` is an infrastructure failure and is not marked."""
 
 
 def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap | None) -> Detection:
@@ -194,11 +194,11 @@ def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap |
 
 
 def _structured(result: dict[str, Any]) -> Iterator[Any]:
-    """Yield what of a result can hold mapped fields: its structured content first, its JSON texts last."""
+    """Yield the parts of a result that can hold mapped fields: structured content first, JSON texts last."""
     for key in ("structuredContent", "structured_content", "data"):
         if isinstance(result.get(key), dict):
             yield result[key]
-            yield {"result": result[key]}  # the path that fits upstream's CallToolObservation
+            yield {"result": result[key]}  # so that paths for upstream's CallToolObservation fit
     yield result
     text = _texts(result)
     if text.lstrip().startswith("{") and len(text) <= MAX_TEXT_RESULT:
@@ -224,7 +224,7 @@ def _rpc_error(error: dict[str, Any], asked: Mapping[str, Any]) -> Detection:
 
 
 def _failure_text(text: str, asked: Mapping[str, Any]) -> Detection:
-    """Read what a failed tool says; a failure that says nothing known is a warning."""
+    """Detect the error in the message of a failed tool; an unrecognised message is marked as a warning."""
     if _TOOL_UNKNOWN.search(text):
         return _tool_failure(ErrorKind.TOOL_NOT_FOUND, text, asked)
     if _ARGUMENTS_INVALID.search(text):
@@ -249,7 +249,7 @@ def _tool_failure(kind: ErrorKind, message: str, asked: Mapping[str, Any]) -> De
 
 
 def _line(text: str, asked: Mapping[str, Any]) -> str | None:
-    """Return the first line of a message as a marker may hold it: without paths of this machine."""
+    """Return the first line of a message, with paths of the server redacted; None if it is empty."""
     lines = text.strip().splitlines()
     if not lines:
         return None
@@ -286,7 +286,7 @@ def _with_sites(found: Detection, sites: list[ErrorSite]) -> Detection:
 
 
 def _in_field(site: ErrorSite, field: str | None) -> ErrorSite:
-    """Say in which field of this environment's action the span lies; without one there is no span."""
+    """Return the site with its span in ``field`` of the action; without a field the span is dropped."""
     if site.action_field is None:
         return site
     span = site.action_span if field is not None else None
@@ -294,7 +294,7 @@ def _in_field(site: ErrorSite, field: str | None) -> ErrorSite:
 
 
 def _value(holder: object, path: Path) -> Any:
-    """Return what lies at a path through models, mappings and plain objects; None where nothing does."""
+    """Return the value at a path through models, mappings and plain objects; None if there is none."""
     value = holder
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -323,7 +323,7 @@ def _text(value: object) -> str:
 
 
 def _check(path: Path, cls: type[BaseModel]) -> None:
-    """Say at the start, and not at the first step, that a path leads nowhere."""
+    """Raise InvalidRequest if instances of ``cls`` cannot have ``path``; called when the server starts."""
     at: type[BaseModel] = cls
     for depth, name in enumerate(path):
         field = at.model_fields.get(name)
@@ -343,7 +343,7 @@ def _check(path: Path, cls: type[BaseModel]) -> None:
 
 
 def _classes(annotation: Any) -> Iterator[Any]:
-    """Yield what an annotation allows, with generics as their origins."""
+    """Yield the types that an annotation allows, with generics replaced by their origins."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _classes(get_args(annotation)[0])

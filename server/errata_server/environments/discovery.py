@@ -1,8 +1,8 @@
-"""Finds installed environments: those that publish an entry point for Errata, and OpenEnv's environment packages.
+"""Finds installed environments: those with an entry point for Errata, and OpenEnv's environment packages.
 
-OpenEnv's packages are distributions called ``openenv-<name>``; the package inside holds an ``openenv.yaml`` whose
-``app`` says where the application is, ``server.app:app`` by convention. OpenEnv's own discovery keeps a cache file and
-knows clients only, so it is not used here.
+OpenEnv's packages are distributions named ``openenv-<name>``. The package inside holds an ``openenv.yaml`` whose
+``app`` names the application, ``server.app:app`` by default. OpenEnv's own discovery is not used, because it writes a
+cache file and finds clients only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Package:
     """An OpenEnv environment package.
 
     Args:
-        name: The environment's name, from its manifest or its directory.
-        directory: Where the package is.
-        app: ``module:attribute`` of its application, relative to the package or not.
-        module: What it is imported as; empty where it is only a directory.
+        name: Name of the environment, from its manifest or its directory.
+        directory: Directory of the package.
+        app: ``module:attribute`` of its application; the module is imported within the package or on its own.
+        module: Name of the import package; empty if it is not installed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Package:
 
 
 def published() -> dict[str, EntryPoint]:
-    """Return the environments that publish an entry point, by name."""
+    """Return the entry points of installed environments, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -60,7 +60,7 @@ def packages() -> dict[str, Package]:
 
 
 def importable(module: str) -> Package | None:
-    """Return the environment package that can be imported by a name, without importing it."""
+    """Return the environment package of an importable module, without importing it; None if there is none."""
     if not module.isidentifier():
         return None
     try:
@@ -75,7 +75,7 @@ def importable(module: str) -> Package | None:
 
 
 def named(name: str) -> Package | None:
-    """Return the environment package that OpenEnv's ``AutoEnv`` would take for a name: ``echo``, ``echo-env``, ..."""
+    """Return the package that OpenEnv's ``AutoEnv`` finds for a name (``echo``, ``echo-env``, ...); None if none."""
     module = name.replace("-", "_")
     for candidate in dict.fromkeys((module, module.removesuffix("_env") + "_env")):
         package = importable(candidate)
@@ -85,17 +85,19 @@ def named(name: str) -> Package | None:
 
 
 def package_at(directory: Path) -> Package | None:
-    """Return the environment package in a directory, None where there is no environment.
+    """Return the environment package in a directory; None if it has no manifest and no ``server/app.py``.
 
     Raises:
-        InvalidRequest: Its manifest cannot be read.
+        InvalidRequest: The manifest cannot be read or is not valid.
     """
     manifest = directory / MANIFEST
     if manifest.is_file():
         stated = _read(manifest)
         name, app = stated.get("name") or directory.resolve().name, stated.get("app") or CONVENTION
         if not isinstance(name, str) or not isinstance(app, str) or ":" not in app:
-            raise InvalidRequest(f"{manifest}: name is a text and app is module:attribute, not {name!r} and {app!r}")
+            raise InvalidRequest(
+                f"{manifest}: name has to be a string and app module:attribute, not {name!r} and {app!r}"
+            )
         return Package(name, directory.resolve(), app)
     if (directory / "server" / "app.py").is_file():
         return Package(directory.resolve().name, directory.resolve(), CONVENTION)

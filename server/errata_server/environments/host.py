@@ -1,8 +1,9 @@
-"""`EnvHost`: one environment instance; runs its calls, with deadlines, on the event loop or on its thread.
+"""`EnvHost`: one environment instance, whose calls run with deadlines on the event loop or on its thread.
 
-Overridden ``reset_async`` and ``step_async`` run on the loop. Anything else is *pinned*: factory, reset, step,
-``state`` and close share one thread, unless the class says ``ANY_THREAD = True``. An MCPEnvironment overrides
-``step_async``: its tools and its MCP session live on the loop, and a thread that waited for them would deadlock.
+Overridden ``reset_async`` and ``step_async`` run on the event loop. All other calls are *pinned*: factory, reset, step,
+``state`` and close run on one thread, unless the class sets ``ANY_THREAD = True``. An MCPEnvironment overrides
+``step_async``, because its tools and its MCP session belong to the loop and a thread that waited for them would
+deadlock.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
 from .mcp_session import McpKeeper
 from .placement import EnvironmentFactory, overrides, place_for
-from .recovery_class import found_others, recovery_of
+from .recovery_class import is_foreign_snapshot, recovery_of
 from .reward_credit import Credit
 
 T = TypeVar("T")
 
 CLOSE_S = 60.0
-"""Deadline of an environment's own clean-up."""
+"""Deadline of an environment's ``close``, seconds."""
 
 STUCK_CLOSE_S = 5.0
-"""The same for an async environment whose call hung: a caller waits for the outcome."""
+"""The same for an async environment after a call that hung, as a client waits for the answer."""
 
 CANCEL_S = 1.0
-"""How long a cancelled call of an async environment may clean up before it is given up."""
+"""Time for a cancelled call of an async environment to end before it counts as hanging, seconds."""
 
 
 class ThreadLost(StepTimeout):
-    """The call did not run: the thread that the instance shared was given up, because another's call hangs on it."""
+    """The call did not run: the thread that the instance shared was written off with another one's call."""
 
 
 class EnvHost:
-    """Owns one environment instance. Calls are made one after the other by the session that owns the host."""
+    """Owns one environment instance and runs its calls. Its session makes one call at a time."""
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class EnvHost:
         self._threads = threads
         self._async_reset = overrides(env, "reset_async")
         self._async_step = overrides(env, "step_async")
+        self.steps_in_thread = not self._async_step
+        """Whether steps run in a thread, not on the event loop."""
         self._place: Place | None = place
         self._half_run = False
         if self._async_reset and self._async_step:
@@ -78,7 +81,7 @@ class EnvHost:
         self._scope = contextvars.copy_context()
         self._scope.run(_current.set, context)
         self.rates_steps = self.credit.compute is not None
-        """The environment computes rewards of earlier steps at the end of an episode."""
+        """Whether the environment computes rewards of earlier steps at the end of an episode."""
 
     @classmethod
     def create(
@@ -91,31 +94,33 @@ class EnvHost:
         owner: object = None,
         classify: Callable[[Environment[Any, Any, Any]], RecoveryClass] = recovery_of,
     ) -> Procedure[EnvHost]:
-        """Call the factory and return its instance in a host.
+        """Create an instance with the factory, open its MCP session if it has one, and return its host.
 
         Args:
-            factory: Makes the instance.
-            context: What `current_session` returns to it.
-            threads: Where its blocking code runs.
-            timeout_s: Deadline of the factory.
-            owner: Whose single thread to use, where the environment asks for one.
-            classify: Says the recovery class of the instance.
+            factory: Creates the instance.
+            context: Context that `current_session` returns in its calls.
+            threads: Threads for its blocking calls.
+            timeout_s: Deadline of the factory, seconds.
+            owner: Key of the shared thread, if the environment asks for a single one.
+            classify: Returns the recovery class of the instance.
 
         Raises:
-            ErrataError: The factory raised one.
-            StepTimeout: The factory ran too long.
-            EnvironmentFailed: The factory raised anything else.
+            ErrataError: Raised by the factory.
+            StepTimeout: The factory, or opening the MCP session, exceeded the deadline.
+            EnvironmentFailed: The factory raised another exception or returned no environment, or the MCP session could
+                not be opened.
+            CapacityReached: There is no thread.
         """
         for attempt in (1, 2):
             place = place_for(factory, threads, owner)
             try:
-                env = yield ThreadCall(scoped(context, factory), place, timeout_s)
+                env = yield ThreadCall(scoped(context, factory), (), place, timeout_s)
                 host = cls._of(env, factory, context, threads, place, classify)
                 break
             except BaseException as error:
                 place.release()
                 if isinstance(error, ThreadGone) and attempt == 1:
-                    continue  # it ran nothing, and the next place is another thread
+                    continue  # the factory did not run, and the next attempt gets another thread
                 if isinstance(error, ErrataError) or not isinstance(error, Exception):
                     raise
                 raise _factory_failed(factory, error, timeout_s) from error
@@ -137,46 +142,49 @@ class EnvHost:
         place: Place,
         classify: Callable[[Environment[Any, Any, Any]], RecoveryClass],
     ) -> EnvHost:
-        """Return the host of what the factory returned at ``place``; the other arguments as in `create`.
+        """Return the host of ``env``, which the factory returned at ``place``; other arguments as in `create`.
 
         Raises:
-            TypeError: It is no environment.
+            TypeError: ``env`` is not an environment.
         """
         if not isinstance(env, Environment):
             raise TypeError(f"it returned a {type(env).__name__}, not an Environment")
         if getattr(env, "ANY_THREAD", False) and not getattr(factory, "ANY_THREAD", False):
-            place.release()  # a function made it, which said nothing before it was called
+            place.release()  # the factory is a function without ``ANY_THREAD``; the class has it
             place = threads.free()
         return cls(env, context, threads, place, classify(env))
 
     @property
     def gone(self) -> bool:
-        """A call was abandoned, here or on the thread the instance shares: it takes no further call."""
+        """Whether a call was abandoned, of this instance or on a thread that it shares: no further call can run."""
         return self._half_run or (self._place is not None and self._place.gone)
 
     def clock(self) -> StepClock | None:
-        """Return the clock that its calls have stopped, None where none ever did."""
+        """Return the clock of the session's calls; None if it was never stopped."""
         return self._context.clock
 
     async def scoped(self, call: Callable[[EnvHost], Awaitable[T]], *, timeout_s: float) -> T:
-        """Run ``call`` on the loop with this session's `current_session`; what it raises passes unchanged.
+        """Run ``call`` on the event loop with this session as `current_session`; its exceptions propagate.
 
         Raises:
-            StepTimeout: It ran too long and was abandoned.
+            StepTimeout: It exceeded the deadline and was abandoned.
         """
         return await run(self._on_loop("tools/call", lambda: call(self), timeout_s, self._context_of_caller()))
 
     async def run_in_place(self, function: Callable[[], T], *, timeout_s: float) -> T:
-        """Run a synchronous part of a `scoped` call where the instance lives; what it raises passes unchanged.
+        """Run a synchronous function in the instance's place, with this session as `current_session`.
+
+        Its exceptions propagate.
 
         Raises:
-            StepTimeout: It ran too long and was abandoned.
+            StepTimeout: It exceeded the deadline and was abandoned.
+            ThreadLost: It did not run, because the thread was written off.
         """
         return await run(self._in_thread("tools/call", scoped(self._context, function), timeout_s))
 
     @contextlib.asynccontextmanager
     async def mcp_client(self, client: Any) -> AsyncIterator[None]:
-        """Keep ``client``, the environment's own, connected: held open with the session, or for this one call."""
+        """Keep the environment's MCP client connected in the context, connecting it if it is not."""
         if client.is_connected():
             yield
             return
@@ -186,11 +194,16 @@ class EnvHost:
 
     @property
     def reset_parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What the environment's reset takes."""
+        """Parameters of the environment's reset."""
         return parameters_of(self.env.reset_async if self._async_reset else self.env.reset)
 
     def reset(self, data: Mapping[str, Any], *, timeout_s: float) -> Procedure[Observation]:
-        """Reset with those of ``data``'s keys that the environment's signature takes, as upstream does."""
+        """Reset the environment with those arguments in ``data`` that its signature accepts, as upstream does.
+
+        Raises:
+            StepTimeout: It exceeded the deadline and was abandoned.
+            EnvironmentFailed: It raised an exception.
+        """
         method = self.env.reset_async if self._async_reset else self.env.reset
         kwargs = accepted(method, data)
         try:
@@ -201,42 +214,67 @@ class EnvHost:
     def step(
         self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float
     ) -> Procedure[Observation]:
-        """Step the environment, with those of ``given``'s keys that its signature takes."""
+        """Step the environment with those additional arguments in ``given`` that its signature accepts.
+
+        Raises:
+            StepTimeout: It exceeded the deadline and was abandoned.
+            EnvironmentFailed: It raised an exception.
+        """
+        call = self.step_call(action, given, timeout_s=timeout_s)
+        try:
+            result = yield call
+        except Exception as error:
+            raise (yield from self.step_failure(call, error, timeout_s))  # noqa: B904 - it names its cause
+        if self.steps_in_thread and inspect.isawaitable(result):
+            result = yield from self.awaited(result, timeout_s)
+        return result
+
+    def step_call(
+        self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float
+    ) -> TaskCall | ThreadCall:
+        """Return the call that `step` makes, for a procedure that yields it itself and saves a generator on each step.
+
+        If the call fails, the caller raises what `step_failure` returns. If it ran in a thread and returned an
+        awaitable, the caller passes that to `awaited`.
+        """
         method = self.env.step_async if self._async_step else self.env.step
         scope = self._scope.copy()
-        call: TaskCall | ThreadCall
         if given:
             kwargs = accepted(method, given)
             kwargs.pop("action", None)
             method = functools.partial(method, **kwargs)
         if self._async_step:
-            call = TaskCall(functools.partial(method, action), scope, timeout_s, self.clock)
-        else:
-            step = functools.partial(scope.run, method, action)
-            call = ThreadCall(step, self._place or self._threads.free(), timeout_s, self.clock)
-        try:  # as in `_call`, but without a generator more: this is on the path of every step
-            result = yield call
-        except Exception as error:
-            failure = yield from self._failure("step", call, error, timeout_s)
-            if isinstance(failure, ErrataError):
-                raise failure from failure.__cause__
-            raise EnvironmentFailed(str(error)) from error
-        if not self._async_step and inspect.isawaitable(result):
-            return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
-        return result
+            return TaskCall(method, (action,), scope, timeout_s, self._context)
+        place = self._place or self._threads.free()
+        return ThreadCall(scope.run, (method, action), place, timeout_s, self._context)
+
+    def step_failure(self, call: TaskCall | ThreadCall, error: Exception, timeout_s: float) -> Procedure[ErrataError]:
+        """Clean up after a `step_call` that failed with ``error``, and return the exception to raise."""
+        failure = yield from self._failure("step", call, error, timeout_s)
+        if isinstance(failure, ErrataError):
+            return failure
+        failed = EnvironmentFailed(str(error))
+        failed.__cause__ = error
+        return failed
+
+    def awaited(self, result: Any, timeout_s: float) -> Procedure[Any]:
+        """Await what a synchronous ``step`` returned, and return the observation."""
+        return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state as a mapping."""
+        """Return the environment's state as a dict; empty if it has none."""
         state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
         if hasattr(state, "model_dump"):
             return dict(state.model_dump())
         return dict(state) if state else {}
 
     def snapshot(self) -> Procedure[Snapshot | None]:
-        """Return what a journal row needs to continue from here; None for an environment that cannot.
+        """Return a snapshot to journal with the last delivery; None if the environment takes none.
 
         Raises:
-            EnvironmentOutputInvalid: The call it should follow ran, and cannot be kept.
+            EnvironmentOutputInvalid: ``snapshot()`` raised an exception, or returned something else although it is
+                annotated to return a `Snapshot`.
+            StepTimeout: It took longer than 120 s.
         """
         if not self.recovery.takes_snapshots:
             return None
@@ -246,7 +284,7 @@ class EnvHost:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
             name = type(self.env).__name__
-            if found_others(self.env):
+            if is_foreign_snapshot(self.env):
                 self.recovery = NONE
                 self._context.log.warning(
                     "snapshot() of %s returns a %s of its own, not errata_protocol.Snapshot: its sessions cannot be "
@@ -259,14 +297,16 @@ class EnvHost:
         return snapshot
 
     def step_rewards(self, t: int, *, timeout_s: float) -> Procedure[dict[int, float]]:
-        """Return what the environment credits the deliveries of its episode with, by t; nothing where it does not.
+        """Return the rewards that ``compute_step_rewards()`` gives the deliveries of the episode, by t.
+
+        Empty if the environment has no such method or it raised an exception, which is logged.
 
         Args:
             t: The delivery that ended the episode.
-            timeout_s: Deadline.
+            timeout_s: Deadline, seconds.
 
         Raises:
-            StepTimeout: It ran too long and was abandoned.
+            StepTimeout: It exceeded the deadline and was abandoned.
         """
         compute = self.credit.compute
         if compute is None:
@@ -279,25 +319,25 @@ class EnvHost:
         return self.credit.by_delivery(t, values)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot`` on this fresh instance."""
+        """Restore ``snapshot`` on this fresh instance."""
         await run(self._call(getattr(self.env, "restore"), 120.0, snapshot))  # noqa: B009
         self._look_for_rubric()
 
     def _look_for_rubric(self) -> None:
-        """Notice a rubric with step rewards that the environment made for its task only now."""
+        """Update `rates_steps`, as some environments create the rubric of a task in reset or restore."""
         self.rates_steps = self.rates_steps or self.credit.compute is not None
 
     async def forked(self, episode_id: str) -> None:
-        """Tell the environment that it now runs a child episode: step_count starts at 0 (PROTOCOL D11)."""
+        """Call the environment's ``forked``, if it has it: a child episode begins, step_count 0 (PROTOCOL D11)."""
         self.credit.forked()
         method = getattr(self.env, "forked", None)
         if callable(method):
             await run(self._call(method, 60.0, episode_id))
 
     async def close(self) -> None:
-        """Close the environment. Errors are its own business: nothing waits for them.
+        """Close the MCP session and the environment, and release the thread. Exceptions are logged.
 
-        One with a call that hangs on a thread is left alone: its close would have to run beside that call.
+        An environment with a call that hangs on its thread is not closed: ``close`` would run at the same time.
         """
         timeout_s = STUCK_CLOSE_S if self._half_run else CLOSE_S
         if self._mcp is not None:
@@ -312,7 +352,7 @@ class EnvHost:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the thread without waiting for what runs on it."""
+        """Give up a running call and release the thread, without waiting."""
         if self._place is not None:
             self._place.give_up()
             self._place.release()
@@ -326,9 +366,11 @@ class EnvHost:
         on_loop: bool = False,
         name: str | None = None,
     ) -> Procedure[Any]:
-        """Call a method of the environment where it runs; convert its exceptions to ours.
+        """Call a method of the environment in its place; other exceptions than `ErrataError` become
+        `EnvironmentFailed`.
 
-        ``on_loop`` lets a synchronous method of an async environment run on the loop; else it gets a helper thread.
+        ``on_loop`` runs a synchronous method of an async environment on the event loop instead of on a pool thread. A
+        result that can be awaited is awaited on the loop.
         """
         name = name or str(getattr(method, "__name__", "call"))
         try:
@@ -353,7 +395,7 @@ class EnvHost:
             raise EnvironmentFailed(str(error)) from error
 
     def _in_thread(self, name: str, function: Callable[[], T], timeout_s: float) -> Procedure[T]:
-        call = ThreadCall(function, self._place or self._threads.free(), timeout_s, self.clock)
+        call = ThreadCall(function, (), self._place or self._threads.free(), timeout_s, self._context)
         try:
             returned: T = yield call
             return returned
@@ -364,8 +406,8 @@ class EnvHost:
     def _on_loop(
         self, name: str, function: Callable[[], Awaitable[T]], timeout_s: float, context: contextvars.Context
     ) -> Procedure[T]:
-        """Await a call of the environment on the loop, but not longer, even if it ignores that it is cancelled."""
-        call = TaskCall(function, context, timeout_s, self.clock)
+        """Run a call on the event loop for at most ``timeout_s``, even if it ignores its cancellation."""
+        call = TaskCall(function, (), context, timeout_s, self._context)
         try:
             returned: T = yield call
             return returned
@@ -376,7 +418,7 @@ class EnvHost:
     def _failure(
         self, name: str, call: ThreadCall | TaskCall, error: Exception, timeout_s: float
     ) -> Procedure[Exception]:
-        """Clean up after a call that failed, and return what to raise: ours, or what the environment raised."""
+        """Clean up after a failed call; return the exception to raise, ours or the environment's own."""
         failure: ErrataError
         if isinstance(error, ThreadGone):
             failure = ThreadLost(
@@ -395,10 +437,10 @@ class EnvHost:
         return failure
 
     async def _give_up(self, task: asyncio.Task[Any]) -> None:
-        """Abandon a call on the event loop that ran too long, even if it ignores that it is cancelled."""
+        """Abandon a call on the event loop that exceeded its deadline, even if it ignores its cancellation."""
         self._half_run = True
         if self._place is not None:
-            self._place.give_up()  # what a tools/call runs in a thread outlives the task that waits for it
+            self._place.give_up()  # a function that a tools/call runs in a thread outlives the task
         task.cancel()
         if not await ends_within(CANCEL_S, task):
             abandoned = self._threads.abandoned_calls
@@ -413,7 +455,7 @@ class EnvHost:
 
 
 def _factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: float) -> ServiceError:
-    """Return what to tell of a factory that raised, or was abandoned after ``timeout_s``."""
+    """Return the error to raise for a factory that raised ``error`` or was abandoned after ``timeout_s``."""
     name = getattr(factory, "__name__", str(factory))
     if isinstance(error, CallAbandoned):
         return StepTimeout(f"environment factory {name} {error.described(timeout_s)}")
@@ -421,7 +463,7 @@ def _factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: fl
 
 
 def scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:
-    """Return ``function`` as a call in which `current_session` is ``context``."""
+    """Return a function that calls ``function`` with ``context`` as `current_session`."""
     scope = contextvars.copy_context()
     scope.run(_current.set, context)
     return functools.partial(scope.run, function)

@@ -1,4 +1,4 @@
-"""Says which files belong to this server: its interpreter, installed packages, environments' sources."""
+"""Recognises files of the server process: its interpreter, installed packages and imported modules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import lru_cache
 
 
 def is_host_file(path: str) -> bool:
-    """Whether a path, as a traceback prints it, is a file of this process: one it runs, or one beside those.
+    """Return whether a path from a traceback is a file of this process: a loaded module, or in a package or
+    installation.
 
     Args:
-        path: Absolute, or relative to this process's directory.
+        path: Absolute path, or a path relative to the working directory.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100  (resolves no link: it is compared with both spellings)
     files, trees = _loaded(len(sys.modules))
@@ -24,12 +25,12 @@ def _loaded(count: int) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the files of all loaded modules, and the directories of all loaded packages.
 
     Args:
-        count: Of loaded modules; more than last time, and they are looked at again.
+        count: Number of loaded modules, which is the cache's key: the modules are examined again when it changes.
     """
     del count
     files, trees = set(), set()
     for name, module in list(sys.modules.items()):
-        if "." in name:  # lies in the tree of its package
+        if "." in name:  # is below the directory of its package
             continue
         known = getattr(module, "__dict__", {})  # attributes of a lazy module may import something
         if known.get("__path__"):

@@ -1,4 +1,4 @@
-"""Keeps an environment's MCP session open for as long as its instance lives."""
+"""Keeps an environment's MCP session open until its instance is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from errata_protocol.errors import EnvironmentFailed, StepTimeout
 
 
 class McpKeeper:
-    """Holds an MCPEnvironment's transport open in one task, because it must be left in the task that entered it."""
+    """Keeps an MCPEnvironment's transport open in one task, as it has to be closed in the task that opened it."""
 
     def __init__(self, env: Environment[Any, Any, Any]) -> None:
         self._env = env
@@ -21,11 +21,11 @@ class McpKeeper:
 
     @classmethod
     async def open(cls, env: Environment[Any, Any, Any], timeout_s: float) -> McpKeeper:
-        """Return once it is open.
+        """Open the MCP session of ``env``.
 
         Raises:
-            StepTimeout: It could not be opened in time.
-            EnvironmentFailed: It could not be opened.
+            StepTimeout: It was not open after ``timeout_s`` seconds.
+            EnvironmentFailed: Opening it failed.
         """
         keeper = cls(env)
         try:
@@ -49,8 +49,8 @@ class McpKeeper:
             self._ready.set_exception(failed)
 
     async def close(self) -> None:
-        """Leave it."""
+        """Close the MCP session; wait for up to 10 s. Does nothing in another event loop than that of `open`."""
         if self._task.get_loop() is not asyncio.get_running_loop():
-            return  # its loop is gone, and the transport with it
+            return  # its event loop has ended, and the transport with it
         self._done.set()
         await asyncio.wait([self._task], timeout=10)

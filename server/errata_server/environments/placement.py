@@ -16,7 +16,7 @@ EnvironmentFactory = Callable[[], Environment[Any, Any, Any]]
 
 
 def overrides(env: object, method: str) -> bool:
-    """Say whether the environment has its own ``method``; looked into once for a class."""
+    """Return whether an environment overrides ``method`` of the base class; cached by class."""
     cls = type(env)
     if method in getattr(env, "__dict__", ()):
         return bool(overrides_method(getattr(env, method), getattr(Environment, method)))
@@ -32,10 +32,16 @@ _OVERRIDES: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDi
 
 
 def place_for(factory: EnvironmentFactory, threads: Threads, owner: object) -> Place:
-    """Return where the instances of ``factory`` live, as far as it tells before it is called.
+    """Return the place for the calls of an instance, chosen before ``factory`` creates it.
+
+    Args:
+        factory: An environment class, a partial of one, or a function. A function is taken to need a thread of its own,
+            unless it has ``ANY_THREAD`` or ``REQUIRES_SINGLE_THREAD_EXECUTOR`` set.
+        threads: Threads of the server.
+        owner: Key of the shared thread, for a class with ``REQUIRES_SINGLE_THREAD_EXECUTOR``.
 
     Raises:
-        CapacityReached: No thread is left.
+        CapacityReached: All threads that could be shared hang.
     """
     cls = getattr(factory, "func", factory)  # a functools.partial of the class
     if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):

@@ -1,9 +1,9 @@
 """Maps each value of an environment's ``compute_step_rewards()`` to the delivery (reply number t) that it rates.
 
-Upstream's `TrajectoryRubric` keeps what it judged as a list, and computes one reward per entry once the outcome is
-known (RFC 004); nothing of it reaches a client. An entry is one judged step, and a delivery need not be one: a
-tools/call may judge nothing, a step that failed may have been judged, a restored instance may have forgotten. So the
-length of the list is looked at around each call, and an entry that belongs to no delivery is not guessed at.
+Upstream's `TrajectoryRubric` keeps a list with an entry for each judged step, and computes one reward per entry once
+the outcome is known (RFC 004); it sends neither to clients. Entries and deliveries do not always correspond: a
+tools/call may not be judged, a step that failed may have been judged, and a restored instance may have lost its list.
+So the length of the list is read before and after each call, and an entry that belongs to no known delivery gets no t.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ log = logging.getLogger("errata.rewards")
 
 
 class Credit:
-    """Ties entries of one instance's trajectory to deliveries of its current episode.
+    """Maps entries of one instance's trajectory to deliveries of its current episode.
 
     Args:
-        env: The instance: itself, or else its ``rubric``, may have ``compute_step_rewards()``. Of a rubric that is
-            made of others only its own counts: what its parts say has no weight of its own.
+        env: The instance. ``compute_step_rewards()`` is looked up on it and then on its ``rubric``, but not on the
+            parts of a composed rubric.
     """
 
     def __init__(self, env: object) -> None:
@@ -30,53 +30,59 @@ class Credit:
 
     @property
     def compute(self) -> Callable[[], Any] | None:
-        """Computes the rewards; None for an environment that has none."""
+        """The function that computes the step rewards; None if the environment has none."""
         judge = self._judge()
         return getattr(judge, "compute_step_rewards", None) if judge is not None else None
 
     def judged(self) -> int | None:
-        """Return how many steps were judged, None where nobody says."""
+        """Return the number of judged steps; None if it is unknown."""
         judge = self._judge()
         if judge is None:
             return None
         try:
             entries = getattr(judge, "trajectory", None)
-        except Exception as error:  # a property of the environment's own
+        except Exception as error:  # the environment may define it as a property
             log.debug("the trajectory cannot be read: %s", error)
             return None
         return len(entries) if isinstance(entries, list | tuple) else None
 
     def delivered(self, t: int, before: int | None, *, reset: bool) -> None:
-        """Take note that the entries since ``before`` were judged during delivery ``t``."""
+        """Map the entries added since ``before`` to delivery ``t``.
+
+        Args:
+            t: The delivery.
+            before: `judged` before the call; None if unknown.
+            reset: Whether the delivery is of a reset, which begins an episode.
+        """
         after = self.judged()
         if before is None or after is None:
             self._t_of = []
             return
         if reset:
-            old = before if after >= before else 0  # an environment that does not reset its rubric
+            old = before if after >= before else 0  # the environment did not clear its rubric
             self._t_of = [None] * old + [t] * (after - old)
             return
         known = self._t_of[:before]
         self._t_of = known + [None] * (before - len(known)) + [t] * (after - before)
 
     def restored(self, t: int, *, only_steps: bool) -> None:
-        """Take note that the instance was restored from the snapshot of delivery ``t``, with what it remembers.
+        """Rebuild the mapping after the instance was restored from the snapshot of delivery ``t``.
 
-        That is one judged step for each delivery, or else nobody knows of which.
+        Entries are mapped only if there is exactly one for each delivery since the reset; else all are unknown.
 
         Args:
-            t: Where it stands now.
-            only_steps: All deliveries since the reset are steps. A tools/call that was not judged and a step that was
-                judged and failed would else be taken for one delivery.
+            t: The delivery restored to.
+            only_steps: Whether all deliveries since the reset are steps. If not, equal counts prove nothing: a
+                tools/call that was not judged and a failed step that was judged cancel out.
         """
         self._t_of = list(range(1, t + 1)) if only_steps and self.judged() == t else []
 
     def forked(self) -> None:
-        """Take note that deliveries count from 0 again: what was judged before is the parent's."""
+        """Clear the mapping after a fork: earlier entries belong to the parent episode."""
         self._t_of = []
 
     def by_delivery(self, t: int, values: Any) -> dict[int, float]:
-        """Return rewards by delivery, up to ``t``; several of one delivery are added up.
+        """Return the sum of the rewards of each delivery; empty if the rewards cannot be mapped.
 
         Args:
             t: The delivery that ended the episode.

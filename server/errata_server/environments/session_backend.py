@@ -1,4 +1,4 @@
-"""Which sandbox backend an environment uses: its session's, or one of this process where stock OpenEnv serves it."""
+"""Returns the sandbox backend for an environment: that of its session, or one of this process under stock OpenEnv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .context import current_session
 
 
 def session_backend() -> tuple[Backend, int | None]:
-    """Return the backend and the seed that the session's server drew, None without such a server."""
+    """Return the sandbox backend to use, and the seed that the server drew for the session.
+
+    Where stock OpenEnv serves the environment there is no session: one backend is created for the process, from the
+    ``ERRATA_*`` settings, and the seed is None.
+    """
     try:
         session = current_session()
     except LookupError:
@@ -26,11 +30,11 @@ def _own_backend() -> Backend:
     settings = Settings()
     directory = settings.data_dir
     if directory is None:
-        # Kept until the process ends; the directory goes with it.
+        # Kept until the process ends, which removes the directory.
         temporary = tempfile.TemporaryDirectory(prefix="errata-sandboxes-", ignore_cleanup_errors=True)
         _directories.append(temporary)
         directory = Path(temporary.name)
-    return registry.create(settings.sandbox, registry.place_of(directory, settings.base))
+    return registry.create(settings.sandbox, registry.config_for(directory, settings.base))
 
 
 _directories: list[tempfile.TemporaryDirectory[str]] = []

@@ -15,10 +15,10 @@ from openenv.core.env_server.types import Action, Observation, State
 def types_of(
     cls: type[Environment[Any, Any, Any]],
 ) -> tuple[type[Action] | None, type[Observation] | None, type[State]]:
-    """Return the action, observation and state class; None for what is not said.
+    """Return the action, observation and state class of an environment class; None for a class that is not declared.
 
-    Type arguments come first, through generic bases between the class and ``Environment``; then the hints of ``step``
-    and ``state``. An ``MCPEnvironment`` that says nothing speaks OpenEnv's tool actions.
+    The type arguments of ``Environment`` are used first, also through generic bases in between, and then the
+    annotations of ``step`` and ``state``. An ``MCPEnvironment`` without them uses OpenEnv's tool actions.
     """
     arguments = (*_arguments(cls), None, None, None)
     hints = _hints(cls)
@@ -27,13 +27,13 @@ def types_of(
     state = _class(arguments[2], State) or hints[2] or State
     if issubclass(cls, MCPEnvironment) and (action is None or action is Action):
         return CallToolAction, CallToolObservation, state
-    if action is Action:  # the base class: it takes no field, so it says nothing
+    if action is Action:  # the base class has no fields, so it declares nothing
         action = None
     return action, observation, state
 
 
 def _arguments(cls: type) -> tuple[Any, ...]:
-    """Return the type arguments with which a class stands on ``Environment``; type variables are followed."""
+    """Return the type arguments that a class gives to ``Environment``, with type variables resolved."""
     for base in getattr(cls, "__orig_bases__", cls.__bases__):
         origin = get_origin(base) or base
         if origin is Environment:
@@ -57,9 +57,9 @@ def _hints(cls: type[Environment[Any, Any, Any]]) -> tuple[Any, Any, Any]:
 
 
 def hints_of(function: Any) -> dict[str, Any]:
-    """Return a function's annotations, without those that name what only a type checker imports.
+    """Return a function's annotations, without those that cannot be evaluated, as with imports for type checkers only.
 
-    `typing.get_type_hints` returns all or none.
+    `typing.get_type_hints` raises an exception if one of them cannot be evaluated.
     """
     function = inspect.unwrap(function)
     found = {}
@@ -72,7 +72,7 @@ def hints_of(function: Any) -> dict[str, Any]:
 
 
 def needed_parameters(function: Any) -> list[str]:
-    """Return the parameters without which a function cannot be called; none where it cannot be looked into."""
+    """Return the names of parameters without a default; empty if the function has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -85,8 +85,8 @@ def _class(found: Any, of: type) -> Any:
     return found if inspect.isclass(found) and issubclass(found, of) else None
 
 
-def says_concurrent(environment: Any) -> bool:
-    """Return whether an environment, its class or a partial of that allows several instances at once."""
+def supports_concurrency(environment: Any) -> bool:
+    """Return whether an environment, its class or a partial of it sets ``SUPPORTS_CONCURRENT_SESSIONS``."""
     while isinstance(environment, functools.partial):
         environment = environment.func
     return bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))

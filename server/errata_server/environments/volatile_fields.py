@@ -1,9 +1,9 @@
-"""Reads the operator's ``--volatile``: names and paths of fields that may differ when requests are run again.
+"""Parses the operator's ``--volatile``: names and paths of fields that may differ when requests are run again.
 
-A bare name, ``took_s``, is left out of an observation and of its metadata. A path is left out where it leads, from the
-observation on (``result.took_s``, ``items[*].at``, ``metadata.host.pid``) or as messages print it
-(``$.observation.result.took_s``). ``~test_durations`` leaves no field out: it names a normaliser of texts
-(`errata_protocol.normalisers`).
+A bare name, ``took_s``, excludes a field of the observation and of its metadata from comparisons. A path excludes the
+field at that path. It is relative to the observation (``result.took_s``, ``items[*].at``, ``metadata.host.pid``) or
+absolute, as messages print it (``$.observation.result.took_s``). ``~test_durations`` excludes no field: it names a
+normaliser of texts (`errata_protocol.normalisers`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from errata_protocol.errors import InvalidRequest
 from errata_protocol.json_path import Path
 
 _TOP = ("observation", "metadata", "reward", "result", "error")
-"""What of a payload can differ: of an observation the first three, of an MCP response the last two."""
+"""Keys of a payload that can be volatile: the first three of an observation, the last two of an MCP response."""
 
 
 def field_names(given: Sequence[str] | str) -> tuple[str, ...]:
-    """Return names and paths that were given as a list, or as one text with commas between, as on the command line.
+    """Return a checked tuple of the names, paths and normalisers that ``--volatile`` takes.
+
+    Args:
+        given: A list, or one text with commas between the names. Surrounding spaces and empty names are dropped.
 
     Raises:
-        InvalidRequest: They are something else, or one is no path.
+        InvalidRequest: ``given`` is neither text nor a list of texts, or a name is not a valid path or normaliser.
     """
     names = tuple(_split(given)) if isinstance(given, str) else given
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
@@ -45,19 +48,19 @@ def field_names(given: Sequence[str] | str) -> tuple[str, ...]:
 def resolved(
     names: Sequence[str], classes: Sequence[type[BaseModel]], *, mcp: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields in the form that payloads are compared by, and those of which no class tells.
+    """Check volatile fields against the observation classes, and make their paths absolute.
 
     Args:
-        names: As `field_names` returns them.
-        classes: What reset and step return.
-        mcp: The environment answers tools/call too, whose results have no class.
+        names: As returned by `field_names`.
+        classes: Observation classes of reset and step.
+        mcp: Whether the environment supports tools/call, whose results have no class.
 
     Returns:
-        Bare names and paths that begin with ``$``; and the bare names that no class has, which are taken for keys of
-        metadata.
+        Bare names and paths that begin with ``$``; and those bare names that no class has, which are assumed to be
+        metadata keys.
 
     Raises:
-        InvalidRequest: No class has such a field; the message says what there is instead. Or nothing would be compared.
+        InvalidRequest: No class has such a field (the message lists its fields), or nothing would be compared.
     """
     found: list[str] = []
     unknown: list[str] = []
@@ -85,7 +88,7 @@ def resolved(
 
 
 def written_by_class(names: Collection[str]) -> tuple[str, ...]:
-    """Return a class's own ``VOLATILE_FIELDS`` in the form that payloads are compared by."""
+    """Return a class's own ``VOLATILE_FIELDS`` with paths made absolute."""
     for name in names:
         if name.startswith(normalisers.PREFIX):
             normalisers.check(name)
@@ -98,7 +101,7 @@ def written_by_class(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Cut at commas, but not at those of a quoted key."""
+    """Split at commas, except those inside a quoted key."""
     quoted, begin = False, 0
     for at, char in enumerate(text):
         if char == '"' and text[at - 1] != "\\":
@@ -153,13 +156,13 @@ def _refuse_all(name: str) -> None:
 
 
 def _problem(path: Path, cls: type[BaseModel]) -> str | None:
-    """Say why no instance of ``cls`` can have ``path``; None where it can, or where nobody can know."""
+    """Return why no instance of ``cls`` can have ``path``; None if it can, or if that is unknown."""
     if not path or not isinstance(path[0], str):
         return f"{cls.__name__} is no list"
     field = cls.model_fields.get(path[0])
     if field is None:
         if cls is Observation:
-            return None  # the base class stands for one that nobody named
+            return None  # the base class means that the class is unknown
         if cls.model_config.get("extra") == "allow":
             return None
         held = ", ".join(sorted(set(cls.model_fields) - {"done", "reward"})) or "none"
@@ -176,7 +179,7 @@ def _inside(annotation: Any, path: Path, name: str) -> str | None:
     for choice in _choices(annotation):
         origin, arguments = get_origin(choice) or choice, get_args(choice)
         if not isinstance(origin, type) or origin in (Any, object):
-            return None  # Any, a type variable: nobody knows
+            return None  # Any or a type variable: unknown
         if issubclass(origin, BaseModel):
             problem = _problem(path, origin)
         elif issubclass(origin, Mapping):
@@ -187,8 +190,8 @@ def _inside(annotation: Any, path: Path, name: str) -> str | None:
             else:
                 item = arguments[0] if arguments else Any
                 inner = [a for a in arguments if a is not Ellipsis] if issubclass(origin, tuple) else [item]
-                told = [_inside(one, path[1:], f"{name}[*]") for one in inner or [Any]]
-                problem = None if None in told else told[0]
+                problems = [_inside(one, path[1:], f"{name}[*]") for one in inner or [Any]]
+                problem = None if None in problems else problems[0]
         elif hasattr(origin, "__dataclass_fields__"):
             return None
         else:

@@ -27,18 +27,18 @@ from ..runtime.store import Store
 async def bundle(
     store: Store, clock: Clock, eids: Sequence[str], principal: str | None, *, ancestors: bool = True
 ) -> AsyncIterator[bytes]:
-    """Yield the lines of a bundle of episodes, as they stand now: a running one ends with its last commit.
+    """Yield the lines of a bundle of episodes; a running episode is exported up to its last commit.
 
     Args:
         store: The journal.
-        clock: Dates the bundle.
-        eids: Which episodes; one that is named twice is there once.
-        principal: Whose they are.
-        ancestors: Put in the episodes that they were forked from too, and those of these.
+        clock: Source of the bundle's creation time.
+        eids: Ids of the episodes; duplicates are ignored.
+        principal: Owner of the episodes.
+        ancestors: Whether to include the episodes that they were forked from, recursively.
 
     Raises:
-        UnknownEpisode: One is not there, or somebody else's; raised before the first line.
-        JournalUnavailable: One was deleted meanwhile; the bundle has no end then.
+        UnknownEpisode: An episode does not exist or has another owner; raised before the first line.
+        JournalUnavailable: An episode was deleted during the export; the bundle then lacks its end line.
     """
     chosen = await _with_ancestors(store, eids, principal, ancestors)
     writer = BundleWriter()
@@ -54,7 +54,7 @@ async def bundle(
 
 
 async def describe(store: Store, row: EpisodeRow) -> EpisodeRecord:
-    """Return the record of an episode as it stands now; `contents` gives as much as it promises."""
+    """Return the record of an episode; `contents` yields as many deliveries and rewards as the record counts."""
     turns = await store.turns(row.eid)
     rewards = await store.rewards(row.eid)
     session = await store.session(row.sid)
@@ -76,7 +76,7 @@ async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
     """Yield an episode's deliveries with the errors recorded between them, then its late rewards.
 
     Raises:
-        JournalUnavailable: A delivery that was there is not there any more.
+        JournalUnavailable: A delivery that the record counts was deleted.
     """
     eid = record.eid
     t, given = 0, 0
@@ -86,7 +86,7 @@ async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
             given += 1
             yield delivery_record(rows[0])
             for error in rows[1:]:
-                if error.status != "ok":  # nor the reply to a fork or a close
+                if error.status != "ok":  # replies to forks and closes are left out too
                     yield _failure(error, t)
         elif t > 0:  # an episode that began without a reset has no t=0
             raise JournalUnavailable(f"t={t} of episode {eid} is not in the journal: it was deleted, or is damaged")
@@ -103,7 +103,7 @@ async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
 
 
 def delivery_record(row: DeliveryRow) -> DeliveryRecord:
-    """Return the record of a delivery."""
+    """Return the bundle record of a journaled delivery."""
     assert row.t is not None
     return DeliveryRecord(
         eid=row.eid,
@@ -152,6 +152,6 @@ async def _with_ancestors(
                 break
         for row in reversed(lineage):
             rows.setdefault(row.eid, row)
-    if not ancestors:  # asked for in any order
+    if not ancestors:  # ``eids`` may be in any order
         return sorted(rows.values(), key=lambda row: row.created)
     return list(rows.values())

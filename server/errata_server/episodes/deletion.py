@@ -1,4 +1,4 @@
-"""`Deletion`: deletes episodes and the sandbox layers only they named; ends a session whose episode it deletes."""
+"""`Deletion`: deletes episodes and sandbox layers that only they refer to; ends a session whose episode is deleted."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ class Deletion:
     """Deletes episodes.
 
     Args:
-        runtime: Journal, sandboxes, and the sessions that end with their episode.
+        runtime: Journal, sandboxes and live sessions.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     async def delete(self, eid: str, principal: str | None) -> int:
-        """Delete an episode and every sandbox layer that only it named; return its number of deliveries.
+        """Delete an episode and every sandbox layer that only it refers to; return its number of deliveries.
 
-        A session whose current episode this is ends with it: it would go on from something that is not there.
+        A session whose current episode this is ends with it, because it could not be continued.
+
+        Args:
+            eid: Id of the episode.
+            principal: Owner of the episode.
 
         Raises:
-            UnknownEpisode: No such episode, or somebody else's.
+            UnknownEpisode: The episode does not exist or has another owner.
         """
         deleted = await self._delete(eid, principal)
         await self._runtime.collect()
         return deleted or 0
 
     async def _delete(self, eid: str, principal: str | None, *, unused_only: bool = False) -> int | None:
-        """As `delete`; None for one that is kept because it is in use."""
+        """Delete an episode as `delete` does; return None if ``unused_only`` kept it because it is in use."""
         runtime, store = self._runtime, self._runtime.store
         row = await store.owned_episode(eid, principal)
         last = await store.last_delivery(row.sid)
@@ -49,12 +53,12 @@ class Deletion:
     async def delete_all(
         self, eids: Sequence[str], principal: str | None, *, unused_only: bool = False
     ) -> DeletedEpisodes:
-        """Delete episodes, as `delete` does each; an unknown or foreign one is named, and the others go.
+        """Delete each of several episodes as `delete` does; those of another owner are reported as unknown.
 
         Args:
-            eids: Which.
-            principal: Who asks.
-            unused_only: Keep and name one that an open session stands on, or that another episode comes from.
+            eids: Ids of the episodes.
+            principal: Owner of the episodes.
+            unused_only: Keep episodes that are current in an open session or have forks, and report them as in use.
         """
         deleted: dict[str, int] = {}
         unknown: list[str] = []

@@ -1,4 +1,4 @@
-"""`Episodes`: the reads, forks and deletion of one data directory in one object, for doors and commands."""
+"""`Episodes`: the reads, forks and deletion of one data directory in one object, for the doors and the command line."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Episodes:
 
     @classmethod
     def of(cls, runtime: Runtime) -> Episodes:
-        """Return those of a runtime."""
+        """Create the reads, forks and deletion of a runtime."""
         return cls(JournalReads(runtime.store), Forks(runtime.store, runtime.ids, runtime.clock), Deletion(runtime))

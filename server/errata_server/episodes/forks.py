@@ -17,14 +17,14 @@ from ..runtime.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A fork that is not committed: the eid of its episode, and its rows."""
+    """A fork before its commit: the id of its episode, and its rows."""
 
     eid: str
     records: tuple[SessionRow, EpisodeRow, DeliveryRow]
 
 
 class Forks:
-    """Makes forks; never touches a live environment.
+    """Creates forks from the journal, without using a live environment.
 
     Args:
         store: The journal.
@@ -38,12 +38,17 @@ class Forks:
         self._clock = clock
 
     async def fork(self, eid: str, request: ForkRequest, principal: str | None) -> ForkReply:
-        """Make a child session that stands where episode ``eid`` stood at ``request.t``.
+        """Create a session that continues episode ``eid`` from delivery ``request.t``.
 
-        One commit, nothing else: no environment is made before the child's first request. Idempotent by request_id.
+        Makes one commit. No environment is created before the new session's first request. Idempotent by request_id.
+
+        Args:
+            eid: Id of the episode.
+            request: Delivery to continue from, and the request_id.
+            principal: Owner of the episode.
 
         Raises:
-            UnknownEpisode: No such episode, or somebody else's.
+            UnknownEpisode: The episode does not exist or has another owner.
             StateOutOfRange: The episode has no delivery t.
             NotSupported: The environment takes no snapshots and is not declared deterministic.
             Conflict: The request_id was used with another t.
@@ -75,15 +80,15 @@ class Forks:
         key_hash: bytes | None = None,
         group: str | None = None,
     ) -> Child:
-        """Return what makes a session that stands at ``parent`` as its own t=0, not committed.
+        """Return the rows of a new session whose t=0 is the delivery ``parent``; does not commit them.
 
         Args:
             parent: The delivery to continue from.
-            sid: Id of the child.
-            asked: The request, as journaled.
-            fork_request: Its ``request_id``.
-            key_hash: Of a multiplexed child.
-            group: Likewise.
+            sid: Id of the new session.
+            asked: The fork request, as journaled.
+            fork_request: The ``request_id`` of the fork request.
+            key_hash: Hash of the new session's key, if it is multiplexed.
+            group: Group of the new session, if it is multiplexed.
 
         Raises:
             NotSupported: The environment takes no snapshots and is not declared deterministic.

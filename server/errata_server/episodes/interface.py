@@ -11,7 +11,7 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, Kind, RewardRecor
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A delivery as ``GET /episodes/{eid}/states/{t}`` answers with it."""
+    """A delivery as ``GET /episodes/{eid}/states/{t}`` returns it."""
 
     t: int
     kind: Kind

@@ -14,7 +14,7 @@ from .interface import Delivered
 
 
 class JournalReads:
-    """Reads what was delivered from a journal; never touches a live environment.
+    """Reads episodes and deliveries from the journal, without using a live environment.
 
     Args:
         store: The journal.
@@ -24,17 +24,17 @@ class JournalReads:
         self._store = store
 
     async def state_at(self, current: str | None, t: int, eid: str | None, principal: str | None) -> DeliveryRow:
-        """Return the delivery t of an episode of the asking principal.
+        """Return delivery t of an episode.
 
         Args:
-            current: The episode that the asking session is in, None before its first reset.
-            t: Which delivery.
-            eid: Of another episode.
-            principal: Who asks.
+            current: Id of the session's current episode; None before its first reset.
+            t: Index of the delivery.
+            eid: Id of the episode; None for ``current``.
+            principal: Owner of the episode.
 
         Raises:
             NoReset: The session has no episode yet, or the episode began without a reset.
-            UnknownEpisode: No such episode, or somebody else's.
+            UnknownEpisode: The episode does not exist or has another owner.
             StateOutOfRange: The episode has no delivery t.
         """
         eid = eid if eid is not None else current
@@ -43,7 +43,7 @@ class JournalReads:
         return await self._store.owned_delivery(eid, t, principal)
 
     async def delivered(self, eid: str, t: int, principal: str | None) -> Delivered:
-        """Return what was sent at t of episode ``eid``; see `state_at`."""
+        """Return the payload sent as delivery t of episode ``eid``; raises as `state_at`."""
         row = await self._store.owned_delivery(eid, t, principal)
         return Delivered(t, row.wire_kind, row.payload, wire_digest(row.digest))
 
@@ -51,7 +51,7 @@ class JournalReads:
         """Return the late rewards of an episode, in the order of their commits.
 
         Raises:
-            UnknownEpisode: No such episode, or somebody else's.
+            UnknownEpisode: The episode does not exist or has another owner.
         """
         return [reward_record(row) for row in await self._store.owned_rewards(eid, principal)]
 
@@ -84,7 +84,7 @@ class JournalReads:
         """Return an episode and its turns.
 
         Raises:
-            UnknownEpisode: No such episode, or somebody else's.
+            UnknownEpisode: The episode does not exist or has another owner.
         """
         row, turns = await self._store.owned_turns(eid, principal)
         kinds: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """`Retention`: deletes old episodes by age and total size: `plan` chooses, `apply` deletes.
 
-Whole closed episodes go, the oldest first. Never one that an open session stands on, and never one that a kept fork
-comes from: its lineage would have a hole, and where forks are brought back by re-execution they could not be. One that
-was chosen may be forked before it goes, so the journal looks for forks again as each goes.
+Whole closed episodes are deleted, the oldest first. An episode is kept while it is current in an open session, or while
+it has a fork that is kept: without its parent a fork could not be restored by re-execution. A chosen episode may be
+forked before it is deleted, so the journal checks for forks again at each deletion.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would go.
+    """The episodes to delete.
 
     Args:
-        delete: Episodes, forks before their parents.
-        kept: How many stay.
-        kept_bytes: What these hold.
-        held_back: How many would go but for an open session or a kept fork.
+        delete: Episodes to delete, forks before their parents.
+        kept: Number of episodes kept.
+        kept_bytes: Size of the kept episodes.
+        held_back: Number of episodes kept only because of an open session or a kept fork.
     """
 
     delete: tuple[HeldEpisode, ...]
@@ -40,12 +40,12 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """What goes holds."""
+        """Size of the episodes to delete."""
         return sum(held.size_bytes for held in self.delete)
 
 
 class Retention:
-    """Deletes what the settings of a data directory keep no longer, at most once an hour for all its environments.
+    """Deletes episodes past the retention limits of a data directory, at most hourly for all its environments.
 
     Args:
         runtime: Journal, settings, clock, and the time of the last deletion.
@@ -55,7 +55,7 @@ class Retention:
         self._runtime = runtime
 
     def when_due(self) -> Coroutine[Any, Any, None] | None:
-        """Return the work of deleting what is kept no longer; None within an hour of the last time."""
+        """Return a coroutine that deletes old episodes; None without limits, or within an hour of the last deletion."""
         runtime, settings = self._runtime, self._runtime.settings
         if settings.retention_days is None and settings.retention_max_bytes is None:
             return None
@@ -69,7 +69,7 @@ class Retention:
                 store, now=now, keep_days=settings.retention_days, max_bytes=settings.retention_max_bytes
             )
             await apply(store, self._runtime.collect, chosen.delete)
-        except Exception:  # nobody waits for it, and it comes again
+        except Exception:  # no caller awaits this, and it is tried again later
             log.exception("old episodes could not be deleted")
 
 
@@ -81,14 +81,14 @@ async def plan(
     max_bytes: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Plan:
-    """Choose what goes; changes nothing.
+    """Choose the episodes to delete; deletes nothing.
 
     Args:
         store: The journal.
-        now: Seconds since the epoch.
-        keep_days: Whatever had no request for longer may go; None for no such bound.
-        max_bytes: The oldest go until the rest holds no more; None for no such bound.
-        progress: Called with the number of episodes looked at.
+        now: Current time, seconds since the epoch.
+        keep_days: Episodes without a request for longer than this may be deleted; None for no such limit.
+        max_bytes: The oldest episodes are chosen until the others fit in this size; None for no such limit.
+        progress: Called with the number of episodes read so far.
     """
     held: dict[str, HeldEpisode] = {}
     newest: dict[str, str] = {}
@@ -96,7 +96,7 @@ async def plan(
         held[one.row.eid] = one
         newest[one.row.sid] = one.row.eid
         progress(len(held))
-    # Read last: one that was opened while the episodes were read would be taken for none, and lose the one it is in.
+    # Read last: otherwise a session opened while the episodes were read would be missed, and its episode deleted.
     open_sids = [row.sid for row in await store.open_sessions()]
     current = frozenset(newest[sid] for sid in open_sids if sid in newest)
     oldest = now - keep_days * DAY_S if keep_days is not None else None
@@ -110,7 +110,7 @@ def _choose(held: dict[str, HeldEpisode], current: frozenset[str], oldest: float
             children[one.row.origin_eid] = children.get(one.row.origin_eid, 0) + 1
     left = sum(one.size_bytes for one in held.values())
     gone: dict[str, HeldEpisode] = {}
-    waiting: set[str] = set()  # would have gone, but for a fork that was there still
+    waiting: set[str] = set()  # kept so far because a fork of theirs is kept
 
     def may_go(one: HeldEpisode) -> bool:
         too_old = oldest is not None and one.last < oldest
@@ -143,15 +143,15 @@ async def apply(
     chosen: Sequence[HeldEpisode],
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Delete episodes, whoever owns them, and the sandbox layers that only they named; return how many went.
+    """Delete episodes of any owner, and the sandbox layers that only they refer to; return the number deleted.
 
-    One that was forked since it was chosen stays.
+    An episode that was forked since it was chosen is kept.
 
     Args:
         store: The journal.
-        collect: Deletes the sandbox layers that no row names any more.
-        chosen: What goes, as `plan` chose.
-        progress: Called with the number of episodes done.
+        collect: Deletes sandbox layers that no row refers to.
+        chosen: Episodes to delete, as chosen by `plan`.
+        progress: Called with the number of episodes processed so far.
 
     Raises:
         JournalUnavailable: The journal cannot be written.

@@ -14,14 +14,14 @@ from errata_protocol.rollouts import SCHEMA_VERSION
 
 GROUP_ROWS = 1_000
 GROUP_BYTES = 32 * 1024**2
-"""A Parquet row group is written at whichever comes first; so much is held in memory."""
+"""A Parquet row group is written at whichever limit is reached first; its rows are buffered in memory."""
 
 
 class JsonLines:
-    """One JSON object a row.
+    """Writes each row as one line of JSON.
 
     Args:
-        file: Open for writing.
+        file: Binary file open for writing.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -32,15 +32,15 @@ class JsonLines:
         self._file.write(row.model_dump_json().encode() + b"\n")
 
     def close(self) -> None:
-        """Do nothing: no row is held back."""
+        """Do nothing: rows are not buffered."""
 
 
 class Parquet:
-    """Row groups of bounded size, zstd.
+    """Writes rows as Parquet, in row groups of bounded size, compressed with zstd.
 
     Args:
         file: Open for writing.
-        by: What a row is: ``turn`` or ``episode``.
+        by: Type of the rows: ``turn`` or ``episode``.
 
     Raises:
         NotSupported: pyarrow is not installed.
@@ -80,7 +80,7 @@ class Parquet:
 
 
 def _schema(pa: Any, by: str) -> Any:
-    """Return the Arrow schema of a row; tests compare its names with the Pydantic models."""
+    """Return the Arrow schema of a row; tests check that its field names are those of the Pydantic models."""
     text, whole, real = pa.string(), pa.int64(), pa.float64()
     site_types = {"t": whole, "line": whole, "column": whole, "action_span": pa.list_(whole)}
     site = pa.struct([(name, site_types.get(name, text)) for name in ErrorSite.model_fields])

@@ -29,19 +29,19 @@ from .bundles import contents, describe
 log = logging.getLogger("errata.export")
 
 PAGE = 500
-"""Episodes that are looked up at a time."""
+"""Number of episodes read from the journal at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which episodes, and what of them.
+    """Selects the episodes and fields of an export.
 
     Args:
-        environment: Only of this one.
-        since: Only made at or after, seconds since the epoch.
-        done: Only those that ended.
-        states: With payloads.
-        agent_text: With what the agent read.
+        environment: Export only episodes of this environment; None for all.
+        since: Export only episodes created at or after this time, seconds since the epoch; None for all.
+        done: Export only episodes that ended.
+        states: Include payloads.
+        agent_text: Include the text that the agent read.
     """
 
     environment: str | None = None
@@ -51,7 +51,7 @@ class Choice:
     agent_text: bool = False
 
     def takes(self, held: HeldEpisode) -> bool:
-        """Return whether an episode is one of them."""
+        """Return whether an episode is selected."""
         return (
             self.environment in (None, held.row.environment)
             and (self.since is None or held.row.created >= self.since)
@@ -60,7 +60,7 @@ class Choice:
 
 
 async def all_held(store: Store) -> AsyncIterator[HeldEpisode]:
-    """Yield every episode of a journal, oldest first, whoever owns it."""
+    """Yield every episode of a journal, of any owner, oldest first."""
     after = 0
     while page := await store.held(after=after, limit=PAGE):
         for held in page:
@@ -69,7 +69,7 @@ async def all_held(store: Store) -> AsyncIterator[HeldEpisode]:
 
 
 async def turn_rows(store: Store, choice: Choice) -> AsyncIterator[RolloutTurn]:
-    """Yield a row for each turn of the chosen episodes, oldest episode first."""
+    """Yield a row for each turn of the selected episodes, oldest episode first."""
     texts = _Texts(choice)
     async for held in all_held(store):
         if choice.takes(held):
@@ -81,7 +81,7 @@ async def turn_rows(store: Store, choice: Choice) -> AsyncIterator[RolloutTurn]:
 
 
 async def episode_rows(store: Store, choice: Choice) -> AsyncIterator[RolloutEpisode]:
-    """Yield a row for each of the chosen episodes, oldest first; a whole one is in memory at a time."""
+    """Yield a row for each selected episode, oldest first; one episode is in memory at a time."""
     texts = _Texts(choice)
     async for held in all_held(store):
         if choice.takes(held):
@@ -162,7 +162,7 @@ def _of_episode(record: EpisodeRecord) -> dict[str, Any]:
 
 
 class _Texts:
-    """What the agent read, by the environments that are installed here in the version that delivered it."""
+    """Renders the text that the agent read, if the environment is installed in the version that delivered it."""
 
     def __init__(self, choice: Choice) -> None:
         self._installed: dict[str, tuple[str | None, Callable[[Any], str]]] = {}
@@ -170,7 +170,7 @@ class _Texts:
         self._missing: dict[str, int] = {}
 
     def read(self, record: EpisodeRecord, delivery: DeliveryRecord, payload: Any) -> str | None:
-        """Return the text of a payload; None, counted, where it would not be what the agent read."""
+        """Return the agent's text of a payload; count it as missing and return None if that cannot be rendered."""
         if delivery.kind == "mcp":
             return None
         name = record.environment
@@ -185,6 +185,6 @@ class _Texts:
         return agent_text(observation_of(payload))
 
     def tell(self) -> None:
-        """Say what was left out."""
+        """Log the texts that were left out."""
         for why, count in self._missing.items():
             log.warning("agent_text_t of %d turns is left out: they were delivered by %s", count, why)

@@ -1,5 +1,5 @@
-"""Grading a final state where no command of the agent can take part: what every environment with a verifier needs.
+"""Tools to grade a final state of a sandbox so that no process of the agent can interfere; for environments' verifiers.
 
-`forks` runs commands in forks of a snapshot, `results` reads what they print, `staging` has the files that they read,
-and `control` holds the rule by which a run without a verdict is the agent's doing or the machine's.
+`forks` runs commands in forks of a snapshot, `results` parses what they print, `staging` copies the files that they
+read, and `control` decides whether a run without a verdict is the agent's fault or the machine's.
 """

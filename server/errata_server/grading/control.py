@@ -1,7 +1,7 @@
-"""The rule for a run that gives no verdict: where the untouched start gives one, the agent's state broke the run.
+"""Control runs, which find out why a grading run gave no verdict, by grading the untouched start state as well.
 
-Then that state is worth nothing. If the start gives none either, the verifier or the machine is broken, which is an
-error and never a reward.
+If the start state gets a verdict, the agent's changes broke the run, and they earn nothing. If it gets none either, the
+verifier or the machine is broken, which is an error and never a reward.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from errata_server.sandbox.base import Backend
 
 
 class ControlRuns:
-    """Which verifiers gave a verdict on an untouched start, by backend. Remembered as long as the backend lives."""
+    """Remembers, for the lifetime of each backend, which verifiers gave a verdict on an untouched start state."""
 
     def __init__(self) -> None:
         self._sound: WeakKeyDictionary[Backend, set[str]] = WeakKeyDictionary()
@@ -21,13 +21,14 @@ class ControlRuns:
     async def demand(
         self, backend: Backend, key: str, run: Callable[[], Awaitable[object]], *, again: bool = False
     ) -> None:
-        """Run the control, unless it went well before.
+        """Call ``run`` unless it succeeded before for this backend and key; its exceptions propagate.
 
         Args:
-            backend: Where it runs.
-            key: Digest of what is graded and by what.
-            run: Grades the untouched start; it raises where that gives no verdict, and so does this.
-            again: Run it although it went well before: for failures that a busy machine may cause, as time limits.
+            backend: The backend that the grading runs on.
+            key: Digest of the start state and the verifier.
+            run: Grades the untouched start state, and raises an exception if that gives no verdict.
+            again: Call ``run`` even if it succeeded before; for failures that a busy machine may cause, such as a time
+                limit.
         """
         sound = self._sound.setdefault(backend, set())
         if again or key not in sound:

@@ -1,4 +1,4 @@
-"""Forks of a state: what commands change there is gone afterwards, and the state stays as it is."""
+"""Forks of a snapshot: commands run in a copy that is destroyed afterwards, and the snapshot does not change."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ _ending: WeakKeyDictionary[Backend, set[asyncio.Task[None]]] = WeakKeyDictionary
 async def forked(
     backend: Backend, state: SandboxSnapshot, *, limits: Limits | None = None, wait: bool = True
 ) -> AsyncIterator[Sandbox]:
-    """Give a fork of a state without its saved shell state; it is destroyed at the end.
+    """Restore a snapshot as a new sandbox, without its saved shell state, and destroy the sandbox at the end.
 
     Args:
-        backend: Holds the state.
-        state: A snapshot.
-        limits: Of the fork; None for the backend's.
-        wait: Return when it is destroyed. Else its destruction is only begun, and `forks_gone` waits for it: to delete
-            what a test suite wrote may take a second, in which the next fork can run.
+        backend: The backend that holds the snapshot.
+        state: The snapshot.
+        limits: Limits of the fork; None for the backend's.
+        wait: Wait until the fork is destroyed. If False, destruction continues in a task, for which `forks_gone` waits,
+            and its failure is logged: deleting the files of a test suite may take a second, and the next fork can run
+            in that time.
+
+    Raises:
+        SandboxFailed: The snapshot cannot be restored, or the fork cannot be destroyed while ``wait`` is set.
     """
     fork = await backend.restore(SandboxSnapshot(ref=state.ref), limits=limits)
     try:
@@ -44,7 +48,7 @@ async def forked(
 
 
 async def forks_gone(backend: Backend) -> None:
-    """Return when every fork on ``backend`` that this event loop has left without waiting is destroyed."""
+    """Wait until every fork that this event loop left with ``wait=False`` on ``backend`` is destroyed."""
     loop = asyncio.get_running_loop()
     tasks = [task for task in _ending.get(backend, ()) if task.get_loop() is loop]
     if tasks:
@@ -54,8 +58,8 @@ async def forks_gone(backend: Backend) -> None:
 async def _destroy(fork: Sandbox) -> None:
     try:
         await fork.destroy()
-    except Exception:  # what its run showed holds all the same; the next start of the server removes what is left
-        log.exception("a fork of a graded state could not be destroyed")
+    except Exception:  # the result of its run is valid; the next start of the server deletes the remains
+        log.exception("cannot destroy a fork of a graded state")
 
 
 async def run_in_fork(
@@ -69,20 +73,20 @@ async def run_in_fork(
     timeout_s: float,
     limits: Limits | None = None,
 ) -> CommandResult:
-    """Return what a command did in a fork of a state. No saved shell state of the agent is used.
+    """Run a command in a fork of a snapshot, without the agent's saved shell state, and destroy the fork.
 
     Args:
-        backend: Holds the state.
-        state: A snapshot.
-        command: Shell text.
-        env: Variables of the command.
-        mounts: Read-only host directories by path inside.
-        stdin: Bytes on standard input.
-        timeout_s: Wall time after which every process of the command is killed.
-        limits: Of the fork; None for the backend's.
+        backend: The backend that holds the snapshot.
+        state: The snapshot.
+        command: Shell command.
+        env: Environment variables of the command.
+        mounts: Host directories to mount read-only, by path in the sandbox.
+        stdin: Standard input.
+        timeout_s: Wall time after which all processes of the command are killed, seconds.
+        limits: Limits of the fork; None for the backend's.
 
     Raises:
-        SandboxFailed: The sandbox broke.
+        SandboxFailed: The sandbox failed.
     """
     async with forked(backend, state, limits=limits) as fork:
         return await fork.run(command, clean=True, env=dict(env), mounts=dict(mounts), stdin=stdin, timeout_s=timeout_s)

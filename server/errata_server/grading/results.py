@@ -1,4 +1,4 @@
-"""Reads the result that a program of the grader prints: one line of JSON with a nonce that the agent cannot know."""
+"""Parses the result that a grader's program prints: a line of JSON with a nonce that the agent cannot know."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from errata_server.sandbox.base import CommandResult
 
 
 class NoVerdict(Exception):
-    """A run ended without a verdict; the text says how."""
+    """A grading run ended without a verdict; the message says how."""
 
 
 def ended(result: CommandResult) -> str:
-    """Return how a command ended, in words."""
+    """Describe how a command ended: by its time limit or with which exit code."""
     return "was killed at its time limit" if result.timed_out else f"ended with {result.exit_code}"
 
 
 def nonced(result: CommandResult, nonce: str) -> dict[str, Any]:
-    """Return the last JSON object on standard output whose ``nonce`` is the one that was handed in.
+    """Return the last line of standard output that is a JSON object with this ``nonce``.
 
     Raises:
-        NoVerdict: There is none.
+        NoVerdict: There is no such line.
     """
     for line in reversed(result.stdout.splitlines()):
         if nonce in line:

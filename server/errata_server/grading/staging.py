@@ -1,4 +1,4 @@
-"""Copies of files that a sandbox may have mounted: readable by its user whatever the original's modes are."""
+"""Copies of files to mount in sandboxes, with modes that let every user read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _home: tempfile.TemporaryDirectory[str] | None = None
 
 
 def new_directory() -> Path:
-    """Return a new empty directory that any user may read; it is removed at exit."""
+    """Create a directory that every user may read; it is removed when the process ends."""
     global _home
     if _home is None:
         _home = tempfile.TemporaryDirectory(prefix="errata-grading-")
@@ -21,13 +21,14 @@ def new_directory() -> Path:
 
 
 def staged(*sources: Path, key: str = "") -> Path:
-    """Return a directory that holds a copy of every source file, and of what is in every source directory.
+    """Return a directory with a copy of each source file and of the contents of each source directory.
 
-    The copy is made once per process for the same sources and ``key`` and is removed at exit.
+    A copy is made once for the same sources, modification times and ``key``, and removed when the process ends. Links
+    in directories are followed, and ``__pycache__`` is left out.
 
     Args:
-        sources: Files and directories; of two files with one name the later wins.
-        key: Digest of the content, so that an edited source is copied again.
+        sources: Files and directories; if two have a file of the same name, the later one is kept.
+        key: Digest of the content, so that a changed file in a directory causes another copy.
     """
     name = (key, *(f"{path}:{path.stat().st_mtime_ns}" for path in sources))
     if name not in _copies:

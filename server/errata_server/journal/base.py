@@ -36,7 +36,7 @@ class SessionRow(Struct, frozen=True, gc=False):
         recovery: Recovery class, as reported to the client.
         seed: Drawn by the server when the session was opened.
         created: Seconds since the epoch.
-        given_out: A client knows its id, so it outlives its socket (PROTOCOL A3).
+        given_out: A client knows its id, so the session outlives its socket (PROTOCOL A3; `Session.resumable`).
         principal: Hash of the token that opened it, None with auth off.
         status: ``open`` until closed by its owner, lost, or ended by its age.
         fork_of: eid of the parent for a fork, else None.
@@ -199,6 +199,9 @@ class RewardRow(Struct, frozen=True, gc=False):
 
 Record = SessionRow | EpisodeRow | DeliveryRow | SessionChange | RewardRow
 
+Settled = Callable[[Sequence[Record], ErrataError | None], None]
+"""Called once with the records of a commit, and None or the error that `Journal.commit` would raise."""
+
 
 class TurnRow(Struct, frozen=True, gc=False):
     """A delivery without its payload, request and state: what listings need; its semantic digest where asked for."""
@@ -291,7 +294,7 @@ class Journal(ABC):
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def settle(error: ErrataError | None) -> None:
+        def settle(_: Sequence[Record], error: ErrataError | None) -> None:
             if future.done():
                 return
             if error is None:
@@ -306,14 +309,14 @@ class Journal(ABC):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """As `commit`, for callers that have no task to wait in.
 
         Args:
             records: To make durable.
-            settled: Called once on this event loop, now or later, with None or the error that `commit` would raise.
+            settled: Called once on this event loop, now or later.
             loop: The event loop that runs, where it is known.
 
         Raises:
@@ -435,12 +438,18 @@ class Journal(ABC):
 
     @abstractmethod
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
-        """Delete an episode and its deliveries; return how many deliveries went. Durable on return.
+        """Delete an episode with its deliveries, errors and rewards. Durable on return.
 
         Args:
-            eid: Which one.
-            unless_forked: Delete nothing where an episode comes from it. No commit comes between the check and the
-                deletion.
+            eid: The episode.
+            unless_forked: Delete nothing if another episode was forked from this one. No commit comes between the
+                check and the deletion.
+
+        Returns:
+            The number of deleted deliveries; 0 if the episode does not exist or was kept because of a fork.
+
+        Raises:
+            JournalUnavailable: The journal is closed, read-only, or cannot be written.
         """
 
     @abstractmethod

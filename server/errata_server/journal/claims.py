@@ -24,6 +24,9 @@ class Keys(Protocol):
     def has_fork(self, fork_of: str | None, request: str) -> bool: ...
     def has_reward(self, eid: str, reward_id: str) -> bool: ...
     def has_seq(self, sid: str, seq: int) -> bool: ...
+    def accepts(self, d: DeliveryRow) -> bool:
+        """Return whether the episode of a delivery with t and id is there, and no row has that t or that id."""
+        ...
 
 
 def of_step(d: DeliveryRow) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -35,7 +38,7 @@ def check(records: Iterable[Record], keys: Keys, earlier: Claims) -> Claims:
     """Return what ``records`` claim, if they conflict with no row and with none of ``earlier``.
 
     Raises:
-        Conflict: As `errata_server.journal.base.Journal.commit`.
+        Conflict: See `errata_server.journal.base.Journal.commit`.
         UnknownEpisode: Likewise.
     """
     new: Claims = set()

@@ -165,9 +165,15 @@ def pieces_of(data: bytes) -> Iterator[Piece]:
 
 
 def is_torn(data: bytes) -> tuple[int, bool]:
-    """Return where the last frame of a damaged end begins, and whether it was not written whole.
+    """Return whether the last frame of a segment is torn, i.e. only a part of it was written.
 
-    A frame that is there whole and fails its checksum may have been acknowledged: that is damage.
+    A frame that was written completely but fails its checksum is damaged, not torn: it may have been acknowledged.
+
+    Args:
+        data: What follows the segment's last good frame, to the end of the segment.
+
+    Returns:
+        The offset in ``data`` at which the last frame begins, and whether it is torn.
     """
     last, ends_with_a_record = 0, False
     for piece in pieces_of(data):

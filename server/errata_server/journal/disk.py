@@ -37,7 +37,8 @@ class Disk(ABC):
 
     @abstractmethod
     def append(self, name: str, data: bytes) -> None:
-        """Write ``data`` at the end of a file, made if there is none. When this raises, some of it may be there."""
+        """Append ``data`` to a file; create the file if it is missing. Not durable before `sync`. After an error, the
+        file may have a part of ``data``."""
 
     def append_synced(self, name: str, data: bytes) -> None:
         """`append` and `sync`, where there is no way to do both at once; raises as either does."""

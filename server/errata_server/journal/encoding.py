@@ -31,9 +31,24 @@ def encoded(groups: Sequence[Sequence[Record]], keys: Keys) -> Encoded:
     """Check and encode ``groups`` as one transaction on a store that holds ``keys``."""
     found, size = Encoded(), 0
     claims: Claims = set()
+    steps: list[DeliveryRow] = []  # whose claims are not in `claims`: few transactions need them
+    touched: set[str | None] = set()  # episodes and sessions that have records in this transaction
     for group in groups:
+        d = group[0] if len(group) == 1 else None
+        is_step = (
+            type(d) is DeliveryRow
+            and d.t is not None
+            and d.id is not None
+            and d.eid not in touched
+            and d.sid not in touched
+            and keys.accepts(d)
+        )
         try:
-            claimed = _step_claims(group, keys, claims) or check(group, keys, claims)
+            if not is_step:
+                for step in steps:
+                    claims.update(of_step(step))
+                steps.clear()
+                claimed = check(group, keys, claims)
             parts = [encode_record(record) for record in group]
             more = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
             if size + more > MAX_BODY_BYTES:
@@ -41,27 +56,18 @@ def encoded(groups: Sequence[Sequence[Record]], keys: Keys) -> Encoded:
         except ErrataError as error:
             found.errors.append(error)
             continue
+        if is_step:
+            assert type(d) is DeliveryRow
+            steps.append(d)
+            touched.add(d.eid)
+            touched.add(d.sid)
+        else:
+            claims.update(claimed)
+            for record in group:
+                touched.add(getattr(record, "eid", None))
+                touched.add(getattr(record, "sid", None))
         found.errors.append(None)
-        claims.update(claimed)
         size += more
         found.records += group
         found.parts += parts
     return found
-
-
-def _step_claims(
-    group: Sequence[Record], keys: Keys, claims: Claims
-) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
-    """Return what a commit of one step claims, or None if it conflicts or is no step: a fast `check`."""
-    if len(group) != 1 or type(d := group[0]) is not DeliveryRow or d.t is None or d.id is None:
-        return None
-    claimed = of_step(d)
-    if (
-        claimed[0] in claims
-        or claimed[1] in claims
-        or not keys.has_episode(d.eid)
-        or keys.has_delivery(d.eid, d.t)
-        or keys.has_id(d.sid, d.id)
-    ):
-        return None
-    return claimed

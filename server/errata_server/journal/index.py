@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 import msgspec
 
+from errata_protocol.errors import JournalUnavailable
+
 from . import columns
 from .live import Batch, Replied, Reply, Turn
 from .segments import Position
@@ -104,10 +106,8 @@ CREATE TABLE segments(
 """
 
 _pack = msgspec.msgpack.Encoder().encode
-decode_turns: Callable[[bytes], list[Turn]] = msgspec.msgpack.Decoder(list[Turn]).decode
-"""Return the turns of a run."""
-decode_replies: Callable[[bytes], list[Reply]] = msgspec.msgpack.Decoder(list[Reply]).decode
-"""Return the replies of a run."""
+_unpack_turns: Callable[[bytes], list[Turn]] = msgspec.msgpack.Decoder(list[Turn]).decode
+_unpack_replies: Callable[[bytes], list[Reply]] = msgspec.msgpack.Decoder(list[Reply]).decode
 
 FAILURES = (
     apsw.FullError,
@@ -399,7 +399,12 @@ class Index:
         self._many(f"INSERT INTO {into} VALUES {{}} {then}", rows)
 
     def _many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Run ``sql`` with as many rows as it takes, in few statements."""
+        """Run a statement on many rows, split over as few executions as SQLite's limit of parameters allows.
+
+        Args:
+            sql: The statement, with ``{}`` where the rows of placeholders of ``VALUES`` go.
+            rows: Rows of equal length; nothing is run if there are none.
+        """
         if not rows:
             return
         width = len(rows[0])
@@ -423,6 +428,34 @@ class Index:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def decode_turns(run: bytes) -> list[Turn]:
+    """Return the turns of a run.
+
+    Raises:
+        JournalUnavailable: It is damaged.
+    """
+    try:
+        return _unpack_turns(run)
+    except (ValueError, msgspec.MsgspecError) as error:  # the second with old versions of msgspec
+        raise _damaged_run(error) from error
+
+
+def decode_replies(run: bytes) -> list[Reply]:
+    """Return the replies of a run; errors as `decode_turns`."""
+    try:
+        return _unpack_replies(run)
+    except (ValueError, msgspec.MsgspecError) as error:  # the second with old versions of msgspec
+        raise _damaged_run(error) from error
+
+
+def _damaged_run(error: Exception) -> JournalUnavailable:
+    # SQLite has no checksums: a flipped bit in a row is found here, or not at all.
+    return JournalUnavailable(
+        f"the index of the journal is damaged ({error}): stop the server and remove {INDEX}, it is made again from the "
+        "segments; no delivery is lost"
+    )
 
 
 def entries_of(text: str | None, decode: Callable[[bytes], list[E]]) -> list[E]:

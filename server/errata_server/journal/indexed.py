@@ -34,6 +34,7 @@ from .base import (
     Record,
     RewardRow,
     SessionRow,
+    Settled,
     TurnRow,
 )
 from .codec import Deletion, encode_record
@@ -160,7 +161,7 @@ class IndexedJournal(Journal):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._writer.submit(records, settled, loop)

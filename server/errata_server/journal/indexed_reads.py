@@ -77,7 +77,7 @@ class IndexedReads:
         return None
 
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
-        """As `Journal.turns`."""
+        """As `Journal.turns`; empty for an unknown episode."""
         episode = self._standing.episode(eid)
         if episode is None:
             return []

@@ -136,6 +136,14 @@ class Standing:
 
     # -- conflicts with a commit (errata_server.journal.claims) ---------------------------------------------
 
+    def accepts(self, d: DeliveryRow) -> bool:
+        t, id = d.t, d.id
+        assert t is not None and id is not None
+        episode, session = self._live.episodes.get(d.eid), self._live.sessions.get(d.sid)
+        if episode is not None and session is not None and t > episode.last_t and id > session.last_id:
+            return True  # as nearly every step: it comes after all that is there
+        return self.has_episode(d.eid) and not self.has_delivery(d.eid, t) and not self.has_id(d.sid, id)
+
     def has_session(self, sid: str) -> bool:
         session = self._live.sessions.get(sid)
         return session is not None and session.known

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
-from .base import Record
+from .base import Record, Settled
 from .codec import Deletion, Moved, encode_record
 from .disk import Disk
 from .encoding import encoded
@@ -66,7 +66,7 @@ class LogJournal(Tables):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._writer.submit(records, settled, loop)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
-from .base import Record, SessionRow
+from .base import Record, SessionRow, Settled
 from .claims import check
 from .tables import ROW_BYTES, Tables
 
@@ -34,7 +34,7 @@ class MemoryJournal(Tables):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         if self._closed:
@@ -42,14 +42,14 @@ class MemoryJournal(Tables):
         try:
             check(records, self, set())
         except ErrataError as error:
-            settled(error)
+            settled(records, error)
             return
         for record in records:
             self._apply(record)
         if self._bytes > self._forget_over:
             self._forget()
             self._forget_over = max(self._max_bytes, self._bytes * 9 // 8)
-        settled(None)
+        settled(records, None)
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         return 0 if unless_forked and self._children[eid] else self._delete(eid)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import ErrataError, JournalUnavailable
+from errata_protocol.errors import JournalUnavailable
 
 from .base import (
     DeliveryRow,
@@ -23,6 +23,7 @@ from .base import (
     Record,
     RewardRow,
     SessionRow,
+    Settled,
     TurnRow,
 )
 from .codec import Deletion
@@ -80,7 +81,7 @@ class ReadOnlyJournal(Journal):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         raise self._refusal()

@@ -42,7 +42,7 @@ class Readers:
         """Return all rows of a query; none where a value is one that SQLite cannot hold, and so no row can have.
 
         Raises:
-            JournalUnavailable: The database cannot be read, or was closed.
+            JournalUnavailable: The database cannot be read, is damaged, or was closed.
         """
         try:
             reader = self._reader()
@@ -54,6 +54,11 @@ class Readers:
             raise JournalUnavailable(
                 f"cannot read the journal {self._path}: {error}" + (f"; {short}" if short else ""),
                 **({"retry_after": 1.0} if short else {}),
+            ) from error
+        except UnicodeDecodeError as error:  # SQLite has no checksums, and returns a text with a flipped bit
+            raise JournalUnavailable(
+                f"the index of the journal is damaged ({error}): stop the server and remove {self._path}, it is made "
+                "again from the segments; no delivery is lost"
             ) from error
         except (UnicodeEncodeError, OverflowError):
             return []

@@ -574,7 +574,7 @@ def _indexed(path: Path) -> tuple[_Indexed | None, bool]:
         if position is None:
             return None, True
         return _contents(db, position), True
-    except (apsw.Error, ValueError, TypeError, KeyError):  # no index that this Errata wrote
+    except (apsw.Error, JournalUnavailable, ValueError, TypeError, KeyError):  # damaged, or of another version
         return None, False
     finally:
         db.close()

@@ -71,6 +71,10 @@ class Tables(Journal):
 
     # -- conflicts with a commit (errata_server.journal.claims) ---------------------------------------------------
 
+    def accepts(self, d: DeliveryRow) -> bool:
+        assert d.t is not None and d.id is not None
+        return self.has_episode(d.eid) and not self.has_delivery(d.eid, d.t) and not self.has_id(d.sid, d.id)
+
     def has_session(self, sid: str) -> bool:
         return sid in self._sessions
 

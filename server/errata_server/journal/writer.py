@@ -19,7 +19,7 @@ from msgspec import Struct
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from ..service_threads import ServiceThread
-from .base import Record
+from .base import Record, Settled
 
 log = logging.getLogger("errata.journal")
 
@@ -39,7 +39,7 @@ class Pending(Struct, eq=False, gc=False):  # of what it names nothing names it
 
     records: Sequence[Record]
     loop: asyncio.AbstractEventLoop
-    settled: Callable[[ErrataError | None], None]
+    settled: Settled
     error: ErrataError | None = None
 
 
@@ -80,10 +80,10 @@ class GroupWriter(ABC):
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Make ``records`` durable, then call ``settled`` on this event loop with None, or what is wrong with them.
+        """Make ``records`` durable, then call ``settled`` on this event loop with them and None, or the error.
 
         Raises:
             JournalUnavailable: The writer was closed before; ``settled`` is not called.
@@ -91,17 +91,12 @@ class GroupWriter(ABC):
         self._submit(Pending(records, loop or asyncio.get_running_loop(), settled))
 
     @abstractmethod
-    def close(self) -> None:
-        """Write what waits and stop. While the store keeps failing, what waits is refused."""
+    def _submit(self, pending: Pending) -> None:
+        """Queue a commit and wake the driver; raise `closed` if the writer was closed."""
 
     @abstractmethod
-    def _submit(self, pending: Pending) -> None:
-        """Queue a commit and wake the driver."""
-
-    def _append(self, pending: Pending) -> None:
-        if self._closing:
-            raise JournalUnavailable("the journal is closed: the server is shutting down")
-        self._queue.append(pending)
+    def close(self) -> None:
+        """Write what waits and stop. While the store keeps failing, what waits is refused."""
 
     def _work(self) -> Work:
         while True:
@@ -165,7 +160,9 @@ class ThreadWriter(GroupWriter):
 
     def _submit(self, pending: Pending) -> None:
         with self._lock:
-            self._append(pending)
+            if self._closing:
+                raise closed()
+            self._queue.append(pending)
             if self._asleep:  # else it looks at the queue again before it sleeps
                 self._asleep = False
                 self._wake.notify()
@@ -212,6 +209,11 @@ def advance(work: Work, outcome: list[ErrataError | None] | Exception | None) ->
         return None
 
 
+def closed() -> JournalUnavailable:
+    """Return the error of a commit that comes after `GroupWriter.close`."""
+    return JournalUnavailable("the journal is closed: the server is shutting down")
+
+
 def _refuse(group: list[Pending], error: JournalUnavailable) -> None:
     for pending in group:
         pending.error = error
@@ -231,6 +233,6 @@ def _answer(group: list[Pending]) -> None:
 def _resolve(pendings: list[Pending]) -> None:
     for pending in pendings:
         try:
-            pending.settled(pending.error)
+            pending.settled(pending.records, pending.error)
         except Exception:  # a defect of one who waited must not strand the others
             log.exception("what followed a commit failed")

@@ -1,9 +1,10 @@
-"""Finds out which recovery class an environment can have: plays it several times in fresh servers and compares.
+"""Finds out which recovery class an environment can have, by playing it several times in fresh servers.
 
-``errata probe`` is its command. What may differ between two answers is decided in `errata_protocol.differences`, as for
-sessions that are brought back; nothing here is used by a running server.
+This is ``errata probe``; a running server uses nothing of it. Answers are compared with `errata_protocol.differences`,
+as they are when a session is recovered.
 """
 
+from ..app import openenv_import  # noqa: F401 # before any other module imports OpenEnv
 from .probe import Plan, probe
 from .verdict import Outcome, Verdict
 

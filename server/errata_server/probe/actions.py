@@ -1,4 +1,8 @@
-"""Draws actions from an environment's action schema: from what observations offer, from its words, else at random."""
+"""Draws random actions from an environment's action schema.
+
+A value comes from a list that the observation offers (``legal_actions``), from words, numbers and ranges in the field's
+description, or else from fixed samples.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ PYTHON = (
     "text = 'abc' * 3\ntext",
     "d = {'a': 1}\nd['b']",
 )
-"""For fields that take code: results, output, errors of several kinds, names that stay."""
+"""Samples for fields that take Python code: results, output, several kinds of errors, assignments."""
 
 SHELL = (
     "echo hello",
@@ -43,13 +47,13 @@ _RANGE = re.compile(r"(-?\d+) ?(?:to|-|–|\.\.) ?(-?\d+)")
 _NUMBERS = re.compile(r"\[(-?\d+(?:, ?-?\d+)+)\]|^\s*(-?\d+) ?=", re.MULTILINE)
 
 
-class Generator:
-    """Draws actions.
+class ActionGenerator:
+    """Draws actions that fit a JSON schema.
 
     Args:
-        schema: JSON schema of the action class, with the descriptions of its fields and its docstring.
-        seed: The same seed draws the same actions from the same observations.
-        tools: MCP tools as ``tools/list`` returns them, for an environment whose action calls one.
+        schema: JSON schema of the action class, with its docstring and the descriptions of its fields.
+        seed: Seed of the draws; the same seed and observations give the same actions.
+        tools: MCP tools in the form of ``tools/list``, for an environment whose actions are tool calls.
     """
 
     def __init__(self, schema: Mapping[str, Any], seed: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -59,10 +63,11 @@ class Generator:
         self._tools = list(tools)
 
     def action(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """Return one action.
+        """Draw an action; a call of a random tool if there are tools and the schema has a ``tool_name``.
 
         Args:
-            observation: The last one; its list of legal moves, if it has one, is drawn from.
+            observation: The last observation. If it has a list of legal values that fit a field, the field is drawn
+                from the list nine times out of ten.
         """
         properties = self._schema.get("properties", {})
         if self._tools and "tool_name" in properties:
@@ -71,10 +76,10 @@ class Generator:
         return self._object(self._schema, observation)
 
     def tool_call(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of a tool and arguments for it."""
+        """Draw a tool; return its name and random arguments."""
         tool = self._random.choice(self._tools)
         schema = tool.get("inputSchema") or tool.get("input_schema") or {}
-        drawer = Generator(schema, self._random.getrandbits(32))
+        drawer = ActionGenerator(schema, self._random.getrandbits(32))
         return str(tool["name"]), drawer._object(schema, {})
 
     def _object(self, schema: Mapping[str, Any], observation: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,10 +103,10 @@ class Generator:
         offered = [value for value in _offered(observation) if _fits(value, kind)]
         if offered and self._random.random() < 0.9:
             return self._random.choice(offered)
-        told = f"{field.get('description', '')}\n{_said_of(name, owner.get('description', ''))}"
+        description = f"{field.get('description', '')}\n{_field_description(name, owner.get('description', ''))}"
         match kind:
             case "integer" | "number":
-                return self._number(kind, field, told)
+                return self._number(kind, field, description)
             case "boolean":
                 return self._random.random() < 0.2
             case "array":
@@ -111,18 +116,18 @@ class Generator:
                 return self._object(field, {})
             case "null":
                 return None
-        return self._text(name, told)
+        return self._text(name, description)
 
-    def _number(self, kind: str, field: Mapping[str, Any], told: str) -> int | float:
+    def _number(self, kind: str, field: Mapping[str, Any], description: str) -> int | float:
         low, high = (
             field.get("minimum", field.get("exclusiveMinimum")),
             field.get("maximum", field.get("exclusiveMaximum")),
         )
         if low is None and high is None:
-            listed = [int(n) for group in _NUMBERS.findall(told) for n in re.findall(r"-?\d+", " ".join(group))]
+            listed = [int(n) for group in _NUMBERS.findall(description) for n in re.findall(r"-?\d+", " ".join(group))]
             if listed:
                 return self._random.choice(listed)
-            span = _RANGE.search(told)
+            span = _RANGE.search(description)
             low, high = (int(span[1]), int(span[2])) if span else (0, 7)
         low = low if low is not None else high - 8
         high = high if high is not None else low + 8
@@ -130,12 +135,13 @@ class Generator:
             return self._random.randint(int(low), max(int(low), int(high)))
         return round(self._random.uniform(low, high), 3)
 
-    def _text(self, name: str, told: str) -> str:
+    def _text(self, name: str, description: str) -> str:
         if _CODE_NAME.search(name):
             return self._random.choice(PYTHON)
         if _SHELL_NAME.search(name):
             return self._random.choice(SHELL)
-        return self._random.choice(_QUOTED.findall(told) or WORDS)
+        words: Sequence[str] = _QUOTED.findall(description) or WORDS
+        return self._random.choice(words)
 
     def _resolved(self, field: Mapping[str, Any]) -> Mapping[str, Any]:
         while True:
@@ -143,9 +149,9 @@ class Generator:
             if choices:
                 field = {**self._random.choice(choices), "description": field.get("description", "")}
             elif "$ref" in field:
-                told = field.get("description")
+                description = field.get("description")
                 field = self._defs.get(str(field["$ref"]).rpartition("/")[2], {})
-                field = {**field, "description": told} if told else field
+                field = {**field, "description": description} if description else field
             elif len(field.get("allOf", ())) == 1:
                 field = field["allOf"][0]
             else:
@@ -170,8 +176,8 @@ def _fits(value: Any, kind: str | None) -> bool:
     return False
 
 
-def _said_of(name: str, docstring: str) -> str:
-    """Return what a docstring says of one field: its line and those indented deeper, or the whole if it has none."""
+def _field_description(name: str, docstring: str) -> str:
+    """Return a field's entry in a docstring, with the lines that are indented deeper; '' if it has no entry."""
     lines = docstring.splitlines()
     for at, line in enumerate(lines):
         found = re.match(rf"(\s*){re.escape(name)}\s*(\([^)]*\))?\s*:", line)

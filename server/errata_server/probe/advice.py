@@ -1,4 +1,4 @@
-"""``snapshot()`` and ``restore()`` for an environment class, with the attributes that its instances have."""
+"""Generates ``snapshot()`` and ``restore()`` for an environment class from the attributes of an instance."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from ..targets.load import Servable
 
 _OF_OPENENV = ("transform", "rubric")
-"""Attributes that `openenv`'s base class sets and no play changes."""
+"""Attributes that `openenv`'s base class sets and that do not change in an episode."""
 
 
 def snapshot_lines(servable: Servable) -> list[str]:
-    """Return lines to put into the environment's class; the names of a fresh instance's attributes stand in them.
+    """Return the lines of code to add to the environment's class; they pickle the attributes of a fresh instance.
 
-    What cannot be pickled is named in a comment: it has to be made anew in ``restore``.
+    A comment names the attributes that cannot be pickled, which ``restore`` has to create again. If no instance can be
+    created, the code saves ``_state`` only.
     """
     attributes, cls = _instance(servable)
     kept = [name for name, value in attributes.items() if name not in _OF_OPENENV and _pickles(value)]
@@ -32,7 +33,7 @@ def snapshot_lines(servable: Servable) -> list[str]:
         "        vars(self).update(pickle.loads(snapshot.state))",
     ]
     if others:
-        lines.append(f"        # and make anew what cannot be pickled: {', '.join(others)}")
+        lines.append(f"        # and create again what cannot be pickled: {', '.join(others)}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""One play: requests against one server process, over a plain socket, and what it answered."""
+"""Plays requests against one server process, over a plain WebSocket."""
 
 from __future__ import annotations
 
@@ -22,22 +22,30 @@ from ..process import ServerProcess
 from .requests import Request
 
 STEP_S = 120.0
-"""How long an answer may take."""
+"""Timeout of one answer, seconds."""
 
 _INFRASTRUCTURE = ("CAPACITY_REACHED", "TIMEOUT", "SESSION_ERROR", "FACTORY_ERROR", "JOURNAL_UNAVAILABLE")
-"""Answers that say nothing of the environment's own behaviour."""
+"""Error codes that do not come from the environment."""
 
 
 class PlayFailed(ServiceError):
-    """A play could not be made to its end; the message says why."""
+    """A play could not be completed; the message says why."""
 
 
 class Socket:
-    """One plain session.
+    """A plain session over a WebSocket, used as a context manager.
 
     Args:
-        url: Of the environment.
-        session_id: Whose session to attach to; a new one without.
+        url: HTTP address of the environment.
+        session_id: Id of the session to attach to; None opens a new one.
+
+    Raises:
+        PlayFailed: There is no connection, or the server refuses the session.
+
+    Attributes:
+        eid: Episode of the last answer.
+        t: Delivery number of the last answer.
+        capabilities: The server's capabilities answer.
     """
 
     def __init__(self, url: str, session_id: str | None = None) -> None:
@@ -53,7 +61,7 @@ class Socket:
             self._socket = self._open.enter_context(
                 connect(
                     f"ws{url.removeprefix('http')}/ws{query}",
-                    sock=raw,  # whatever proxy there is, the server is on this machine
+                    sock=raw,  # not through a proxy: the server is on this machine
                     max_size=None,
                     open_timeout=STEP_S,
                     close_timeout=5,
@@ -62,10 +70,10 @@ class Socket:
             )
         except (OSError, WebSocketException) as error:
             raise PlayFailed(f"no socket to {url}: {error}") from error
-        told = self._ask("capabilities")
-        if told.get("type") != "capabilities":
-            raise PlayFailed(f"no session: {_message(told)}")
-        self.capabilities: dict[str, Any] = told["data"]
+        answer = self._ask("capabilities")
+        if answer.get("type") != "capabilities":
+            raise PlayFailed(f"no session: {_message(answer)}")
+        self.capabilities: dict[str, Any] = answer["data"]
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +84,11 @@ class Socket:
         self._open.close()
 
     def _ask(self, kind: str, data: Any = None) -> dict[str, Any]:
+        """Send a message, once, and return the next frame that arrives: its answer, also if that is an error frame.
+
+        Raises:
+            PlayFailed: No frame came within `STEP_S` seconds, the socket was lost, or the frame is not JSON.
+        """
         try:
             self._socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
             return dict(json.loads(self._socket.recv(timeout=STEP_S)))
@@ -85,18 +98,18 @@ class Socket:
             raise PlayFailed(f"the socket was lost at a {kind}: {error}") from error
 
     def rpc(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Make a JSON-RPC call and return its response, or an error frame's data."""
+        """Make a JSON-RPC call; return its response, or the data of an error frame."""
         return dict(self._ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}})["data"])
 
-    def give_out(self) -> str:
-        """Return an id by which the session can be attached to after its socket is gone."""
+    def create_resumable_id(self) -> str:
+        """Return an id by which another socket can attach to the session."""
         return str(self.rpc("openenv/session/create")["result"]["session_id"])
 
     def make(self, request: Request) -> dict[str, Any]:
-        """Make a request and return the payload that answers it, or ``{"error": {"code", "message"}}``.
+        """Send a request and return the payload of the answer, or ``{"error": {"code", "message"}}``.
 
         Raises:
-            PlayFailed: The machine failed, not the environment.
+            PlayFailed: There was no answer, or an error that does not come from the environment.
         """
         if request.kind == "mcp":
             call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": request.data}
@@ -113,7 +126,7 @@ class Socket:
         return {"error": {"code": data.get("code"), "message": data.get("message")}}
 
     def state(self) -> dict[str, Any]:
-        """Return what the environment's ``state`` shows; an error as such."""
+        """Return the environment's ``state``, or ``{"error": ...}``."""
         frame = self._ask("state")
         data = frame.get("data")
         return data if frame.get("type") == "state" and isinstance(data, dict) else {"error": data}
@@ -124,27 +137,28 @@ def _message(frame: Mapping[str, Any]) -> str:
     return str(data.get("message")) if isinstance(data, dict) else str(frame)
 
 
-def started(target: str, data_dir: Path, options: tuple[str, ...], hash_seed: str | None) -> ServerProcess:
-    """Return a fresh server of the target.
+def start_server(target: str, data_dir: Path, options: tuple[str, ...], hash_seed: str | None) -> ServerProcess:
+    """Start a server of the target.
 
     Args:
         target: As for ``errata serve``.
         data_dir: Its data directory.
-        options: Further options.
-        hash_seed: ``PYTHONHASHSEED``; None lets the server choose.
+        options: Further options of ``errata serve``.
+        hash_seed: Value of ``PYTHONHASHSEED``; None lets the server choose.
 
     Raises:
-        ServiceError: It did not start; the message is its own.
+        ServiceError: It did not start within 180 s; the message is the server's.
     """
     env = {"PYTHONHASHSEED": hash_seed or "random", "ENABLE_WEB_INTERFACE": "false"}
     return ServerProcess(target, data_dir, *options, env=env, start_s=180.0)
 
 
 def fork(url: str, eid: str, t: int) -> str:
-    """Fork an episode and return the child's session id.
+    """Fork an episode after delivery ``t`` and return the session id of the fork.
 
     Raises:
-        PlayFailed: It was refused.
+        PlayFailed: The server refused it.
+        httpx.HTTPError: The server did not answer.
     """
     token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}

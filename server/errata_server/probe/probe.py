@@ -1,8 +1,8 @@
-"""`probe`: plays a target four or five times and returns what that shows.
+"""`probe`: plays a target several times and returns which recovery class it can have, and with which options.
 
-Two fresh servers under different hash seeds get the same requests; where they differ, a third one gets them under the
-first's seed. Then a server is started as the advice says, is killed in the middle of the same requests, and the session
-and a fork of it go on in its successor. Only what came through that is advised.
+Two servers with different hash seeds get the same requests. If their answers differ, a third server gets them with the
+first one's hash seed. Then a server is started with the options found, killed in the middle of the same requests and
+started again, where the session and a fork of it continue. Options are only advised if that succeeded.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from errata_protocol.errors import ServiceError
 from ..process import ServerProcess
 from ..recovery import recovery_class
 from ..targets.load import Servable, Stated, load
-from .actions import Generator
+from .actions import ActionGenerator
 from .advice import snapshot_lines
-from .play import PlayFailed, Socket, fork, started
+from .play import PlayFailed, Socket, fork, start_server
 from .requests import Request, with_reset
-from .verdict import Answers, Compared, Found, Outcome, Verdict, compared, left
+from .verdict import Answers, Compared, FieldDifference, Outcome, Verdict, compared, remaining_differences
 
 HASH_SEEDS = ("101", "202")
 STEPS = 24
-"""Actions of a play, where none are given."""
+"""Default number of actions in a play."""
 
 MORE_RESETS = 2
-"""Episodes begun for nothing but to see whether they begin alike: what is drawn once an episode differs here first."""
+"""Additional resets in a play: values that are drawn once an episode differ between resets."""
 
 ENOUGH = 3
-"""Different answers without which a play shows nothing."""
+"""Fewer different answers than these are too little to judge by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Plan:
 
     Args:
         target: As for ``errata serve``.
-        requests: Recorded requests; none to draw ``steps`` actions.
-        steps: How many actions to draw.
-        seed: Of the actions and resets.
-        stated: Action and observation classes of a target that does not say them.
-        say: Called with a line about what is done now.
+        requests: Recorded requests; if empty, ``steps`` actions are drawn.
+        steps: Number of actions to draw.
+        seed: Seed of the actions and resets.
+        stated: Action and observation classes of a target that does not declare them.
+        progress: Called with a line of text at each stage.
     """
 
     target: str
@@ -58,11 +58,11 @@ class Plan:
     steps: int = STEPS
     seed: int = 0
     stated: Stated = field(default_factory=Stated)
-    say: Callable[[str], None] = lambda _: None
+    progress: Callable[[str], None] = lambda _: None
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that every server of the target needs."""
+        """Options of ``errata serve`` that every server of the target needs."""
         given = (("--action", self.stated.action), ("--observation", self.stated.observation))
         return tuple(part for name, value in given if value is not None for part in (name, value))
 
@@ -79,7 +79,7 @@ def probe(plan: Plan) -> Verdict:
 
     Raises:
         InvalidRequest: There is no such target.
-        ServiceError: A server did not start, or failed in a way that is not the environment's.
+        ServiceError: A server did not start, or failed for a reason that is not the environment's.
     """
     servable = load(plan.target, stated=plan.stated)
     with tempfile.TemporaryDirectory(prefix="errata-probe-") as scratch:
@@ -94,32 +94,32 @@ class _Probe:
 
     def run(self) -> Verdict:
         plan = self._plan
-        plan.say(f"two plays of {self._servable.name} in fresh processes")
+        plan.progress(f"two plays of {self._servable.name} in fresh processes")
         with ExitStack() as running, ThreadPoolExecutor(2) as threads:
             starts = [threads.submit(self._start, (), seed) for seed in HASH_SEEDS]
             servers = [running.enter_context(start.result()) for start in starts]
             with Socket(servers[0].url) as socket:
                 verdict = Verdict(plan.target, self._servable.name, Recovery(socket.capabilities["recovery"]))
                 first = self._first(socket)
-            second = self._again(servers[1], first.requests)
+            second = self._replay(servers[1], first.requests)
         verdict.requests = len(first.requests)
-        shown = {repr(_told(answer)) for answer in first.answers}
+        shown = {repr(_shown_to_agent(answer)) for answer in first.answers}
         errors = sum("error" in answer for answer in first.answers)
         verdict.answers = (len(shown), errors)
         third = second
         if _differ(first, second):
-            plan.say("they differ: a third one under the first's hash seed")
+            plan.progress("their answers differ: a third play with the first one's hash seed")
             with self._start((), HASH_SEEDS[0]) as server:
-                third = self._again(server, first.requests)
+                third = self._replay(server, first.requests)
         found = compared(first.answers, second.answers, third.answers)
         verdict.differs = sorted(
             [*found.volatile.values(), *found.hash_order.values(), *found.real.values()], key=lambda f: f.request
         )
-        verdict.state_differs = left([first.state], [third.state], [("episode_id",)])
+        verdict.state_differs = remaining_differences([first.state], [third.state], [("episode_id",)])
         if len(shown) < ENOUGH or errors == len(first.answers):
             verdict.why.append(
                 f"{len(first.requests)} requests had {len(shown)} different answers, {errors} errors among them: too "
-                "little to tell; give actions that do something with --actions FILE"
+                "few to judge by; give actions that do something with --actions FILE"
             )
             return verdict
         self._judge(verdict, first, found)
@@ -142,7 +142,7 @@ class _Probe:
         recovery = recovery_class(verdict.recovery)
         if recovery.survives_restart:
             shown = " ".join(map(shlex.quote, verdict.options)) or "no option"
-            self._plan.say(f"kill -9 in the middle, served with {shown}; then a fork")
+            self._plan.progress(f"kill -9 in the middle, served with {shown}; then a fork")
             verdict.why = self._survives(verdict.options, first, but, exact=not recovery.takes_snapshots)
         if verdict.why:
             verdict.recovery, verdict.options, verdict.outcome = Recovery.NONE, (), Outcome.IMPOSSIBLE
@@ -155,17 +155,21 @@ class _Probe:
     def _start(self, options: tuple[str, ...], hash_seed: str | None, data_dir: Path | None = None) -> ServerProcess:
         if data_dir is None:
             data_dir = Path(tempfile.mkdtemp(dir=self._scratch))
-        return started(self._plan.target, data_dir, (*self._plan.options, *options), hash_seed)
+        return start_server(self._plan.target, data_dir, (*self._plan.options, *options), hash_seed)
 
     def _first(self, socket: Socket) -> _Play:
-        """Play the recorded requests, or draw actions from what is answered."""
+        """Play the recorded requests, or draw actions, each from the last answer.
+
+        Raises:
+            PlayFailed: A request failed, or the environment cannot be reset without arguments.
+        """
         if self._plan.requests:
             requests = with_reset(self._plan.requests, self._plan.seed)
             return _Play(requests, [socket.make(request) for request in requests], socket.state())
         listed = socket.rpc("tools/list").get("result")
         tools = listed.get("tools", ()) if isinstance(listed, dict) else ()
         schema = self._servable.spec.action_cls.model_json_schema()
-        actions = Generator(schema, self._plan.seed, tools)
+        actions = ActionGenerator(schema, self._plan.seed, tools)
         requests, answers = [], []
 
         def make(request: Request) -> dict[str, Any]:
@@ -195,53 +199,56 @@ class _Probe:
                 answer = make(Request("step", drawn))
         return _Play(requests, answers, socket.state())
 
-    def _again(self, server: ServerProcess, requests: list[Request]) -> _Play:
+    def _replay(self, server: ServerProcess, requests: list[Request]) -> _Play:
         with Socket(server.url) as socket:
             return _Play(requests, [socket.make(request) for request in requests], socket.state())
 
     def _survives(
         self, options: tuple[str, ...], first: _Play, but: Sequence[json_path.Path], *, exact: bool
     ) -> list[str]:
-        """Play as advised, with ``kill -9`` in the middle and a fork there; return what went wrong, if anything did.
+        """Play with ``kill -9`` in the middle, and continue the session and a fork of it; return what went wrong.
 
         Args:
-            options: How to serve.
+            options: Options to serve with.
             first: The uninterrupted play.
             but: Paths that may differ from it.
-            exact: The answers have to be those of the uninterrupted play; else the environment may be random.
+            exact: Compare the answers with the uninterrupted play; False for an environment that may be random.
+
+        Returns:
+            One line for each problem, at most four; empty if all went well.
         """
-        middle = _middle(first)
+        middle = _kill_point(first)
         before, after = first.requests[:middle], first.requests[middle:]
         data_dir = self._scratch / "advised"
         with self._start(options, None, data_dir) as server:
             with Socket(server.url) as socket:
-                sid = socket.give_out()
+                sid = socket.create_resumable_id()
                 answers = [socket.make(request) for request in before]
                 eid, t = socket.eid, socket.t
             child = fork(server.url, eid, t) if eid is not None and t is not None else None
             server.kill()
         with self._start(options, None, data_dir) as server:
-            lost = self._go_on(server, sid, after, answers)
+            lost = self._continue(server, sid, after, answers)
             if lost:
                 return [f"after kill -9: {lost}"]
-            problems = left(first.answers, answers, but) if exact else []
+            problems = remaining_differences(first.answers, answers, but) if exact else []
             if problems:
                 return [f"after kill -9, request {p.request}: {p.path} {p.how}" for p in problems[:4]]
             if child is not None:
                 of_child = answers[:middle]
-                rest = [r for r in after[: _episode(after)] if r.kind != "reset"]
-                lost = self._go_on(server, child, rest, of_child)
+                rest = [r for r in after[: _episode_length(after)] if r.kind != "reset"]
+                lost = self._continue(server, child, rest, of_child)
                 if lost:
                     return [f"in a fork: {lost}"]
-                problems = left(answers[: len(of_child)], of_child, but) if exact else []
+                problems = remaining_differences(answers[: len(of_child)], of_child, but) if exact else []
                 if problems:
                     return [f"in a fork, request {p.request}: {p.path} {p.how}" for p in problems[:4]]
         return []
 
-    def _go_on(
+    def _continue(
         self, server: ServerProcess, session_id: str, requests: Sequence[Request], answers: list[dict[str, Any]]
     ) -> str | None:
-        """Make requests on a session that has to be brought back; return why it was lost, if it was."""
+        """Send requests to a session that has to be recovered and append its answers; return why it was lost, if so."""
         try:
             with Socket(server.url, session_id) as socket:
                 for request in requests:
@@ -254,8 +261,8 @@ class _Probe:
         return None
 
 
-def _middle(play: _Play) -> int:
-    """Return the request to be made first after the kill: about half-way, and inside an episode where there is room."""
+def _kill_point(play: _Play) -> int:
+    """Return the index of the first request after the kill: about half-way, inside an episode if possible."""
     middle = max(2, len(play.requests) // 2)
     for at in range(middle, len(play.requests)):
         if play.requests[at].kind != "reset" and play.requests[at - 1].kind != "reset":
@@ -263,19 +270,19 @@ def _middle(play: _Play) -> int:
     return middle
 
 
-def _episode(requests: Sequence[Request]) -> int:
-    """Return how many requests belong to the episode that the first of them goes on with."""
+def _episode_length(requests: Sequence[Request]) -> int:
+    """Return the number of requests before the next reset."""
     return next((at for at, request in enumerate(requests) if request.kind == "reset"), len(requests))
 
 
 def _differ(one: _Play, other: _Play) -> bool:
     answers: tuple[Answers, Answers] = (one.answers, other.answers)
-    states: tuple[list[Found], ...] = (left([one.state], [other.state], [("episode_id",)]),)
-    return bool(left(*answers, [])) or any(states)
+    states: tuple[list[FieldDifference], ...] = (remaining_differences([one.state], [other.state], [("episode_id",)]),)
+    return bool(remaining_differences(*answers, [])) or any(states)
 
 
-def _told(answer: dict[str, Any]) -> Any:
-    """Return what an agent is shown of an answer."""
+def _shown_to_agent(answer: dict[str, Any]) -> Any:
+    """Return the observation of an answer; of an error, the answer."""
     return answer.get("observation", answer)
 
 

@@ -1,4 +1,4 @@
-"""Requests that a play makes: read from a file, from an episode, or kept as they were generated."""
+"""Requests of a play, read from a file or from a bundle of an episode."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Request:
 
 
 def recorded(file: Path) -> list[Request]:
-    """Read requests from a file with one JSON object a line.
+    """Read requests from a file with one JSON object on each line.
 
     A line is an action, or ``{"reset": {...}}``, ``{"step": {...}}`` or ``{"mcp": {"name": ..., "arguments": {...}}}``.
+    Empty lines are skipped.
 
     Raises:
-        InvalidRequest: A line is none of these, or the file holds none.
-        OSError: It cannot be read.
+        InvalidRequest: A line is not a JSON object, or the file has no request.
+        OSError: The file cannot be read.
     """
     found = [
         _line(line, f"{file}, line {number}")
@@ -51,9 +52,9 @@ def _line(line: str, where: str) -> Request:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InvalidRequest(f"{where} is no JSON: {error}") from error
+        raise InvalidRequest(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{where} is no JSON object: an action is one, and so is {{'reset': {{...}}}}")
+        raise InvalidRequest(f"{where} is not a JSON object, as an action or {{'reset': {{...}}}} is")
     for kind in _KINDS:
         if set(value) == {kind} and isinstance(value[kind], dict):
             return Request(kind, value[kind])
@@ -61,10 +62,10 @@ def _line(line: str, where: str) -> Request:
 
 
 def of_bundle(lines: Iterable[bytes]) -> list[Request]:
-    """Return the requests of a bundle's episodes, in their order, those that failed too.
+    """Return the resets, steps and MCP calls of a bundle's episodes in order, including those that failed.
 
     Raises:
-        InvalidRequest: It holds none.
+        InvalidRequest: There are none.
     """
     found: list[Request] = []
     for line in lines:
@@ -74,12 +75,12 @@ def of_bundle(lines: Iterable[bytes]) -> list[Request]:
         data = json.loads(record.request_bytes)
         found.append(Request("mcp", data.get("params") or {}) if record.kind == "mcp" else Request(record.kind, data))
     if not found:
-        raise InvalidRequest("the episode has no requests that could be made again")
+        raise InvalidRequest("the episode has no requests that can be played again")
     return found
 
 
 def with_reset(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Return requests that begin with a reset, and whose resets have a seed and an id, as a server draws them."""
+    """Put a reset first if there is none, and give resets a seed and an episode id where they have none."""
     if requests[0].kind != "reset":
         requests = [Request("reset", {}), *requests]
     return [

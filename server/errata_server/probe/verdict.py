@@ -1,4 +1,4 @@
-"""What plays showed: the recovery class an environment can have, what differs, and what to do about it."""
+"""The result of a probe: the recovery class an environment can have, what differed between plays, and advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from errata_protocol.environment import Recovery
 from errata_protocol.json_path import Path, every_item, without, written
 
 MAX_EXCEPTED_CHARS = 100
-"""A longer text that holds a time is not excepted: too much else would not be compared."""
+"""Longest text with a time or id in it that may be excepted: the rest of the text is not compared either."""
 
 _EXCEPTABLE = (Cause.TIME, Cause.IDENTIFIER, Cause.ADDRESS)
 
@@ -21,23 +21,23 @@ class Outcome(StrEnum):
     """How a probe ended."""
 
     VERIFIED = "verified"
-    """Sessions came back after ``kill -9`` and were forked, served as advised."""
+    """With the advised options, a session and a fork of it continued after ``kill -9``."""
     IMPOSSIBLE = "impossible"
-    """The environment answers otherwise when its requests are run again."""
+    """Answers differ when the requests run again."""
     UNCLEAR = "unclear"
-    """The actions did too little to tell."""
+    """The answers were too few to judge by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A field that differed, at its first difference.
+class FieldDifference:
+    """A field that differed between two plays, at its first difference.
 
     Args:
-        request: Number of the request, 0 for the first reset.
-        path: Where in the answer, as ``--volatile`` takes it.
+        request: Index of the request, from 0.
+        path: Path of the field in the answer, as ``--volatile`` takes it.
         how: Both values, around the first character that differs.
-        cause: Likely cause; ``hash order`` where the same hash seed gave the same value; None where none is known.
-        excepted: It is among the volatile fields of the advice.
+        cause: Likely cause; ``hash order`` if the same hash seed gave the same value; None if unknown.
+        excepted: Whether the advice has it among the volatile fields.
     """
 
     request: int
@@ -49,21 +49,21 @@ class Found:
 
 @dataclass(slots=True)
 class Verdict:
-    """Answer of a probe.
+    """Result of a probe.
 
     Args:
-        target: What was probed.
+        target: The target that was probed.
         environment: Its name.
-        served: The recovery class it has as it is.
-        recovery: The class it can have.
+        served: Recovery class without further options.
+        recovery: Recovery class that it can have.
         outcome: Whether that was verified.
-        options: What ``errata serve TARGET`` needs for it.
-        requests: How many requests a play made.
-        answers: How many of these had different answers, and how many were errors.
-        differs: What differed between two plays.
-        state_differs: What only ``state()`` showed, which recovery does not compare.
-        why: What stands against a better class, in one line each.
-        snapshot_lines: ``snapshot()`` and ``restore()`` for this class, where flags do not help.
+        options: Options that ``errata serve TARGET`` needs for it.
+        requests: Number of requests in a play.
+        answers: Number of different answers, and number of errors.
+        differs: Fields that differed between plays.
+        state_differs: Fields of ``state()`` that differed; recovery does not compare them.
+        why: Reasons against a better class, one line each.
+        snapshot_lines: Code of ``snapshot()`` and ``restore()`` for the class, if no option helps.
     """
 
     target: str
@@ -74,8 +74,8 @@ class Verdict:
     options: tuple[str, ...] = ()
     requests: int = 0
     answers: tuple[int, int] = (0, 0)
-    differs: list[Found] = field(default_factory=list)
-    state_differs: list[Found] = field(default_factory=list)
+    differs: list[FieldDifference] = field(default_factory=list)
+    state_differs: list[FieldDifference] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     snapshot_lines: list[str] = field(default_factory=list)
 
@@ -85,41 +85,46 @@ Answers = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Fields that differ between plays, by path with every index as ``[*]``."""
+    """Fields that differ between plays, by path with every index as ``[*]``.
 
-    volatile: dict[Path, Found]
-    hash_order: dict[Path, Found]
-    real: dict[Path, Found]
+    Args:
+        volatile: Fields that may be excepted: times, identifiers and addresses.
+        hash_order: Fields that the hash seed alone decides.
+        real: All others.
+    """
+
+    volatile: dict[Path, FieldDifference]
+    hash_order: dict[Path, FieldDifference]
+    real: dict[Path, FieldDifference]
 
 
 def compared(first: Answers, second: Answers, same_seed: Answers) -> Compared:
-    """Sort the differences between plays by what they need.
+    """Sort the differences between plays by their cause.
 
     Args:
-        first: One play.
-        second: Another one, under another hash seed.
-        same_seed: Another one, under the first's hash seed.
-
-    Returns:
-        What may be excepted; what the hash seed alone decides; and what differs for real.
+        first: Answers of one play.
+        second: Answers of a play with another hash seed.
+        same_seed: Answers of another play with the first one's hash seed.
     """
     again = _first_of(first, same_seed)
     other = {path: found for path, found in _first_of(first, second).items() if path not in again}
     volatile, hash_order, real = {}, {}, {}
-    other_game = min((number for number, found in again.values() if not _exceptable(found)), default=len(first))
+    diverged = min((number for number, found in again.values() if not _exceptable(found)), default=len(first))
     for path, (number, difference) in {**again, **other}.items():
         if _exceptable(difference):
-            volatile[path] = _found(number, difference, str(difference.cause), excepted=True)
-        elif path in other and number <= other_game:  # later on it is another game, whatever the hash seed
-            hash_order[path] = _found(number, difference, "hash order", excepted=False)
+            volatile[path] = _field_difference(number, difference, str(difference.cause), excepted=True)
+        elif path in other and number <= diverged:  # after a real difference, any other may follow from it
+            hash_order[path] = _field_difference(number, difference, "hash order", excepted=False)
         else:
             cause = difference.cause
-            real[path] = _found(number, difference, str(cause) if cause is not None else None, excepted=False)
+            real[path] = _field_difference(
+                number, difference, str(cause) if cause is not None else None, excepted=False
+            )
     return Compared(volatile, hash_order, real)
 
 
-def _found(number: int, difference: Difference, cause: str | None, *, excepted: bool) -> Found:
-    return Found(number, written(every_item(difference.path)), difference.how, cause, excepted)
+def _field_difference(number: int, difference: Difference, cause: str | None, *, excepted: bool) -> FieldDifference:
+    return FieldDifference(number, written(every_item(difference.path)), difference.how, cause, excepted)
 
 
 def _exceptable(difference: Difference) -> bool:
@@ -141,7 +146,7 @@ def _comparable(answer: Any) -> Any:
 
 
 def _without_turns(value: Any) -> Any:
-    """Leave out the turn of error sites, which the server counts: a fork's begin at 0."""
+    """Return the value without ``t`` in error sites, which the server counts from 0 in a fork."""
     if isinstance(value, list):
         return [_without_turns(item) for item in value]
     if not isinstance(value, dict):
@@ -158,8 +163,11 @@ def _without(sites: Any, key: str) -> Any:
     return {k: v for k, v in sites.items() if k != key} if isinstance(sites, dict) else sites
 
 
-def left(one: Answers, other: Answers, but: Sequence[Path]) -> list[Found]:
-    """Return what differs between two lists of answers outside the paths ``but``."""
+def remaining_differences(one: Answers, other: Answers, but: Sequence[Path]) -> list[FieldDifference]:
+    """Return the differences between two lists of answers, each path once, except below the paths ``but``.
+
+    A path that begins with ``metadata`` also applies to the metadata of the observation.
+    """
 
     def cut(answer: dict[str, Any]) -> Any:
         value: Any = answer
@@ -171,6 +179,6 @@ def left(one: Answers, other: Answers, but: Sequence[Path]) -> list[Found]:
 
     found = _first_of([cut(a) for a in one], [cut(b) for b in other])
     return [
-        _found(number, difference, str(difference.cause) if difference.cause else None, excepted=False)
+        _field_difference(number, difference, str(difference.cause) if difference.cause else None, excepted=False)
         for number, difference in found.values()
     ]

@@ -15,22 +15,22 @@ class Capacity:
     """A limit on environment instances, and how many of them are in use.
 
     Args:
-        capacity: Upper bound of `used`; None for sessions that are not counted.
+        limit: Upper bound of `used`; None for sessions that are not counted.
     """
 
-    __slots__ = ("capacity", "used")
+    __slots__ = ("limit", "used")
 
-    def __init__(self, capacity: int | None) -> None:
-        self.capacity = capacity
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
         self.used = 0
 
     @property
     def full(self) -> bool:
         """No further session may get an instance."""
-        return self.capacity is not None and self.used >= self.capacity
+        return self.limit is not None and self.used >= self.limit
 
     def freed_by(self, other: Capacity) -> bool:
-        """Return whether an instance that is closed in ``other`` makes room here."""
+        """Return whether closing an instance that is counted in ``other`` lowers `used` here."""
         return other is self
 
     @property
@@ -56,10 +56,10 @@ class Capacity:
                 "time: close the session that has it first (of a fork, the parent)"
             )
         return CapacityReached(
-            f"Server at capacity: {self.used}/{self.capacity} sessions active; {remedy}",
+            f"Server at capacity: {self.used}/{self.limit} sessions active; {remedy}",
             active_sessions=self.used,
-            max_sessions=self.capacity,
-            **({"retry_after": RETRY_AFTER_S} if soon_free or self.capacity != 1 else {}),
+            max_sessions=self.limit,
+            **({"retry_after": RETRY_AFTER_S} if soon_free or self.limit != 1 else {}),
         )
 
 
@@ -89,9 +89,9 @@ class SharedCapacity(Capacity):
         self.owners.used += taken
 
     @property
-    def capacity(self) -> int | None:  # type: ignore[override]
+    def limit(self) -> int | None:  # type: ignore[override]
         """Upper bound of `used`."""
-        return self.whole.capacity
+        return self.whole.limit
 
     @property
     def full(self) -> bool:
@@ -99,7 +99,10 @@ class SharedCapacity(Capacity):
         return self.whole.full or self.owners.full
 
     def freed_by(self, other: Capacity) -> bool:
-        """Return whether an instance that is closed in ``other`` makes room in the limit that is reached here."""
+        """Return whether closing an instance that is counted in ``other`` lowers the count that is at its limit here.
+
+        That count is the principal's if it is at its limit, and otherwise the environment's.
+        """
         if not isinstance(other, SharedCapacity):
             return False
         return other.owners is self.owners if self.owners.full else other.whole is self.whole
@@ -114,10 +117,10 @@ class SharedCapacity(Capacity):
         if not self.owners.full:
             return super().refusal(takes_several=takes_several, soon_free=soon_free)
         return CapacityReached(
-            f"this principal is at its capacity: {self.owners.used}/{self.owners.capacity} sessions active; close "
+            f"this principal is at its capacity: {self.owners.used}/{self.owners.limit} sessions active; close "
             "one, or raise ERRATA_MAX_SESSIONS_PER_PRINCIPAL (errata serve --max-sessions-per-principal)",
             active_sessions=self.owners.used,
-            max_sessions=self.owners.capacity,
+            max_sessions=self.owners.limit,
             retry_after=RETRY_AFTER_S,
         )
 

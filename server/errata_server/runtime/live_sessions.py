@@ -16,7 +16,7 @@ class SessionOwner(Protocol):
         """End a session; return whether this environment has it in memory."""
 
     async def evict_for(self, capacity: Capacity) -> bool:
-        """Evict a detached session that takes up room in ``capacity``; return whether there was one."""
+        """Evict a detached session that counts in ``capacity``; return whether there was one."""
 
 
 class LiveSessions:
@@ -42,7 +42,7 @@ class LiveSessions:
         await self._store.commit(SessionChange(sid, status="closed"))
 
     async def evict_for(self, capacity: Capacity) -> bool:
-        """Evict one detached session, of any environment, that takes up room in ``capacity``; False without any."""
+        """Evict one detached session, of any environment, that counts in ``capacity``; return whether there was one."""
         for owner in self._owners:
             if await owner.evict_for(capacity):
                 return True

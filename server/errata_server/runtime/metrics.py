@@ -41,7 +41,7 @@ class Metrics:
         self._registry.register(self._requests)
         self._refused = Counter(
             "errata_sessions_refused_total",
-            "Sessions refused for want of room, by whose room it is.",
+            "Sessions refused at a limit of environment instances, by whose limit it is.",
             (*one, "of"),
             registry=self._registry,
         )
@@ -98,11 +98,11 @@ class Metrics:
         self._ended.labels(environment, how).inc()
 
     def refused(self, environment: str, of: str) -> None:
-        """Count a session that was refused for want of room: of the ``environment`` or of its ``principal``."""
+        """Count a session that was refused at the limit of the ``environment`` or of its ``principal``."""
         self._refused.labels(environment, of).inc()
 
     def evicted(self, environment: str, how: str) -> None:
-        """Count a detached session that made room: ``hibernated`` or ``lost``."""
+        """Count a detached session that was evicted for another: ``hibernated`` or ``lost``."""
         self._evicted.labels(environment, how).inc()
 
     def reexecuted(self, environment: str, outcome: str) -> None:
@@ -120,7 +120,10 @@ class Metrics:
 
     def request(self, environment: str, kind: str, outcome: str, seconds: float) -> None:
         """Count a mutating request: how it ended, and after how long."""
-        self._requests.observe((environment, kind, outcome), seconds)
+        labels = (environment, kind, outcome)
+        series = self._requests.series.get(labels) or self._requests.add(labels)
+        series[bisect_left(_SECONDS, seconds)] += 1
+        series[_SUM] += seconds
 
     def text(self) -> bytes:
         """Return all figures as a scrape of ``/metrics`` reads them."""
@@ -136,30 +139,33 @@ class _Registry(CollectorRegistry):
             yield family
 
 
+_SUM = len(_SECONDS) + 1
+"""Where a series of `_Durations` has the sum of what was observed, behind a count for each bucket."""
+
+
 class _Durations:
     """A histogram for every step: the library's takes two locks and ten times as long.
 
     Counts of two threads that observe at the same moment may lose one of them; a server observes on one event loop.
+
+    Attributes:
+        series: By the values of the labels, the counts and the sum that an observation adds to.
     """
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self.series: dict[tuple[str, ...], list[float]] = {}
 
-    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
-        counts = self._counts.get(labels)
-        if counts is None:
-            self._sums[labels] = 0.0
-            counts = self._counts[labels] = [0] * (len(_SECONDS) + 1)
-        counts[bisect_left(_SECONDS, seconds)] += 1
-        self._sums[labels] += seconds
+    def add(self, labels: tuple[str, ...]) -> list[float]:
+        """Begin a series."""
+        series = self.series[labels] = [0] * (_SUM + 1)
+        return series
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
-        for labels, counts in list(self._counts.items()):
-            family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), self._sums[labels])
+        for labels, series in list(self.series.items()):
+            family.add_metric(labels, list(zip(bounds, accumulate(series[:_SUM]), strict=True)), series[_SUM])
         yield family
 
 

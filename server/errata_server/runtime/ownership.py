@@ -26,7 +26,7 @@ def find_delivery(journal: Journal, eid: str, t: int, principal: str | None) -> 
     """Return delivery ``t`` of an episode of ``principal``.
 
     Raises:
-        UnknownEpisode: As `find_episode`.
+        UnknownEpisode: See `find_episode`.
         NoReset: ``t`` is 0 and the episode began without a reset.
         StateOutOfRange: The episode has no delivery ``t``.
     """

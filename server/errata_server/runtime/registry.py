@@ -50,7 +50,7 @@ class RuntimeRegistry:
             data_dir: Overrides the settings' data directory.
 
         Raises:
-            InvalidRequest, JournalUnavailable: As `shared`.
+            InvalidRequest, JournalUnavailable: See `shared`.
         """
         settings = settings or Settings()
         if data_dir is not None:

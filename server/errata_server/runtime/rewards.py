@@ -1,8 +1,8 @@
 """Late rewards: stored after their step was answered, numbered for the socket that pushes them (PROTOCOL D8, F4).
 
-A multiplexed session numbers its pushes from 1 without a gap, whoever posts: the environment when its episode is done,
-or anybody over HTTP. So one room of a data directory gives the numbers, one session at a time, and takes the next from
-the journal, which a restart does not lower.
+Pushes to a multiplexed session are numbered from 1 without a gap. They come from the environment when its episode is
+done, and from anybody over HTTP. So `Rewards` gives out the numbers for all doors of a data directory, one session at a
+time. The next number is read from the journal, so that a restart does not repeat one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class Rewards:
     async def post(
         self, eid: str, t: int, value: float, source: str, reward_id: str, principal: str | None
     ) -> RewardRow:
-        """Append one reward and return it as committed; see `post_all`."""
+        """Append one reward and return it as committed; see `post_all`.
+
+        Raises:
+            InvalidRequest: Its value is no finite number, or its source or id is not allowed.
+        """
         try:
             post = RewardPost(t=t, value=value, source=source, reward_id=reward_id)
         except ValueError as error:
@@ -119,7 +123,7 @@ class Rewards:
             before: What is committed in front of it.
 
         Raises:
-            Conflict, UnknownEpisode, JournalUnavailable: As `errata_server.journal.Journal.commit`.
+            Conflict, UnknownEpisode, JournalUnavailable: See `errata_server.journal.Journal.commit`.
         """
         if not values:
             await self._store.commit(*before, delivered)

@@ -60,7 +60,7 @@ def observation_row(
     except ValueError as error:
         raise EnvironmentOutputInvalid(str(error)) from error
     reward, metadata = observation.reward, observation.metadata
-    finite = float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None
+    finite = float(reward) if isinstance(reward, (int, float)) and math.isfinite(reward) else None
     if reward is not None and finite is None:
         log.warning("reward %r of a %s has no JSON form and is sent as null", reward, admitted.kind)
     marker = hint = None

@@ -200,7 +200,7 @@ class Runtime:
         """Start for an application, also where the runtime was closed; the application calls `release` when it stops.
 
         Raises:
-            JournalUnavailable: As `start`.
+            JournalUnavailable: See `start`.
         """
         await self.start(reopen=True)
         self._users += 1

@@ -54,7 +54,13 @@ class Sandboxes:
         return self._made.trouble if self._made is not None else None
 
     async def collect(self, refs: Callable[[], set[SnapshotRef]]) -> CollectReport:
-        """Delete every layer that ``refs`` does not name; do nothing where there never was a sandbox."""
+        """Delete the layers that neither ``refs`` nor a live sandbox names.
+
+        Does nothing if the data directory never had a sandbox.
+
+        Args:
+            refs: Returns the layers to keep. The backend calls it after it noted which layers live sandboxes need.
+        """
         left_behind = self._data_dir is not None and (self._data_dir / registry.DIRECTORY).exists()
         if self._made is None and not left_behind:
             return CollectReport()
@@ -78,7 +84,9 @@ class Sandboxes:
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="errata-", ignore_cleanup_errors=True)
             directory = Path(self._temporary.name)
-        return registry.create(settings.sandbox, registry.place_of(directory, settings.base, settings.disk_floor_bytes))
+        return registry.create(
+            settings.sandbox, registry.config_for(directory, settings.base, settings.disk_floor_bytes)
+        )
 
 
 class _Lazy:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable
+from errata_protocol.errors import CallerError, JournalUnavailable
 
 from ..journal.base import (
     DeliveryRow,
@@ -23,6 +23,7 @@ from ..journal.base import (
     Record,
     RewardRow,
     SessionRow,
+    Settled,
     TurnRow,
 )
 from ..journal.disk import Disk
@@ -184,7 +185,7 @@ class Store:
     def submit(
         self,
         records: Sequence[Record],
-        settled: Callable[[ErrataError | None], None],
+        settled: Settled,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Make records durable together and call ``settled`` then; see `Journal.submit`."""
@@ -204,7 +205,7 @@ class Store:
         """Return delivery ``t`` of an episode of ``principal``.
 
         Raises:
-            UnknownEpisode: As `owned_episode`.
+            UnknownEpisode: See `owned_episode`.
             NoReset: ``t`` is 0 and the episode began without a reset.
             StateOutOfRange: The episode has no delivery ``t``.
         """
@@ -214,7 +215,7 @@ class Store:
         """Return an episode of ``principal`` and its deliveries without payloads, with semantic digests.
 
         Raises:
-            UnknownEpisode: As `owned_episode`.
+            UnknownEpisode: See `owned_episode`.
         """
 
         def find() -> tuple[EpisodeRow, list[TurnRow]]:
@@ -226,7 +227,7 @@ class Store:
         """Return the late rewards of an episode of ``principal``.
 
         Raises:
-            UnknownEpisode: As `owned_episode`.
+            UnknownEpisode: See `owned_episode`.
         """
 
         def find() -> list[RewardRow]:
@@ -239,7 +240,7 @@ class Store:
         """Return the session that an episode of ``principal`` belongs to; None where it was deleted meanwhile.
 
         Raises:
-            UnknownEpisode: As `owned_episode`.
+            UnknownEpisode: See `owned_episode`.
         """
 
         def find() -> SessionRow | None:

@@ -1,6 +1,6 @@
-"""Where commands of an agent run: the seam (`base`), the registry, and the backends `namespace` and `fake`.
+"""Where an agent's commands run: the interface (`base`), the registry, and the backends.
 
-A backend is one package, here or anywhere else, and one entry point. `layers`, `base_trees`, `host`, `files` and
-`launcher` are parts of the namespace backend. Nothing is imported in this file: helper processes without the server's
-dependencies import modules below it.
+A backend is a package, in this folder or in another distribution, and an entry point. Here are `namespace`, `docker`
+and `fake`; `layers`, `base_trees`, `host`, `files` and `launcher` are parts of the namespace backend. This file
+imports nothing, because helper processes without the server's dependencies import modules of this package.
 """

@@ -1,4 +1,4 @@
-"""Finds installed sandbox backends, and makes the one that a server uses; nothing else does.
+"""Finds the installed sandbox backends and makes the one that a server uses. No other module makes a backend.
 
 A backend is a `base.BackendType` that an entry point of the group ``errata.sandboxes`` names.
 """
@@ -11,52 +11,56 @@ from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest
 
-from .base import Backend, BackendType, Place
+from .base import Backend, BackendConfig, BackendType
 
 GROUP = "errata.sandboxes"
 DEFAULT = "namespace"
-"""The backend of a server whose settings name none."""
+"""The backend of a server whose settings do not name one."""
 
 DIRECTORY = "sandboxes"
-"""Where a backend keeps its files, below a data directory."""
+"""Name of a backend's directory below a data directory."""
 
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Return the installed backends by name, not loaded."""
+    """Return the entry points of the installed backends by name, without importing them."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def backend_type(name: str | None) -> BackendType:
-    """Return a kind of backend.
+    """Import and return a kind of backend; it is imported once.
 
     Args:
-        name: Its name; None for `DEFAULT`.
+        name: Name of the entry point; None for `DEFAULT`.
 
     Raises:
-        InvalidRequest: None of that name is installed, or it cannot be imported.
+        InvalidRequest: No backend of that name is installed, it cannot be imported, or it is not a `BackendType`.
     """
     return _loaded(check(name))
 
 
 @cache
 def _loaded(point: EntryPoint) -> BackendType:
+    """Import an entry point and return an instance of its class, once."""
     try:
         made = point.load()()
     except ImportError as error:
         raise InvalidRequest(f"sandbox backend {point.name!r} ({point.value}) cannot be imported: {error}") from error
     if not isinstance(made, BackendType):
         raise InvalidRequest(
-            f"sandbox backend {point.name!r} ({point.value}) is no errata_server.sandbox.base.BackendType"
+            f"sandbox backend {point.name!r} ({point.value}) is not an errata_server.sandbox.base.BackendType"
         )
     return made
 
 
 def check(name: str | None) -> EntryPoint:
-    """Return the entry point of a backend, not loaded.
+    """Return the entry point of a backend without importing it.
+
+    Args:
+        name: Name of the entry point; None for `DEFAULT`.
 
     Raises:
-        InvalidRequest: None of that name is installed.
+        InvalidRequest: No backend of that name is installed.
     """
     name = DEFAULT if name is None else name
     found = installed().get(name)
@@ -66,15 +70,15 @@ def check(name: str | None) -> EntryPoint:
     return found
 
 
-def create(name: str | None, place: Place) -> Backend:
-    """Return a backend that works in a place; see `BackendType.create`.
+def create(name: str | None, config: BackendConfig) -> Backend:
+    """Return a backend that is not started; see `backend_type` and `BackendType.create`.
 
     Raises:
-        InvalidRequest: As `backend_type`.
+        InvalidRequest: No backend of that name is installed, or it cannot be imported.
     """
-    return backend_type(name).create(place)
+    return backend_type(name).create(config)
 
 
-def place_of(data_dir: Path, bases: dict[str, Path], reserve_bytes: int = 0) -> Place:
-    """Return where the backend of a data directory works."""
-    return Place(data_dir / DIRECTORY, bases, reserve_bytes)
+def config_for(data_dir: Path, bases: dict[str, Path], reserve_bytes: int = 0) -> BackendConfig:
+    """Return the configuration of the backend below a data directory."""
+    return BackendConfig(data_dir / DIRECTORY, bases, reserve_bytes)

@@ -1,13 +1,13 @@
 """The shell's state between two commands: cwd, exported variables, functions, aliases, options, umask.
 
-Each command is a fresh ``bash -c``, so that its messages are bash's own (``/bin/bash: line 1: ...``). What it leaves is
-carried by one memory file of the command, on descriptor `STATE_FD`:
+Each command runs in a new ``bash -c``, so its messages are bash's own (``/bin/bash: line 1: ...``). The state is passed
+in a memory file, which the command has open as descriptor `STATE_FD`:
 
     BASH_ENV names it, so bash reads it before the command: a prologue that sets an EXIT trap, then the saved state.
-    The trap appends the new state behind it, in three NUL-ended sections and an end mark.
+    The trap appends the new state: cwd, options and the rest, each ended by NUL, and an end mark.
 
-The server reads what was appended but never interprets more than the cwd. The descriptor is inherited by the agent's
-processes: one that forges a state changes its own sandbox, where it could have run the same commands anyway.
+The server reads what was appended and interprets only the cwd. The agent's processes inherit the descriptor: a process
+that writes a false state affects its own sandbox only, where it could run the same commands anyway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ STATE_FD = 254
 MAX_STATE_BYTES = 32 * 1024
 _END = b"\0end\n"
 
-# In a function, because a trap runs under the options the command left: xtrace would print the trap's commands (hence
-# the redirection around the call), errexit and nounset would end it.
+# The trap calls a function with its output redirected, because it runs under the options that the command set: xtrace
+# would print the trap's commands, errexit and nounset would end it.
 _PROLOGUE = r"""
 builtin unset BASH_ENV
 builtin eval "__errata_save() {
@@ -50,7 +50,7 @@ builtin eval "__errata_save() {
 builtin trap '{ __errata_save; } 2>/dev/null' EXIT
 """
 
-# Only for a command that sets an EXIT trap itself, which would replace ours: save first, then run the agent's.
+# Only for a command that sets an EXIT trap, which would replace the prologue's: saves the state, then runs that trap.
 _TRAP_WRAPPER = r"""
 trap() {
   builtin trap "$@" || builtin return
@@ -69,12 +69,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """What one command left for the next.
+    """The shell state that a command left for the next one.
 
     Args:
-        cwd: Working directory, bytes as the kernel knows it.
-        options: Script that sets the options; empty when they are bash's own.
-        script: Script that sets everything else.
+        cwd: Working directory, as the bytes that the kernel has.
+        options: Shell text that sets the shell options; empty for bash's defaults.
+        script: Shell text that sets everything else.
     """
 
     cwd: bytes = WORKSPACE.encode()
@@ -83,17 +83,17 @@ class ShellState:
 
     @property
     def pristine(self) -> bool:
-        """No command has left anything yet: variables come from the backend."""
+        """Whether no state was saved yet, so that the backend supplies the variables."""
         return not self.script
 
     @classmethod
     def starting(cls, workdir: str, env: Mapping[str, str], defaults: Mapping[str, str]) -> ShellState:
-        """Return the state that the first command of a sandbox finds.
+        """Return the state for the first command of a sandbox.
 
         Args:
-            workdir: Where it runs.
-            env: Variables that it finds besides and over ``defaults``; with none the state is pristine.
-            defaults: The backend's own.
+            workdir: Working directory.
+            env: Variables to export, which override those of ``defaults``. Without any the state is pristine.
+            defaults: The backend's own variables.
         """
         lines = [f"builtin declare -x {name}={shlex.quote(value)}\n" for name, value in {**defaults, **env}.items()]
         script = "".join(lines) if env else ""
@@ -111,7 +111,7 @@ class ShellState:
 
         Args:
             data: The bytes; empty for a pristine state.
-            workdir: Where a pristine state is.
+            workdir: Working directory of a pristine state.
 
         Raises:
             ValueError: ``data`` is not such a state.
@@ -123,15 +123,15 @@ class ShellState:
 
 
 def startup(state: ShellState, command: bytes, env: Mapping[str, str]) -> bytes:
-    """Return what bash reads before ``command``.
+    """Return the shell text that bash reads before a command, which restores the state and arranges to save it.
 
     Args:
-        state: What the last command left.
-        command: The command, to know whether it sets an EXIT trap.
-        env: Variables for this command only.
+        state: The state after the last command.
+        command: The command, which is searched for an EXIT trap of its own.
+        env: Variables for this command only; the saved state keeps their earlier values.
 
     Raises:
-        ValueError: A name in ``env`` is not a shell variable's.
+        ValueError: A name in ``env`` is not a valid name of a shell variable.
     """
     parts = [_PROLOGUE.encode()]
     if not state.pristine:
@@ -141,7 +141,7 @@ def startup(state: ShellState, command: bytes, env: Mapping[str, str]) -> bytes:
         parts.append(f'builtin eval "__errata_env() {{ builtin unset {" ".join(env)}; {keep} }}"\n'.encode())
         for name, value in env.items():
             if not _NAME.match(name):
-                raise ValueError(f"{name!r} is no name of a shell variable")
+                raise ValueError(f"{name!r} is not a valid name of a shell variable")
             parts.append(f"builtin export {name}={shlex.quote(value)}\n".encode("utf-8", "surrogateescape"))
     if any(_sets_exit_trap(line) for line in command.split(b"\n")):
         parts.append(_TRAP_WRAPPER.encode())
@@ -157,10 +157,10 @@ def _sets_exit_trap(line: bytes) -> bool:
 
 
 def saved(data: bytes) -> ShellState | None:
-    """Return the state a command appended, None if it left none that counts: cut short, too large or not ours.
+    """Return the state that a command appended; None if there is none, or it is incomplete, malformed or too large.
 
     Args:
-        data: What stands behind the startup text, at least `MAX_STATE_BYTES` + 1 bytes of it.
+        data: What follows the startup text in the memory file: all of it, or the first `MAX_STATE_BYTES` + 1 bytes.
     """
     if len(data) > MAX_STATE_BYTES or not data.endswith(_END):
         return None

@@ -1,7 +1,7 @@
-"""`SandboxSpec`: what stands in a sandbox before the agent's first command: work directory, variables, files.
+"""`SandboxSpec`: the work directory, variables and files of a sandbox before the agent's first command.
 
-Everything is checked here without a machine; what only the base tree can tell (a path that leads through a file, a
-directory on a mount of its own) is refused by `Backend.open`.
+This module checks everything that needs no machine. `Backend.open` refuses what depends on the base tree, such as a
+path that leads through a regular file or into another file system.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from types import MappingProxyType
 from typing import Literal
 
 WORKSPACE = "/workspace"
-"""The work directory of a sandbox that names no other."""
+"""The default work directory."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of the first command, for whoever puts a directory before or behind it."""
+"""PATH of the first command; `SandboxSpec.env` may extend it."""
 MAX_ENV_BYTES = 16 * 1024
-"""Names and values of `SandboxSpec.env` together: they are part of the shell state, which has a bound of its own."""
+"""Limit on all names and values of `SandboxSpec.env`: they become part of the shell state, which is limited too."""
 
 Owner = Literal["agent", "root"]
 
 _KERNEL = ("/proc", "/sys", "/dev")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/boot", "/run")
 _SHARED = ("/", "/usr", "/usr/src", "/var", "/var/lib", "/home")
-"""Others live below these, so they cannot be a work directory; a directory below may, but for `_SYSTEM` and /usr."""
+"""Directories with files of other owners: they cannot be a work directory. A directory below them can, unless it is in
+`_SYSTEM` or /usr."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PATH_MAX = 4096
 
 
 class SpecRefused(ValueError):
-    """A `SandboxSpec` that no sandbox can start with; the message names the field and what to change."""
+    """A `SandboxSpec` is invalid or does not fit the base tree; the message names the field and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory to make, with its parents. One that is there keeps what is in it.
+    """A directory to make, with its parents. An existing directory keeps its content.
 
     Args:
-        path: Absolute.
-        mode: Permission bits; None: 0o755 for a new one, unchanged for one that is there.
-        owner: Who owns it; None: root owns a new one, one that is there keeps its owner.
+        path: Absolute path.
+        mode: Permission bits; None for 0o755 if it is new, else unchanged.
+        owner: Its owner; None for root if it is new, else unchanged.
     """
 
     path: str
@@ -51,13 +52,13 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A regular file to make, with its parents. A file or link that is there is replaced, never written through.
+    """A regular file to make, with its parents. An existing file or symlink is replaced; a symlink is not followed.
 
     Args:
-        path: Absolute.
-        content: Its bytes.
+        path: Absolute path.
+        content: The content.
         mode: Permission bits.
-        owner: Who owns it.
+        owner: Its owner.
     """
 
     path: str
@@ -68,11 +69,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Symlink:
-    """A symbolic link to make, with its parents; it belongs to root. A file or link that is there is replaced.
+    """A symlink to make, with its parents; root owns it. An existing file or symlink is replaced.
 
     Args:
-        path: Absolute.
-        target: Where it points, as seen inside the sandbox; it need not exist.
+        path: Absolute path.
+        target: The path that it points to, inside the sandbox; it need not exist.
     """
 
     path: str
@@ -84,19 +85,19 @@ Entry = Directory | File | Symlink
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """How a sandbox starts. Every sandbox that is restored or forked from it has the same work directory.
+    """The initial state of a sandbox. Sandboxes that are restored or forked from it have the same work directory.
 
     Args:
-        workdir: Where the first command runs. It exists and belongs to the agent, whatever the base tree has there;
-            what the base tree has below it keeps its owners. Parents that are missing are made and belong to root.
-        env: Variables that the first command finds exported, besides and over the backend's own. A command with
-            ``clean=True`` does not see them.
-        entries: Files, directories and links, made in this order, after the work directory. Paths may lead through
-            links of the base tree (``/bin/x`` is ``/usr/bin/x``). They do not count against the session's limits.
-        mtime_s: Modification time of all that is made, seconds since 1970; None: now.
+        workdir: Working directory of the first command. It is made if it is missing, with its parents, which root owns.
+            The agent becomes the owner of the directory itself, not of what the base tree has in it.
+        env: Variables that are exported to the first command; they override the backend's own. Commands with
+            ``clean=True`` do not have them.
+        entries: Files, directories and symlinks, made in this order after the work directory. Paths may lead through
+            symlinks of the base tree (``/bin/x`` is ``/usr/bin/x``). They do not count towards the session's limits.
+        mtime_s: Modification time of everything that is made, in seconds since 1970; None for the current time.
 
     Raises:
-        SpecRefused: A path, name or value that cannot be.
+        SpecRefused: A path, name or value is invalid.
     """
 
     workdir: str = WORKSPACE
@@ -108,7 +109,7 @@ class SandboxSpec:
         check_workdir(self.workdir)
         for name, value in self.env.items():
             if not _NAME.match(name):
-                raise SpecRefused(f"env: {name!r} is no name of a variable: letters, digits and _, no digit first")
+                raise SpecRefused(f"env: {name!r} is not a variable name: use letters, digits and _, no digit first")
             if "\0" in value:
                 raise SpecRefused(f"env: the value of {name} contains a NUL byte")
         size = sum(len(_bytes(text)) for pair in self.env.items() for text in pair)
@@ -119,16 +120,16 @@ class SandboxSpec:
 
     @property
     def makes_files(self) -> bool:
-        """Something has to be made on disk: it is not the base tree as it stands."""
+        """Whether anything has to be made on disk, rather than using the base tree unchanged."""
         return self.workdir != WORKSPACE or bool(self.entries)
 
 
 def check_workdir(path: str) -> None:
-    """Refuse a path that cannot be a work directory.
+    """Check that a path can be a work directory.
 
     Raises:
-        SpecRefused: It is not absolute and normalized, or it is the system's: a directory of the agent's there would
-            give it the programs that verifiers run.
+        SpecRefused: It is not absolute and normalized, or it is a system directory: as its owner the agent could
+            replace programs that verifiers run.
     """
     _check_path(path, "work directory")
     below_usr_src = path.startswith("/usr/src/")
@@ -141,6 +142,7 @@ def check_workdir(path: str) -> None:
 
 
 def _check_entry(entry: Entry) -> None:
+    """Raise SpecRefused for an invalid path, link target, mode or owner."""
     _check_path(entry.path, "entry")
     if entry.path == "/":
         raise SpecRefused("entry /: the root directory stays as it is")
@@ -149,13 +151,14 @@ def _check_entry(entry: Entry) -> None:
             raise SpecRefused(f"entry {entry.path}: a link's target is 1 to {_PATH_MAX - 1} bytes without NUL")
         return
     if entry.mode is not None and not 0 <= entry.mode <= 0o1777:
-        # Set-uid and set-gid have no effect in a sandbox (no_new_privs, nosuid), so they would only mislead.
+        # Set-uid and set-gid bits have no effect in a sandbox (no_new_privs, nosuid): better refused than ignored.
         raise SpecRefused(f"entry {entry.path}: mode {entry.mode:#o} is not within 0o1777")
     if entry.owner not in ("agent", "root", *((None,) if isinstance(entry, Directory) else ())):
         raise SpecRefused(f"entry {entry.path}: owner {entry.owner!r} is neither 'agent' nor 'root'")
 
 
 def _check_path(path: str, what: str) -> None:
+    """Raise SpecRefused for a path that is not absolute and normalized, too long, or in /proc, /sys or /dev."""
     if not path.startswith("/"):
         raise SpecRefused(f"{what} {path!r}: give an absolute path")
     if "\0" in path or ".." in path.split("/"):
@@ -166,7 +169,7 @@ def _check_path(path: str, what: str) -> None:
         raise SpecRefused(f"{what} {path[:80]!r}...: too long for the kernel (255 bytes a name, 4095 a path)")
     inside = next((root for root in _KERNEL if _is_within(path, root)), None)
     if inside is not None:
-        raise SpecRefused(f"{what} {path}: {inside} is the kernel's")
+        raise SpecRefused(f"{what} {path}: {inside} belongs to the kernel")
 
 
 def _is_within(path: str, root: str) -> bool:
@@ -174,7 +177,8 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def _bytes(text: str) -> bytes:
+    """Encode text as UTF-8, restoring undecodable bytes; raise SpecRefused for other surrogates."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise SpecRefused(f"{text[:80]!r} has no bytes: {error.reason}") from None
+        raise SpecRefused(f"{text[:80]!r} cannot be encoded as UTF-8: {error.reason}") from None

@@ -1,4 +1,4 @@
-"""What ``errata serve`` says when its port is open: what becomes of sessions, and how to talk to the server."""
+"""Text that ``errata serve`` prints when its port is open: how sessions are recovered, and an example client."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..recovery import recovery_class
 from ..targets.load import Servable
 
 
-def announced(found: Sequence[Servable], capabilities: Mapping[str, Capabilities], url: str) -> list[str]:
-    """Return lines for whoever started the server.
+def announcement_lines(found: Sequence[Servable], capabilities: Mapping[str, Capabilities], url: str) -> list[str]:
+    """Return the lines to print after the address of a server.
 
     Args:
         found: The environments.
-        capabilities: What each tells its clients, by name.
-        url: Where the server answers.
+        capabilities: Capabilities of each, by name.
+        url: Address of the server.
     """
-    lines = [f"errata: {one.name}: {_recovery(one, capabilities[one.name])}" for one in found]
+    lines = [f"errata: {one.name}: {_recovery_text(one, capabilities[one.name])}" for one in found]
     if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
         lines.append(f"errata: web interface at {url}/web")
     address = url if len(found) == 1 else f"{url}/{found[0].name}"
@@ -33,13 +33,13 @@ def announced(found: Sequence[Servable], capabilities: Mapping[str, Capabilities
     ]
 
 
-def _recovery(servable: Servable, offered: Capabilities) -> str:
+def _recovery_text(servable: Servable, offered: Capabilities) -> str:
     fork = "and can be forked" if "fork" in offered.extensions else "and this mode has no fork"
     recovery = recovery_class(offered.recovery)
     if recovery.survives_restart:
         return f"recovery {recovery.name}: its sessions survive a restart {recovery.means} {fork}{recovery.caveat}"
     unknown = "" if isinstance(servable.factory, type) else ", as far as a function that makes it tells"
     return (
-        f"recovery none{unknown}: its sessions cannot be forked and do not survive a restart; what it can have says: "
-        f"errata probe {shlex.quote(servable.target)}"
+        f"recovery none{unknown}: its sessions cannot be forked and do not survive a restart; to find its recovery "
+        f"class, run: errata probe {shlex.quote(servable.target)}"
     )

@@ -1,4 +1,4 @@
-"""Serves exported episode files (bundles) read-only, on the ``/episodes`` routes of a live server."""
+"""Serves exported episode files (bundles) read-only, with the ``/episodes`` routes that a live server has."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from errata_protocol.bundle import BundledEpisode, DeliveryRecord, index_bundle,
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
+from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord
 
 from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.interface import Delivered
 from ..runtime.ownership import missing_delivery
 from ..settings import Settings
-from .server import Bind, protected, run_reading
+from .server import Bind, checked_settings, run_read_only
 
 
 class Archive:
-    """Episodes of bundles: all but payloads in memory, these read where they stand in the files.
+    """The episodes of bundle files. Everything but payloads is held in memory; payloads are read when asked for.
 
     Args:
-        files: Bundles. An episode that several have is taken from the last; earlier exports of one that went on may
-            hold less of it.
+        files: Bundle files. If several have an episode, it is taken from the last file in the list: an earlier export
+            of a running episode may hold less of it.
 
     Raises:
-        InvalidRequest: One is no bundle, of another version, or damaged.
-        OSError: One cannot be read.
+        InvalidRequest: A file is not a bundle, has another version, or is damaged.
+        OSError: A file cannot be read.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -50,7 +50,7 @@ class Archive:
 
     @property
     def environments(self) -> list[str]:
-        """Names of the environments whose episodes these are."""
+        """Names of the environments that the episodes belong to, sorted."""
         return sorted({episode.record.environment for _, episode in self._newest})
 
     async def page(
@@ -63,8 +63,23 @@ class Archive:
         episode_id: str | None,
         principal: str | None,
     ) -> EpisodePage:
-        """Return one page of episodes, newest first; whoever may ask may read them all."""
-        found = []
+        """Return one page of episodes, newest first.
+
+        Args:
+            limit: Largest number of episodes.
+            cursor: ``next`` of the page before; None for the first page. One past the end gives an empty page.
+            environment: Only episodes of this environment; None for all.
+            error_kind: Only episodes with an error of this kind; None for all.
+            episode_id: Only episodes with this ``episode_id``; None for all.
+            principal: Ignored: an archive can be read by everyone who may use the server.
+
+        Returns:
+            The page. Its ``next`` is None if no further episode matches.
+
+        Raises:
+            ValueError: ``cursor`` is not a number.
+        """
+        found: list[EpisodeSummary] = []
         following: str | None = None
         for place in range(int(cursor) if cursor is not None else 0, len(self._newest)):
             summary = self._newest[place][1].summary
@@ -80,7 +95,7 @@ class Archive:
         return EpisodePage(episodes=found, next=following)
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
-        """Return an episode and its turns.
+        """Return an episode with its turns.
 
         Raises:
             UnknownEpisode: It is in none of the files.
@@ -96,13 +111,13 @@ class Archive:
         return self._episode(eid)[1].rewards
 
     async def delivered(self, eid: str, t: int, principal: str | None) -> Delivered:
-        """Return delivery t of an episode, its digest checked.
+        """Read delivery ``t`` of an episode from its file and check its digest.
 
         Raises:
             UnknownEpisode: The episode is in none of the files.
-            StateOutOfRange: It has no delivery t.
-            NoReset: It began without a reset.
-            JournalUnavailable: The file was changed.
+            StateOutOfRange: It has no delivery ``t``.
+            NoReset: ``t`` is 0 and the episode began without a reset.
+            JournalUnavailable: The payload does not match its digest: the file was changed.
         """
         file, episode = self._episode(eid)
         if t not in episode.places:
@@ -127,7 +142,7 @@ class Archive:
 
 
 def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False) -> FastAPI:
-    """Return an application that serves an archive as a live server serves its journal, for reading only."""
+    """Create an application with the read routes of a live server over an archive."""
     app = FastAPI(title="Errata episode bundles", version="1.0.0")
 
     @app.get("/capabilities", tags=["Errata"])
@@ -151,12 +166,14 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
 
 
 def serve_archive(files: Sequence[Path], bind: Bind) -> None:
-    """Serve bundles until a signal.
+    """Serve bundle files until SIGTERM or SIGINT.
 
     Raises:
-        InvalidRequest: As `Archive`; or an unprotected public bind, or an address that cannot be listened on.
+        InvalidRequest: See `Archive`; or other machines could use the server without a token, or the address cannot be
+            listened on.
+        OSError: A file cannot be read.
     """
-    settings = protected(Settings(), bind)
+    settings = checked_settings(Settings(), bind)
     archive = Archive(files)
     app = archive_app(archive, settings, insecure=bind.insecure)
-    run_reading(app, bind, f"{len(archive)} episodes of {', '.join(str(file) for file in files)}, read-only")
+    run_read_only(app, bind, f"{len(archive)} episodes of {', '.join(str(file) for file in files)}, read-only")

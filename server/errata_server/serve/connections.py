@@ -1,9 +1,9 @@
-"""`Connections`: counts a server's connections and bounds them, so that none takes the last descriptor.
+"""`Connections`: counts a server's connections and limits them, so that file descriptors do not run out.
 
-A connection without a request costs its client nothing and the server a descriptor. Where there are as many as
-`Connections.most`, a new one takes the place of the one that has waited longest for a request, before anybody is
-authenticated: a flood of silent connections closes its own, and a request that comes at once is answered. The last few
-places are never a WebSocket's: ``/ready`` and the other routes answer also where all others are taken.
+An idle connection costs its client nothing and the server a descriptor. At the limit, a new connection replaces the one
+that has waited longest for a request, before any authentication: a flood of silent connections closes its own, and a
+connection that sends a request at once is answered. WebSockets may not use the last few places, so that ``/ready`` and
+other routes answer even when all other places are taken.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from ..runtime.metrics import Metrics
 
 log = logging.getLogger("errata.server")
 
-FOR_REQUESTS = 16
-"""Places that no WebSocket takes; a quarter of all where these are few."""
+RESERVED_FOR_HTTP = 16
+"""Places that WebSockets may not use; a quarter of all places if that is less."""
 
-SAID_S = 60.0
-"""How often the log says that places are short."""
+WARNING_INTERVAL_S = 60.0
+"""Shortest time between two warnings that places are short, seconds."""
 
 UNBOUNDED = 2**31
 
 
 class Connection(Protocol):
-    """A connection's protocol object."""
+    """An asyncio protocol object of a connection."""
 
     transport: Any
-    """Its transport, from asyncio."""
+    """The asyncio transport of the connection."""
 
 
 class Connections:
-    """Those of one server.
+    """The open connections of one server.
 
     Args:
-        most: How many there may be at a time.
+        limit: Largest number of connections.
 
     Attributes:
-        most_sockets: How many of them may be WebSockets.
-        closed: Connections that were closed to make room, or refused, since the start.
+        max_sockets: Largest number of WebSockets among them.
+        closed: Number of connections closed to make room, or refused, since the start.
     """
 
-    def __init__(self, most: int = UNBOUNDED) -> None:
-        self.most = most
-        self.most_sockets = most - min(FOR_REQUESTS, most // 4)
+    def __init__(self, limit: int = UNBOUNDED) -> None:
+        self.limit = limit
+        self.max_sockets = limit - min(RESERVED_FOR_HTTP, limit // 4)
         self.closed = 0
         self._all: set[Connection] = set()
         self._sockets: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # for their first request, the oldest first
-        self._kept: dict[Connection, None] = {}  # between two requests, likewise
-        self._said_at = -SAID_S
+        self._without_request: dict[Connection, None] = {}  # since they were made, the oldest first
+        self._idle: dict[Connection, None] = {}  # between two requests, the longest idle first
+        self._warned_at = -WARNING_INTERVAL_S
 
     def __len__(self) -> int:
         return len(self._all)
 
     @classmethod
     def of(cls, config: Any) -> Connections:
-        """Return those of a server with this `uvicorn.Config`; unbounded where nobody gave it any."""
+        """Return the ``connections`` attribute of a `uvicorn.Config`; set it without a limit if it is missing."""
         found: Connections | None = getattr(config, "connections", None)
         if found is None:
             found = config.connections = cls()
         return found
 
     def show(self, metrics: Metrics) -> None:
-        """Add them to a server's metrics."""
+        """Add the number of connections, and of those closed for lack of places, to a server's metrics."""
         metrics.gauge("errata_connections", "Open connections, WebSockets among them.", lambda: len(self))
         metrics.counter(
             "errata_connections_closed_total",
@@ -74,72 +74,78 @@ class Connections:
         )
 
     def made(self, connection: Connection) -> bool:
-        """Count a new connection; where places are short, close another, or say False: it has to be closed itself."""
-        if len(self._all) >= self.most:
+        """Count a new connection.
+
+        At the limit, the connection that has waited longest for a request is closed in its place.
+
+        Returns:
+            False if no connection could be closed: the caller has to close the new one, which is not counted.
+        """
+        if len(self._all) >= self.limit:
             self.closed += 1
-            self._say()
+            self._warn()
             idle = self._longest_idle()
             if idle is None:
                 return False
             self.lost(idle)
             idle.transport.abort()
         self._all.add(connection)
-        self._waiting[connection] = None
+        self._without_request[connection] = None
         return True
 
-    def busy(self, connection: Connection) -> None:
-        """A request of this one has come: it is not closed for another."""
-        self._waiting.pop(connection, None)
-        self._kept.pop(connection, None)
+    def request_received(self, connection: Connection) -> None:
+        """Note that a request has arrived: the connection is not closed to make room."""
+        self._without_request.pop(connection, None)
+        self._idle.pop(connection, None)
 
-    def idle(self, connection: Connection) -> None:
-        """This one was answered, and waits for its next request."""
+    def request_answered(self, connection: Connection) -> None:
+        """Note that the request was answered: the connection may be closed to make room while it waits for another."""
         if connection in self._all and not connection.transport.is_closing():
-            self._kept[connection] = None
+            self._idle[connection] = None
 
     def upgraded(self, socket: Connection) -> None:
-        """Count a WebSocket; the connection that it was before is `lost`."""
+        """Count a WebSocket. The HTTP connection that it replaces has to be removed with `lost`."""
         self._all.add(socket)
         self._sockets.add(socket)
 
     def lost(self, connection: Connection) -> None:
-        """This one is over."""
-        self.busy(connection)
+        """Remove a connection that has ended."""
+        self.request_received(connection)
         self._all.discard(connection)
         self._sockets.discard(connection)
 
     @property
     def full(self) -> bool:
-        """No further WebSocket has a place."""
-        return len(self._sockets) >= self.most_sockets
+        """Whether there is no place for another WebSocket."""
+        return len(self._sockets) >= self.max_sockets
 
     def trouble(self) -> str | None:
-        """Say that no further WebSocket has a place; None while one has."""
+        """Return a message if there is no place for another WebSocket, else None."""
         if not self.full:
             return None
         return (
-            f"all {self.most_sockets} places for WebSockets are taken: multiplex sessions over fewer sockets, or "
+            f"all {self.max_sockets} places for WebSockets are taken: multiplex sessions over fewer sockets, or "
             "raise the limit of open files (ulimit -n)"
         )
 
     def refuse(self) -> None:
-        """Count a WebSocket that is refused."""
+        """Count a WebSocket that the caller refuses."""
         self.closed += 1
-        self._say()
+        self._warn()
 
     def _longest_idle(self) -> Connection | None:
-        for connection in self._waiting:
+        for connection in self._without_request:
             return connection
-        for connection in self._kept:
+        for connection in self._idle:
             if connection.transport.get_write_buffer_size() == 0:  # else its answer is not all sent
                 return connection
         return None
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         now = time.monotonic()
-        if now - self._said_at < SAID_S:
+        if now - self._warned_at < WARNING_INTERVAL_S:
             return
-        self._said_at = now
+        self._warned_at = now
         log.warning(
             "%d connections are open (%d WebSockets), as many as the limit of open files allows: those that wait "
             "longest for a request are closed for new ones. Raise the limit (ulimit -n) if these are your clients",

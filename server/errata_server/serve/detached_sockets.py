@@ -16,37 +16,39 @@ from ..doors.request_bodies import RequestBodies
 
 _APPLICATIONS = (FastAPI, Starlette)
 _ROUTERS = (APIRouter, Router)
+_MIDDLEWARE: tuple[object, ...] = (Guard, BodyLimit, RequestBodies)
 _LEAVES = (APIRoute, APIWebSocketRoute, Route, WebSocketRoute)
 
 
-def only_ours(app: Starlette) -> bool:
-    """Say whether nothing lies above our doors but middleware of ours, which is done once a socket is let in.
+def allows_detached_sockets(app: Starlette) -> bool:
+    """Return whether WebSockets of an application may be served after their ASGI call has returned.
 
-    What is not known here is taken for something that minds: classes derived from Starlette's and FastAPI's, a stack of
-    middleware that somebody builds otherwise, routes of other kinds, OpenEnv's web pages. A door that depends on
-    something is served in place by `asgi_extensions.by_itself`.
+    That is so if the application has no middleware but Errata's, whose work is done once a socket is accepted.
+    Everything unknown counts as middleware that needs the call: subclasses of Starlette and FastAPI, a middleware stack
+    built in another way, other kinds of routes, OpenEnv's web interface. A route with dependencies is served within its
+    call by `asgi_extensions.serve_detached`.
     """
-    return _fine(app, set())
+    return _allows(app, set())
 
 
-def _fine(app: object, seen: set[int]) -> bool:
+def _allows(app: object, seen: set[int]) -> bool:
     if id(app) in seen:
         return True
     seen.add(id(app))
     if type(app) in _APPLICATIONS:
         assert isinstance(app, Starlette)
-        known = all(middleware.cls in (Guard, BodyLimit, RequestBodies) for middleware in app.user_middleware)
-        return known and "build_middleware_stack" not in vars(app) and _fine(app.router, seen)
+        known = all(middleware.cls in _MIDDLEWARE for middleware in app.user_middleware)
+        return known and "build_middleware_stack" not in vars(app) and _allows(app.router, seen)
     if type(app) in _ROUTERS:
         assert isinstance(app, Router)
-        return app.middleware_stack == app.app and _all_fine(app.routes, seen)
+        return app.middleware_stack == app.app and _routes_allow(app.routes, seen)
     return isinstance(app, StaticFiles)
 
 
-def _all_fine(routes: Iterable[BaseRoute], seen: set[int]) -> bool:
+def _routes_allow(routes: Iterable[BaseRoute], seen: set[int]) -> bool:
     for route in routes:
         if type(route) is Mount:
-            if not _fine(route.app, seen):
+            if not _allows(route.app, seen):
                 return False
         elif (included := getattr(route, "original_router", None)) is not None:  # how newer FastAPIs include a router
             if any(not isinstance(below, Route) for below in included.routes):

@@ -1,4 +1,4 @@
-"""Starts the server process again under its data directory's hash seed, where it has none yet."""
+"""Restarts the server process with the hash seed of its data directory, if it has no fixed one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..runtime.hash_seed import VARIABLE, chosen, given
 
 
 def fix(data_dir: Path) -> None:
-    """Go on under a fixed hash seed: this one's if ``PYTHONHASHSEED`` gave one, else as a new program in this process.
+    """Replace this process with the same command under the data directory's hash seed (``execve``).
 
-    Python reads the seed when it starts and the order of sets depends on it, so an environment whose requests are run
-    again in another process needs it fixed before anything is imported. The process keeps its id; what it has open is
-    closed.
+    Returns without effect if ``PYTHONHASHSEED`` is set or Python ignores environment variables. Python reads the seed
+    when it starts and the order of sets depends on it, so an environment whose requests run again in another process
+    needs a fixed seed before anything is imported. The process keeps its id; its open files are closed.
 
     Args:
-        data_dir: Whose seed to take; it is drawn by the first server that asks.
+        data_dir: Data directory that keeps the seed; it is drawn on first use.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.

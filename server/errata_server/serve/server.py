@@ -1,4 +1,4 @@
-"""Builds the application and runs uvicorn: checks before the port opens, drains and closes on SIGTERM and SIGINT."""
+"""Builds the application of a server and runs it with uvicorn until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..settings import Settings
 from ..targets.load import Stated, load_all
-from .announcement import announced
+from .announcement import announcement_lines
 from .connections import Connections
-from .detached_sockets import only_ours
-from .uvicorn_protocols import BoundedHttp, BoundedSocket, LoneSocket, MessageBounds
+from .detached_sockets import allows_detached_sockets
+from .uvicorn_protocols import BoundedHttp, BoundedSocket, DetachableSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
 
 SHUTDOWN_S = 30
-"""How long a request that runs may take to commit after SIGTERM."""
+"""Time for running requests to commit after SIGTERM, seconds."""
 
 DRAIN_S = 25
-"""How much of that multiplexed clients have to get their replies, before their sockets are closed."""
+"""Part of `SHUTDOWN_S` in which multiplexed clients get their replies, before their sockets are closed."""
 
 END_S = 5
-"""How long what was cancelled at the very end may clean up."""
+"""Time for tasks that are cancelled at the end to clean up, seconds."""
 
 GARBAGE_OBJECTS = 500_000
-"""Containers made and not freed between two looks for cycles: some 100 MiB, more than what 10,000 requests under way
-and a batch of the journal's index hold for a while. At 50,000 the looks took a sixth of the time, and found nothing."""
+"""Threshold of the garbage collector's first generation: some 100 MiB of containers, more than 10,000 requests and a
+batch of the journal's index hold. At 50,000, collections took a sixth of the time and found nothing."""
 
 SPARE_DESCRIPTORS = 8
-"""Connections that are accepted and not yet counted, or counted out and not yet closed."""
+"""Descriptors for connections that are accepted and not counted yet, or not counted any more and not closed yet."""
 
 MAX_WIRE_FRAME = 64 * 1024**2
-"""Frames up to here are read, so that one over ``Settings.max_frame`` gets an error and not a hang-up (PROTOCOL A6)."""
+"""Largest frame that is read: one over ``Settings.max_frame`` is answered with an error (PROTOCOL A6), bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Bind:
 
     Args:
         host: Address or name.
-        port: 0 takes a free one.
-        insecure: Other machines may use the server without a token.
+        port: Port; 0 takes a free one.
+        insecure: Allow requests from other machines without a token.
     """
 
     host: str = "127.0.0.1"
@@ -76,14 +76,14 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An application and what it serves.
+    """An application and the environments that it serves.
 
     Args:
         app: The application.
-        runtime: Journal and sandboxes of all its environments.
-        specs: Its environments.
-        capabilities: What each tells its clients, by name.
-        announcement: Lines about them for whoever started the server, made from its address.
+        runtime: Journal and sandboxes of all environments.
+        specs: The environments.
+        capabilities: Capabilities of each environment, by name.
+        announcement: Returns the lines to print when the port is open, from the server's address.
     """
 
     app: FastAPI
@@ -105,22 +105,33 @@ def build(
     volatile: Sequence[str] | str = (),
     detect: str | None = None,
 ) -> Served:
-    """Load environments and make their application: one at the root and under its name, several each under its name.
+    """Load environments and create their application.
 
-    The last arguments are as in `create_fastapi_app`; ``volatile`` and ``detect`` are of one environment,
-    ``deterministic`` is of all.
+    A single environment is served at the root and under its name, several environments each under its name.
+
+    Args:
+        targets: Environments; see `targets.load`.
+        settings: Settings of the server.
+        bind: Address that the server will listen on.
+        mode: ``simulation`` or ``production``; None for ``OPENENV_MODE``.
+        max_sessions: Upper bound of instances of each environment.
+        stated: Action and observation classes of an environment that does not declare them.
+        deterministic: As in `create_fastapi_app`, for all environments.
+        volatile: As in `create_fastapi_app`, for a single environment.
+        detect: As in `create_fastapi_app`, for a single environment.
 
     Raises:
-        InvalidRequest: Nothing to serve by that name, an unprotected public bind, a ``detect`` that maps no fields, or
-            too low a limit of open files, which is raised as far as it may be.
+        InvalidRequest: A target cannot be served, other machines could use the server without a token, ``volatile`` or
+            ``detect`` is not valid or given for several environments, applications were made with different data
+            directories, or the limit of open files is too low after raising it.
         JournalUnavailable: The data directory cannot be used.
     """
-    descriptors.checked(descriptors.raise_limit(), 0)  # before the first of them fails at some file
-    settings = protected(settings, bind)
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # of pages that the loaded application makes
+    descriptors.checked(descriptors.raise_limit(), 0)  # before opening a file fails for lack of descriptors
+    settings = checked_settings(settings, bind)
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # for pages that a loaded application creates
     if len(targets) > 1 and (volatile or detect):
         raise InvalidRequest(
-            "--volatile and --detect are of one environment: serve it alone, or make its application with "
+            "--volatile and --detect apply to one environment: serve it alone, or make its application with "
             "errata_server.create_app"
         )
     with _in_environment(settings):
@@ -143,7 +154,7 @@ def build(
     }
     specs = tuple(servable.spec for servable in found)
     capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
-    announcement = functools.partial(announced, found, capabilities)
+    announcement = functools.partial(announcement_lines, found, capabilities)
     if len(apps) == 1:
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)
@@ -153,8 +164,11 @@ def build(
     return Served(composed, runtime, specs, capabilities, announcement)
 
 
-def protected(settings: Settings, bind: Bind) -> Settings:
-    """Return the settings with the names that a server on a loopback address may be called by.
+def checked_settings(settings: Settings, bind: Bind) -> Settings:
+    """Check that the server is protected; on a loopback address allow only the machine's own names as Host.
+
+    Returns:
+        The settings, with ``allowed_hosts`` set if the address is a loopback address and they were empty.
 
     Raises:
         InvalidRequest: Other machines could use the server without a token.
@@ -162,7 +176,7 @@ def protected(settings: Settings, bind: Bind) -> Settings:
     if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
         raise InvalidRequest(
             f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
-            "bind 127.0.0.1, or say --insecure"
+            "bind 127.0.0.1, or give --insecure"
         )
     if is_loopback(bind.host) and not settings.allowed_hosts:
         return settings.model_copy(update={"allowed_hosts": (*LOOPBACK_NAMES, bind.host)})
@@ -171,7 +185,7 @@ def protected(settings: Settings, bind: Bind) -> Settings:
 
 @contextlib.contextmanager
 def _in_environment(settings: Settings) -> Iterator[None]:
-    """Let an application that is made by importing it, with our own create_app, read these settings."""
+    """Set these settings as environment variables: importing a target may call ``create_app``, which reads them."""
     before = dict(os.environ)
     os.environ.update(settings.in_environment())
     try:
@@ -185,10 +199,11 @@ def _in_environment(settings: Settings) -> Iterator[None]:
 
 
 async def prepare(served: Served) -> None:
-    """Do what must succeed before the port opens.
+    """Start the runtime, and the sandbox backend if an environment needs it.
 
     Raises:
-        SandboxUnavailable: The environment runs commands and this machine cannot sandbox them.
+        JournalUnavailable: The data directory cannot be used.
+        SandboxUnavailable: An environment runs commands and this machine cannot sandbox them.
     """
     await served.runtime.start()
     if any(spec.sandbox for spec in served.specs):
@@ -198,10 +213,12 @@ async def prepare(served: Served) -> None:
 
 
 def run(served: Served, bind: Bind) -> None:
-    """Serve until a signal; return after the last commit.
+    """Serve until SIGTERM or SIGINT; return after the last commit.
 
     Raises:
-        InvalidRequest: The port cannot be had, or the limit of open files is too low.
+        InvalidRequest: The address cannot be listened on, or the limit of open files is too low.
+        JournalUnavailable: See `prepare`.
+        SandboxUnavailable: See `prepare`.
     """
     sandboxed = any(spec.sandbox for spec in served.specs)
     commands = registry.backend_type(served.runtime.settings.sandbox).descriptors if sandboxed else 0
@@ -211,22 +228,31 @@ def run(served: Served, bind: Bind) -> None:
     listening = _listen(bind)
     bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.quotas.unfinished)
     config = _config(served.app, bind, connections, bounds)
-    server = _Announced(config, served, _url_of(listening))
+    server = _AnnouncingServer(config, served, _url_of(listening))
     _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
 
-def run_reading(app: FastAPI, bind: Bind, what: str) -> None:
-    """Serve an application that keeps nothing, until a signal; ``what`` it serves is said when the port is open."""
+def run_read_only(app: FastAPI, bind: Bind, what: str) -> None:
+    """Serve an application without a journal until SIGTERM or SIGINT.
+
+    Args:
+        app: The application.
+        bind: Address to listen on.
+        what: Text that the announcement names as what is served.
+
+    Raises:
+        InvalidRequest: The address cannot be listened on, or the limit of open files is too low.
+    """
     descriptors.raise_limit()
     connections = _connections(0)
     listening = _listen(bind)
     config = _config(app, bind, connections)
     print(f"errata: serving {what} at {_url_of(listening)}", file=sys.stderr, flush=True)
-    _run(_Quiet(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
+    _run(_Server(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
 
 
 def _connections(commands: int) -> Connections:
-    """Return how many connections there may be, beside ``commands`` descriptors of commands."""
+    """Return `Connections` with the limit that open files allow, besides ``commands`` descriptors for commands."""
     budget = descriptors.checked(descriptors.limit(), commands)
     log.info(
         "%d open files at most: %d for connections, %d for commands", budget.limit, budget.connections, budget.commands
@@ -248,7 +274,7 @@ def _config(
         port=bind.port,
         loop="uvloop" if sys.platform == "linux" else "asyncio",
         http=BoundedHttp,
-        ws=LoneSocket if only_ours(app) else BoundedSocket,
+        ws=DetachableSocket if allows_detached_sockets(app) else BoundedSocket,
         ws_max_size=MAX_WIRE_FRAME,
         ws_per_message_deflate=False,
         access_log=False,
@@ -261,7 +287,7 @@ def _config(
 
 
 def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """As asyncio.Runner, which would wait for ever for a step that ignores that it is cancelled."""
+    """Run a coroutine in a new event loop; unlike asyncio.Runner, do not wait for tasks that ignore cancellation."""
     loop = make_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -281,7 +307,7 @@ async def _end_tasks() -> None:
     left.add(asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens()))
     _, hanging = await asyncio.wait(left, timeout=END_S)
     if hanging:
-        log.warning("%d calls ignore that they are cancelled and end with this process", len(hanging))
+        log.warning("%d calls ignore their cancellation and end with this process", len(hanging))
 
 
 async def _serve(server: uvicorn.Server, served: Served, listening: socket.socket) -> None:
@@ -294,20 +320,20 @@ async def _serve(server: uvicorn.Server, served: Served, listening: socket.socke
 
 
 def _spare_garbage_collection() -> None:
-    """Look for cycles less often, and never in what was imported.
+    """Run the garbage collector less often, and exclude the objects that exist now.
 
-    Requests make none and are freed by their reference counts; but a thousand under way hold more objects than Python's
-    default generation of 700, so they were looked through again and again.
+    Requests create no cycles and are freed by reference counts. But a thousand running requests hold more objects than
+    the default threshold of 700, so that the collector would examine them again and again.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
 
 
-class _Quiet(uvicorn.Server):
+class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on a signal and return; uvicorn's own would raise the signal again afterwards, losing exit status 0."""
+        """Stop on a signal. uvicorn's own method would raise the signal again afterwards, and exit status 0 be lost."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -318,7 +344,7 @@ class _Quiet(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-class _Announced(_Quiet):
+class _AnnouncingServer(_Server):
     def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
         super().__init__(config)
         self._runtime = served.runtime
@@ -335,7 +361,7 @@ class _Announced(_Quiet):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._runtime.shutdown.begin()
-        for server in self.servers:  # whoever comes now finds the next process, or nobody
+        for server in self.servers:  # new connections go to the next process, if there is one
             server.close()
         for listening in sockets or []:
             listening.close()
@@ -352,7 +378,7 @@ def _listen(bind: Bind) -> socket.socket:
         listening.listen(4096)
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            remedy = f"{bind.host} is no address of this machine: give another --host (0.0.0.0 takes all it has)"
+            remedy = f"{bind.host} is not an address of this machine: give another --host (0.0.0.0 for all of them)"
         else:
             remedy = "give another --port (0 takes a free one)"
         raise InvalidRequest(

@@ -1,48 +1,50 @@
-"""uvicorn's protocols with header timeout, backpressure, batched receive, and sockets that outlive their ASGI call."""
+"""uvicorn's protocols with a header timeout, backpressure, batched receive and detached sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from errata_protocol.mux import Allowance
 
 from ..concurrency.queues import Arrivals, Gate
-from ..doors.asgi_extensions import ANSWERS_UNREAD, BY_ITSELF, TOGETHER, Serve, Unread
+from ..doors.asgi_extensions import BATCHED_RECEIVE, DETACHED, MESSAGE_BOUNDS, Serve, Unread
 from .connections import Connections
 from .ws_frames import ClientFrames, Other
 
+if TYPE_CHECKING:
+    # uvicorn types its choice as asyncio.Protocol; the two that it chooses from have what is used here in common.
+    from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
 READ_AHEAD_BYTES = 256 * 1024
-"""Messages that came together wait in memory up to this size; beyond it the socket is not read."""
+"""Size of batched messages in memory from which the socket is not read any more."""
 
 SWITCHING_PROTOCOLS = 101
 MESSAGE_TOO_BIG, TRY_AGAIN_LATER = 1009, 1013
 
 HEADERS_S = 20.0
-"""How long a request's headers may take, from its first byte on; for the first request, from the connection's start."""
+"""Timeout for a request's headers in seconds, from its first byte; for the first one from the connection's start."""
 
 
-_NO_PLACE = b"all places for WebSockets are taken: try again later; GET /ready says why\n"
-NO_PLACE = (
+_TOO_MANY_SOCKETS_TEXT = b"all places for WebSockets are taken: try again later; GET /ready says why\n"
+TOO_MANY_SOCKETS = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 5\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_NO_PLACE), _NO_PLACE)
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOO_MANY_SOCKETS_TEXT), _TOO_MANY_SOCKETS_TEXT)
 )
-"""The answer to a handshake for which there is no place."""
+"""Answer to a handshake when `Connections.full` is set."""
 
 
-class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes a connection whose next request is not there in time: each holds one of the process's descriptors.
-
-    How many there may be, and which one is closed for another, is said in `connections`.
-    """
+class BoundedHttp(AutoHTTPProtocol):
+    """Closes a connection whose next request does not arrive within `HEADERS_S`, and counts it in `Connections`."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -68,7 +70,7 @@ class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     def handle_websocket_upgrade(self, *event: Any) -> None:
         if self._counted.full:
             self._counted.refuse()
-            self.transport.write(NO_PLACE)
+            self.transport.write(TOO_MANY_SOCKETS)
             self.transport.close()
         else:
             self._counted.lost(self)
@@ -76,13 +78,13 @@ class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle is None or self.cycle.response_complete:  # else the next request was here already
-            self._counted.idle(self)
+        if self.cycle is None or self.cycle.response_complete:  # otherwise the next request has arrived already
+            self._counted.request_answered(self)
 
     def _watch(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering:
-            self._counted.busy(self)
+            self._counted.request_received(self)
         if answering or self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._stop()  # also once it is a WebSocket
         elif self._deadline is None:
@@ -96,11 +98,11 @@ class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
 @dataclass(frozen=True, slots=True)
 class MessageBounds:
-    """Bounds of the messages on sockets whose doors set none.
+    """Limits for messages on sockets whose endpoint sets none.
 
     Args:
-        max_bytes: Largest message.
-        unfinished_of: Returns what bounds the unfinished messages of a principal.
+        max_bytes: Largest message, bytes.
+        unfinished_of: Returns the allowance for unfinished messages of a principal.
     """
 
     max_bytes: int
@@ -108,35 +110,40 @@ class MessageBounds:
 
     @classmethod
     def of(cls, config: Any) -> MessageBounds | None:
-        """Return those of a server with this `uvicorn.Config`; None where nobody gave it any."""
+        """Return the ``bounds`` attribute of a `uvicorn.Config`, None if it has none."""
         return getattr(config, "bounds", None)
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):
-    """Holds no more of a client's messages than their bounds, and reads nothing while its peer does not read.
+    """A WebSocket that limits the memory of received messages, and does not read while its peer does not read.
 
-    Data frames are read by `ClientFrames`, control frames and whatever breaks the protocol by uvicorn and websockets.
-    A message over a bound is answered by the door where it says that it does so (`asgi_extensions.ANSWERS_UNREAD`);
-    else the socket is closed, with 1009 or 1013. Pongs would pile up without end while the peer does not read
-    (PROTOCOL D9).
+    `ClientFrames` reads data frames; uvicorn and websockets handle control frames and protocol errors. A message over a
+    bound is passed to the door as `Unread` if the door asked for that (`asgi_extensions.MESSAGE_BOUNDS`); otherwise it
+    closes the socket, with code 1009 or 1013. Without the pause in reading, pongs would pile up while the peer does not
+    read (PROTOCOL D9).
 
-    An application may call ``scope["extensions"][TOGETHER]()`` before it accepts: messages that came together are then
-    one event, ``websocket.receive`` with a list of bytes under ``messages``. For a socket of thousands of small
-    messages a second, what is done for each message costs more than the message.
+    An application may call ``scope["extensions"][BATCHED_RECEIVE]()`` before it accepts: messages that arrived together
+    are then one event, ``websocket.receive`` with a list of bytes under ``messages``. On a socket with thousands of
+    small messages a second, the work done for each event costs more than its message.
 
-    What it holds for each socket is small: no queue of asyncio's, no headers once they were answered.
+    Memory for each socket is kept small: there is no asyncio.Queue, and headers are dropped after the handshake.
     """
+
+    # uvicorn declares asyncio's classes, of which it calls no more than these have, and a scope without our extensions.
+    queue: Arrivals[dict[str, Any]]  # type: ignore[assignment]
+    writable: Gate  # type: ignore[assignment]
+    scope: MutableMapping[str, Any]  # type: ignore[assignment]
 
     _frames: ClientFrames | None = None
     _early: tuple[bytes, ...] = ()
-    _together = False
-    _answers_unread = False
+    _batched = False
+    _reports_unread = False
     _waiting_bytes = 0
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.queue = Arrivals(self.loop)  # type: ignore[assignment]
-        self.writable = Gate(self.loop)  # type: ignore[assignment]
+        self.queue = Arrivals(self.loop)
+        self.writable = Gate(self.loop)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -147,14 +154,14 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self.response.status_code == SWITCHING_PROTOCOLS and not self.conn.extensions:
             bounds = MessageBounds.of(self.config)
             self._frames = ClientFrames(self.config.ws_max_size, bounds.max_bytes if bounds is not None else None)
-            self.scope["extensions"][TOGETHER] = self._take_together
-            self.scope["extensions"][ANSWERS_UNREAD] = self._leave_unread
+            self.scope["extensions"][BATCHED_RECEIVE] = self._batch_receive
+            self.scope["extensions"][MESSAGE_BOUNDS] = self._set_bounds
 
     async def run_asgi(self) -> None:
         try:
             await super().run_asgi()
         finally:
-            self.scope["extensions"].clear()  # methods of this object, which it would keep alive
+            self.scope["extensions"].clear()  # bound methods, which would keep this object alive in a cycle
 
     def connection_lost(self, exc: Exception | None) -> None:
         Connections.of(self.config).lost(self)
@@ -162,17 +169,17 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self._frames is not None:
             self._frames.close()
         self._early = ()
-        self.conn.parser.close()  # a generator that waits for more keeps itself alive, and all of its connection
-        refused = self.conn.handshake_exc
-        while refused is not None:  # likewise the frames in which a handshake was refused
+        self.conn.parser.close()  # a suspended generator would keep itself and the connection alive
+        refused: BaseException | None = self.conn.handshake_exc
+        while refused is not None:  # and so would the traceback of a refused handshake
             refused.__traceback__ = None
             refused = refused.__context__
 
-    def _take_together(self) -> None:
-        self._together = True
+    def _batch_receive(self) -> None:
+        self._batched = True
 
-    def _leave_unread(self, max_bytes: int, unfinished: Allowance) -> None:
-        self._answers_unread = True
+    def _set_bounds(self, max_bytes: int, unfinished: Allowance) -> None:
+        self._reports_unread = True
         self._frames = ClientFrames(self.config.ws_max_size, max_bytes, unfinished)
 
     def data_received(self, data: bytes) -> None:
@@ -181,7 +188,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         elif self.handshake_complete:
             self._cut(self._frames, data)
         else:
-            # Sent before the answer to the handshake, which says who may send how much.
+            # Data before the answer to the handshake waits, because the answer decides the limits.
             self._early += (data,)
             self.transport.pause_reading()
 
@@ -192,21 +199,21 @@ class BoundedSocket(WebSocketsSansIOProtocol):
                 self._put(messages)
                 messages = []
                 super().data_received(piece.data)
-            elif type(piece) is Unread and not self._answers_unread:
+            elif type(piece) is Unread and not self._reports_unread:
                 self._put(messages)
                 self._close_over_bound(piece)
                 return
             else:
-                messages.append(piece)  # type: ignore[arg-type]
+                messages.append(piece)
         self._put(messages)
 
     def _put(self, messages: list[bytes | str | Unread]) -> None:
         if not messages or self.close_sent:
             return
-        if not self._together:
+        if not self._batched:
             for message in messages:
                 kind = "text" if type(message) is str else "unread" if type(message) is Unread else "bytes"
-                self.queue.put_nowait({"type": "websocket.receive", kind: message})  # type: ignore[typeddict-item,misc]
+                self.queue.put_nowait({"type": "websocket.receive", kind: message})
             self._pause()
             return
         self.queue.put_nowait({"type": "websocket.receive", "messages": messages})
@@ -238,7 +245,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.accept":
             self._accepted()
         if message["type"] == "websocket.http.response.body" and self.close_sent:
-            # The handshake was answered, with a refusal: uvicorn would log it as an application that answered nothing.
+            # The handshake was answered with a refusal; without this uvicorn logs that the application did not answer.
             self.handshake_complete = True
 
     def _accepted(self) -> None:
@@ -247,17 +254,17 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             unfinished = frames.allowance
             if unfinished is None and (bounds := MessageBounds.of(self.config)) is not None:
                 unfinished = bounds.unfinished_of(self.scope.get("state", {}).get("principal"))
-            frames.settle(unfinished, decode=not self._together, in_place=self._answers_unread)
+            frames.settle(unfinished, decode=not self._batched, in_place=self._reports_unread)
             early, self._early = self._early, ()
             for data in early:
                 self._cut(frames, data)
             if early and not self.read_paused and not self.transport.is_closing():
                 self.transport.resume_reading()
-        self.request.headers.clear()  # the parser keeps them as long as the socket lives
+        self.request.headers.clear()  # the parser would keep them as long as the socket exists
         self.response.headers.clear()
 
     async def receive(self) -> Any:
-        message = await super().receive()
+        message: Any = await super().receive()
         if "messages" in message:
             self._waiting_bytes -= _size(message["messages"])
         if not self.writable.is_set():
@@ -266,19 +273,19 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
 
 def _size(messages: list[bytes | str | Unread]) -> int:
-    return sum(len(message) for message in messages if type(message) is not Unread)  # type: ignore[arg-type]
+    return sum(len(message) for message in messages if type(message) is not Unread)
 
 
-KEPT_SCOPE = ("type", "path", "query_string", "client", "subprotocols", "extensions")
-"""What our doors and uvicorn's log lines read of it."""
+KEPT_SCOPE_KEYS = ("type", "path", "query_string", "client", "subprotocols", "extensions")
+"""Keys of the scope that the doors and uvicorn's log lines read."""
 
 
-class LoneSocket(BoundedSocket):
-    """Serves an endpoint without what was called before it: see `asgi_extensions.by_itself`.
+class DetachableSocket(BoundedSocket):
+    """A WebSocket that can be served after its ASGI call has returned; see `asgi_extensions.serve_detached`.
 
-    Middleware and routing are a dozen coroutines that wait for an endpoint to return, beneath each socket. Here one may
-    call ``scope["extensions"][BY_ITSELF](serve)`` and return: ``serve`` runs when they are gone. That is for
-    applications without middleware that wants to know how long a socket lives or what goes over it: `only_ours`.
+    Middleware and routing keep about a dozen suspended coroutines for each socket until the endpoint returns. The
+    endpoint may call ``scope["extensions"][DETACHED](serve)`` and return instead; ``serve`` is called after they have
+    ended. The server uses this class only for an application that `allows_detached_sockets`.
     """
 
     _serve: Serve | None = None
@@ -286,14 +293,14 @@ class LoneSocket(BoundedSocket):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if self.response.status_code == SWITCHING_PROTOCOLS:
-            self.scope["extensions"][BY_ITSELF] = self._serve_by_itself
+            self.scope["extensions"][DETACHED] = self._serve_detached
 
-    def _serve_by_itself(self, serve: Serve) -> None:
+    def _serve_detached(self, serve: Serve) -> None:
         self._serve = serve
 
     async def run_asgi(self) -> None:
         app = self.app
-        self.app = functools.partial(self._run, app)  # type: ignore[assignment]
+        self.app = functools.partial(self._run, app)
         try:
             await super().run_asgi()
         finally:
@@ -303,6 +310,6 @@ class LoneSocket(BoundedSocket):
         await app(scope, receive, send)
         serve, self._serve = self._serve, None
         if serve is not None:
-            self.scope = {name: scope[name] for name in KEPT_SCOPE}  # type: ignore[misc]
+            self.scope = {name: scope[name] for name in KEPT_SCOPE_KEYS}
             del app, scope
             await serve(WebSocket(self.scope, receive, send))

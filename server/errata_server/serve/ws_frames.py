@@ -1,18 +1,24 @@
 """Reads a client's data frames (RFC 6455) into messages within bounds; leaves control frames to websockets' parser.
 
-A message that grows beyond a bound is read to its end and not kept, so that its sender gets an error and the socket
-lives (PROTOCOL A6). Whatever breaks the protocol is left to websockets' parser too, but without its payload, which that
-parser would first read into memory.
+A message over a limit is read to its end but not kept, so that its sender gets an error and the socket stays open
+(PROTOCOL A6). Protocol errors are left to websockets' parser as well, but without the payload, which that parser would
+read into memory first.
 """
 
 from __future__ import annotations
 
+from typing import final
+
 from msgspec import Struct
-from websockets.frames import apply_mask
 
 from errata_protocol.mux import Allowance, Pieces
 
 from ..doors.asgi_extensions import Unread
+
+try:  # as websockets chooses; it does not export its choice
+    from websockets.speedups import apply_mask
+except ImportError:
+    from websockets.utils import apply_mask
 
 CONTINUATION, TEXT, BINARY, CLOSE = 0x0, 0x1, 0x2, 0x8
 FINAL, RESERVED, OPCODE = 0x80, 0x70, 0x0F
@@ -20,46 +26,47 @@ MASKED = 0x80
 LONGEST_CONTROL = 125
 
 FINAL_TEXT, FINAL_BINARY = FINAL | TEXT, FINAL | BINARY
-"""First bytes of messages of one frame."""
+"""First bytes of messages that consist of one frame."""
 
 _NO_MASK = bytes(4)
 _STARTED = bytes((TEXT, MASKED)) + _NO_MASK
-"""An empty frame that begins a text message."""
+"""An empty frame that starts a text message."""
 _NOT_TEXT = bytes((FINAL_TEXT, MASKED | 1)) + _NO_MASK + b"\xff"
 """A text message that is not UTF-8."""
 
 
+@final
 class Other(Struct):
-    """Bytes for websockets' parser, in their place between the messages: whole frames, or what breaks the protocol."""
+    """Bytes for websockets' parser, in order with the messages: control frames, or a frame that breaks the protocol."""
 
     data: bytes
 
 
 class _Unfinished:
-    """A message of which the end has not come."""
+    """A message whose end has not arrived."""
 
     __slots__ = ("data", "final", "is_text", "left", "mask", "overloaded", "size", "too_large")
 
     def __init__(self, is_text: bool) -> None:
         self.is_text = is_text
         self.data = Pieces()
-        self.size = 0  # payload read, kept or not
-        self.left = 0  # payload of the frame under way that has not come
-        self.final = False  # that frame is the last one
-        self.mask = _NO_MASK  # for its next byte on
+        self.size = 0  # of the payload that was read, kept or not
+        self.left = 0  # payload bytes of the current frame that have not arrived
+        self.final = False  # whether that frame is the last one
+        self.mask = _NO_MASK  # from its next byte on
         self.too_large = self.overloaded = False
 
 
 class ClientFrames:
-    """What one client sends, from the boundary between two frames on.
+    """Reader of the frames that one client sends, starting at the boundary between two frames.
 
     Args:
-        wire_bytes: Largest message that is read at all; a larger one breaks the protocol (close code 1009).
-        max_bytes: Largest message that is kept; None for no other bound than that.
-        unfinished: Bytes of unfinished messages that may be kept, together with other sockets.
+        wire_bytes: Largest message that is read; a larger one is a protocol error (close code 1009).
+        max_bytes: Largest message that is kept; None for ``wire_bytes``.
+        unfinished: Limits the bytes of unfinished messages, which other sockets may share; None for no limit.
     """
 
-    __slots__ = ("_decode", "_head", "_in_place", "_max_bytes", "_over", "_unfinished", "_wire_bytes", "allowance")
+    __slots__ = ("_decode", "_ended", "_in_place", "_max_bytes", "_partial", "_unfinished", "_wire_bytes", "allowance")
 
     def __init__(self, wire_bytes: int, max_bytes: int | None = None, unfinished: Allowance | None = None) -> None:
         self.allowance = unfinished
@@ -67,50 +74,51 @@ class ClientFrames:
         self._max_bytes = wire_bytes if max_bytes is None else min(max_bytes, wire_bytes)
         self._decode = False
         self._in_place = True
-        self._head = b""  # of a frame whose header, or whose whole, has not come
+        self._partial = b""  # of a frame whose header has not arrived, or of a control frame that has not arrived whole
         self._unfinished: _Unfinished | None = None
-        self._over = False  # nothing that comes now means anything
+        self._ended = False  # ignore everything that arrives from now on
 
     def settle(self, unfinished: Allowance | None, *, decode: bool, in_place: bool) -> None:
         """Choose how messages are returned, before the first `cut`.
 
         Args:
             unfinished: As above.
-            decode: Text messages as str; else all are bytes.
-            in_place: A message over a bound is reported where its end is; else at once, and nothing is read after it.
+            decode: Return text messages as str; otherwise all messages are bytes.
+            in_place: Report a message over a limit when it has ended; otherwise report it at once and ignore all
+                further data.
         """
         self.allowance = unfinished
         self._decode = decode
         self._in_place = in_place
 
     def cut(self, data: bytes) -> list[bytes | str | Unread | Other]:
-        """Return messages, and between them what websockets' parser has to take, in order."""
-        if self._over:
+        """Return the messages that are complete now and, as `Other`, the bytes for websockets' parser, in order."""
+        if self._ended:
             return []
         found: list[bytes | str | Unread | Other] = []
         at = 0
         message = self._unfinished
         if message is not None and message.left:
-            at = self._take(message, data, 0, found)
+            at = self._read_payload(message, data, 0, found)
             message = self._unfinished
-        elif self._head:
-            data, self._head = self._head + data, b""
+        elif self._partial:
+            data, self._partial = self._partial + data, b""
         end = len(data)
-        while at < end and not self._over:
+        while at < end and not self._ended:
             if end - at < 2:
-                self._head = data[at:]
+                self._partial = data[at:]
                 break
             first, size = data[at], data[at + 1] - MASKED
             start = at + 6
             if size >= 126:
                 start += 2 if size == 126 else 8
                 if start - 4 > end:
-                    self._head = data[at:]
+                    self._partial = data[at:]
                     break
                 size = int.from_bytes(data[at + 2 : start - 4])
             stop = start + size
             if stop <= end and first in (FINAL_TEXT, FINAL_BINARY) and message is None and 0 <= size <= self._max_bytes:
-                payload = apply_mask(data[start:stop], data[start - 4 : start])  # nearly all there is
+                payload = apply_mask(data[start:stop], data[start - 4 : start])  # the fast path
                 found.append(self._message(payload, first == FINAL_TEXT))
                 at = stop
                 continue
@@ -120,7 +128,7 @@ class ClientFrames:
                 self._end()
             elif first & OPCODE >= CLOSE:
                 if stop > end:
-                    self._head = data[at:]
+                    self._partial = data[at:]
                     break
                 is_close = first & OPCODE == CLOSE
                 found.append(Other((_STARTED if is_close and message is not None else b"") + data[at:stop]))
@@ -128,7 +136,7 @@ class ClientFrames:
                 if is_close:
                     self._end()
             elif start > end:
-                self._head = data[at:]
+                self._partial = data[at:]
                 break
             else:
                 if message is None:
@@ -138,23 +146,23 @@ class ClientFrames:
                 if message.size + size > self._max_bytes:
                     message.too_large = True
                     self._drop(message)
-                at = self._take(message, data, start, found)
+                at = self._read_payload(message, data, start, found)
                 message = self._unfinished
         return found
 
     def close(self) -> None:
-        """Let go of what is kept: nothing more comes."""
+        """Free the unfinished message and ignore all further data."""
         self._end()
 
     def _end(self) -> None:
-        self._over = True
-        self._head = b""
+        self._ended = True
+        self._partial = b""
         message, self._unfinished = self._unfinished, None
         if message is not None:
             self._drop(message)
 
     def _broken(self, first: int, second: int, size: int) -> bytes | None:
-        """Return what shows websockets' parser how a frame breaks the protocol, None for a good one."""
+        """Return bytes that make websockets' parser find the protocol error of a frame; None for a valid frame."""
         opcode = first & OPCODE
         message = self._unfinished
         empty = bytes((first, second & MASKED)) + _NO_MASK
@@ -170,8 +178,10 @@ class ClientFrames:
             return empty if message is None else _STARTED + empty
         return None
 
-    def _take(self, message: _Unfinished, data: bytes, at: int, found: list[bytes | str | Unread | Other]) -> int:
-        """Take payload of the frame under way; return where it ends."""
+    def _read_payload(
+        self, message: _Unfinished, data: bytes, at: int, found: list[bytes | str | Unread | Other]
+    ) -> int:
+        """Read payload of the current frame from ``data[at:]``; return the index after it."""
         stop = min(len(data), at + message.left)
         count = stop - at
         message.left -= count
@@ -199,7 +209,11 @@ class ClientFrames:
         return stop
 
     def _unread(self, message: _Unfinished) -> Unread | None:
-        """Return what to tell of a message, None while all of it is kept."""
+        """Return the report of a message that exceeded a limit; None if it exceeded none, so that it is kept.
+
+        The limits are ``max_bytes`` for the message, and that of `allowance` for all unfinished messages that share it.
+        A message over ``wire_bytes`` is a protocol error and does not get here.
+        """
         if message.too_large:
             return Unread(message.size, self._max_bytes)
         if message.overloaded and self.allowance is not None:

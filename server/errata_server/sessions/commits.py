@@ -1,4 +1,4 @@
-"""Commits as waits of a procedure. What they return says what the journal has."""
+"""Journal commits as operations of a procedure; a returned `Committed` is proof that the journal has the delivery."""
 
 from __future__ import annotations
 
@@ -6,47 +6,35 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from errata_protocol.errors import ErrataError
+from msgspec import Struct
 
 from ..concurrency.procedures import Done, Operation
-from ..journal.base import DeliveryRow, Record, SessionRow
+from ..journal.base import Record, SessionRow
 from ..runtime.rewards import Rewards
 from ..runtime.store import Store
 from .execution import Executed
 from .session import Committed
 
 
-def commit_delivery(store: Store, row: DeliveryRow, before: Sequence[Record]) -> Operation:
-    """Make a delivery durable, and the records in front of it, all or nothing; the result is the `Committed` row."""
-    return _Commit(store, (*before, row) if before else (row,), cast(Committed, row))
+class Commit(Struct, Operation, eq=False, gc=False):
+    """Commits records, all or none; the result are the records. A delivery among them is a `Committed` then.
 
+    Args:
+        store: The journal.
+        records: Records to commit, in this order.
+    """
 
-def commit_session(store: Store, row: SessionRow) -> Operation:
-    """Make the row of a new session durable; the result is the row."""
-    return _Commit(store, (row,), row)
+    store: Store
+    records: Sequence[Record]
+
+    def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
+        """Submit the records; see `Operation.start`."""
+        self.store.submit(self.records, done, loop)
 
 
 async def commit_with_rewards(
     rewards: Rewards, session: SessionRow, executed: Executed, before: Sequence[Record]
 ) -> Committed:
-    """Commit a delivery and the rewards that its environment computed, all or nothing; see `Rewards.commit`."""
+    """Commit a delivery and the step rewards that its environment computed, all or none; see `Rewards.commit`."""
     await rewards.commit(session, executed.rewards, executed.row, before)
     return cast(Committed, executed.row)
-
-
-class _Commit(Operation):
-    __slots__ = ("_done", "_records", "_result", "_store")
-
-    _done: Done
-
-    def __init__(self, store: Store, records: Sequence[Record], result: object) -> None:
-        self._store = store
-        self._records = records
-        self._result = result
-
-    def start(self, done: Done, loop: asyncio.AbstractEventLoop) -> None:
-        self._done = done
-        self._store.submit(self._records, self._settled, loop)
-
-    def _settled(self, error: ErrataError | None) -> None:
-        self._done(self._result, error)

@@ -23,11 +23,11 @@ def reset_request(data: dict[str, Any]) -> Request:
 
 
 def read_action(data: dict[str, Any], action_cls: type[Action]) -> Action:
-    """Return the action that a step's data are.
+    """Decode and validate the action of a step.
 
     Raises:
-        ValidationError: It is not an action of that class.
-        InvalidRequest: Its validators raised something else, as far as one can tell for the caller's input.
+        ValidationError: ``data`` is not an action of that class.
+        InvalidRequest: Another exception was raised during validation; presumably the input is at fault.
     """
     try:
         return deserialize_action(data, action_cls)
@@ -41,26 +41,26 @@ def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:
     """Return the request of a step with this action.
 
     Raises:
-        ValidationError: As `read_action`.
-        InvalidRequest: Likewise.
+        ValidationError: See `read_action`.
+        InvalidRequest: See `read_action`; or a string of the action is not valid Unicode.
     """
     action = read_action(data, action_cls)
     try:
         return Request("step", to_json(data), action=action)
-    except PydanticSerializationError as error:  # sockets refuse such a frame before
+    except PydanticSerializationError as error:  # sockets refuse such a frame earlier
         raise InvalidRequest(
             "a string of the action holds half of a surrogate pair, which has no UTF-8 form"
         ) from error
 
 
 class Decoder:
-    """Reads journaled requests of one environment back, by the functions that its doors use.
+    """Decodes journaled requests of one environment with the functions that its doors use.
 
     Args:
         action_cls: Action class that steps are validated against.
 
     Attributes:
-        read_mcp: Reads a tools/call; the MCP door's, once there is one.
+        read_mcp: Decodes a tools/call; set by the MCP door, None without one.
     """
 
     def __init__(self, action_cls: type[Action]) -> None:
@@ -68,11 +68,11 @@ class Decoder:
         self.read_mcp: Callable[[bytes], Request] | None = None
 
     def recorded(self, row: DeliveryRow) -> Request:
-        """Return the request of a journaled row, as the door had handed it over.
+        """Return the request of a journaled row, as the door originally passed it.
 
         Raises:
-            ValueError: The request cannot be read any more: the environment's action class changed.
-            InvalidRequest: Likewise.
+            ValueError: The request cannot be decoded, for example because the environment's action class changed.
+            InvalidRequest: See `read_action`.
         """
         match row.kind:
             case "reset":

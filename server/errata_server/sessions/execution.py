@@ -1,7 +1,8 @@
-"""Runs one request on one instance and makes its journal row, for the doors and for re-execution alike."""
+"""Runs one request on one instance and creates its journal row, for both delivery and re-execution."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +25,11 @@ _NO_REWARDS: Mapping[int, float] = MappingProxyType({})
 
 
 class Executed(Struct, frozen=True, gc=False):
-    """The outcome of a request that ran; nothing of it is committed.
+    """The outcome of a request, before its commit.
 
     Args:
-        row: Its delivery. ``row.volatile`` names the fields that another run may give differently.
-        rewards: What the environment credits the episode's deliveries with, by t, now that it is done.
+        row: The delivery. ``row.volatile`` names the fields that may differ in another run.
+        rewards: If the episode is done, the step rewards that the environment computed, by t.
     """
 
     row: DeliveryRow
@@ -39,8 +40,8 @@ class Execution:
     """Runs requests of one environment.
 
     Args:
-        runtime: Its step deadline applies.
-        declared: What is declared of the environment.
+        runtime: Source of the step deadline.
+        declared: Declarations about the environment.
     """
 
     def __init__(self, runtime: Runtime, declared: Declared) -> None:
@@ -48,17 +49,30 @@ class Execution:
         self._declared = declared
 
     def run(self, host: EnvHost, admitted: Admitted, request: Request) -> Procedure[Executed]:
-        """Run ``request`` and take the snapshot that follows it.
+        """Run ``request``, then take a snapshot if the recovery class needs one.
+
+        Args:
+            host: The instance to run it on.
+            admitted: The request's ids and position, for the journal row.
+            request: The request.
 
         Raises:
             EnvironmentFailed: The environment raised.
-            EnvironmentOutputInvalid: What it returned cannot be kept.
+            EnvironmentOutputInvalid: The environment returned something that is no observation, or cannot be encoded.
             StepTimeout: The deadline passed.
         """
-        timeout_s = self._timeout_s(request)
+        timeout_s = self._runtime.settings.step_timeout_s
+        if request.timeout_s is not None or self._declared.call_timeouts_s:
+            timeout_s = self._timeout_s(request, timeout_s)
         judged = host.credit.judged() if host.rates_steps else None
         if request.action is not None:
-            outcome = yield from host.step(request.action, timeout_s=timeout_s)
+            step = host.step_call(request.action, timeout_s=timeout_s)
+            try:
+                outcome = yield step
+            except Exception as error:
+                raise (yield from host.step_failure(step, error, timeout_s))  # noqa: B904 - it names its cause
+            if host.steps_in_thread and inspect.isawaitable(outcome):
+                outcome = yield from host.awaited(outcome, timeout_s)
         elif request.call is not None:
             outcome = yield host.scoped(request.call, timeout_s=timeout_s)
         else:
@@ -71,11 +85,20 @@ class Execution:
         snapshot = (yield from host.snapshot()) if host.recovery.takes_snapshots else None
         if request.call is not None:
             return Executed(self._mcp_row(admitted, outcome, snapshot))
-        return Executed(self._observation_row(admitted, request, outcome, snapshot), rewards)
+        try:
+            if request.action is not None and self._declared.detect is not None:
+                outcome = marked_observation(outcome, request.action, admitted.t, self._declared.detect)
+            row = observation_row(admitted, outcome, snapshot, self._declared.volatile_fields(outcome))
+        except EnvironmentOutputInvalid:
+            raise
+        except Exception as error:  # the result is not an observation; any exception may show that
+            raise EnvironmentOutputInvalid(
+                f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
+            ) from error
+        return Executed(row, rewards)
 
-    def _timeout_s(self, request: Request) -> float:
-        """Return the deadline of a request: the server's, or the request's own where that is shorter."""
-        timeout_s = self._runtime.settings.step_timeout_s
+    def _timeout_s(self, request: Request, timeout_s: float) -> float:
+        """Return the deadline of a request in seconds: the server's ``timeout_s``, or a shorter one of its own."""
         if request.action is not None and self._declared.call_timeouts_s:
             timeout_s = self._declared.timeout_s(request.action, timeout_s)
         if request.timeout_s is not None and request.timeout_s < timeout_s:
@@ -85,22 +108,3 @@ class Execution:
     def _mcp_row(self, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None) -> DeliveryRow:
         response, detection = marked_response(response, admitted.request, admitted.t, self._declared.detect)
         return mcp_row(admitted, response, snapshot, self._declared.volatile_fields(), detection)
-
-    def _observation_row(
-        self, admitted: Admitted, request: Request, observation: Any, snapshot: Snapshot | None
-    ) -> DeliveryRow:
-        """Return the row of what a reset or step returned.
-
-        Raises:
-            EnvironmentOutputInvalid: It cannot be kept.
-        """
-        try:
-            if request.action is not None and self._declared.detect is not None:
-                observation = marked_observation(observation, request.action, admitted.t, self._declared.detect)
-            return observation_row(admitted, observation, snapshot, self._declared.volatile_fields(observation))
-        except EnvironmentOutputInvalid:
-            raise
-        except Exception as error:  # what it returned is not an observation, in one of many ways
-            raise EnvironmentOutputInvalid(
-                f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
-            ) from error

@@ -1,4 +1,4 @@
-"""Creates, restores and discards the environment instance of a session, as its recovery class says."""
+"""Creates, restores and discards the environment instance of a session, according to its recovery class."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from .session import Session
 
 
 class InstanceLoader:
-    """Makes, restores and drops the instances of one environment's sessions.
+    """Creates, restores and drops the instances of one environment's sessions.
 
     Args:
         runtime: Journal and sandboxes.
-        factory: Makes one environment instance.
-        reexecution: Runs journaled requests again; None where nothing can decode them, and then no session is
-            continued so.
-        deterministic: The environment is declared so, by its spec or its operator.
-        snapshots: The environment's snapshots may be taken after each step.
+        factory: Creates an environment instance.
+        reexecution: Runs journaled requests again; None disables recovery by re-execution.
+        deterministic: Whether the spec or the operator declares the environment deterministic.
+        snapshots: Whether snapshots may be taken after each step.
 
     Attributes:
-        recovery: Recovery class of the environment, as far as it is known: a factory function shows it with its first
-            instance, and a ``snapshot()`` with its first result.
+        recovery: Recovery class of the environment, as known so far: it may change with the first instance of a factory
+            function, and with the first result of ``snapshot()``.
     """
 
     def __init__(
@@ -59,17 +58,17 @@ class InstanceLoader:
         self.recovery = self._recovery_of(factory)
 
     def _recovery_of(self, env: EnvironmentFactory | Environment[Any, Any, Any]) -> RecoveryClass:
-        """Return the recovery class of the environment's factory or instance under what is declared of it."""
+        """Return the recovery class of a factory or instance, given the environment's declarations."""
         found = recovery_of(env, deterministic=self._deterministic, snapshots=self._snapshots)
         return NONE if found.repeats_requests and self._reexecution is None else found
 
     def create(self, session: Session) -> Procedure[EnvHost]:
-        """Return a fresh instance.
+        """Create a new instance for a session.
 
         Raises:
             EnvironmentFailed: The factory failed.
         """
-        self._runtime.threads.lend_to_loop()  # here, because not every application has a lifespan, nor a loop for long
+        self._runtime.threads.lend_to_loop()  # here, because not every application has a lifespan or a long-lived loop
         context = SessionContext(
             sandboxes=self._sandboxes,
             seed=session.row.seed,
@@ -89,12 +88,15 @@ class InstanceLoader:
         return self._runtime.sandboxes
 
     async def wake(self, turn: Turn, session: Session) -> EnvHost:
-        """Return an instance that stands where the session's last commit left it; a fresh one before any.
+        """Create an instance and restore it to the session's last commit, if there is one.
+
+        Returns:
+            The instance. The caller attaches it to the session; if restoring fails, it is closed.
 
         Raises:
-            SessionLost: The last commit is not the one this session stands on, or the environment cannot be brought
-                there: it has no snapshot, or its requests, run again, gave something else.
-            ServiceError: The environment could not be restored now.
+            SessionLost: The environment cannot be restored: there is no snapshot, re-execution gave different answers,
+                or the last commit is of another episode than the session's current one.
+            ServiceError: The environment could not be created or restored now; a retry may succeed.
         """
         differed: NotRepeatable | None = None
         while True:
@@ -114,17 +116,25 @@ class InstanceLoader:
     async def _bring_back(
         self, session: Session, host: EnvHost, last: DeliveryRow, differed: NotRepeatable | None
     ) -> None:
-        """Bring a fresh instance to the last delivery.
+        """Bring a fresh instance to the last delivery: from its snapshot, or by running the journaled requests again.
 
         Args:
-            session: Whose instance.
-            host: The instance.
-            last: The delivery.
-            differed: The outcome of running the current episode's requests alone; None if that was not tried.
+            session: The session of the instance.
+            host: The fresh instance.
+            last: The session's last delivery.
+            differed: Why running the current episode's requests alone failed, so that those of the whole session are
+                run now; None if that was not tried.
+
+        Raises:
+            SessionLost: ``last`` is not the delivery that the session stands on, or there is no way to restore it, or
+                the requests gave something else when they were run again.
+            ServiceError: It could not be restored now.
+            _DependsOnEarlier: The requests gave something else, and the session's earlier episodes were not run before
+                them: call again with a new instance and this error's ``differed``.
         """
         if last.eid == session.eid and last.t is not None:
             restoration = _Restoration(self, session, host, last, last.t, differed)
-            # An environment that has snapshots by now is restored from them, whatever class its client was promised.
+            # An environment that has snapshots now is restored from them, even if the session's class is another.
             if await host.recovery.restore(restoration) or await session.recovery.restore(restoration):
                 return
         raise SessionLost(session.lost_message("its environment cannot be restored"), eid=session.eid, t=session.t)
@@ -169,7 +179,7 @@ class InstanceLoader:
                 self._runtime.metrics.reexecuted(session.row.environment, outcome)
 
     async def _restore_credit(self, host: EnvHost, eid: str, t: int) -> None:
-        """Note which deliveries were rated before the snapshot that ``host`` was restored from."""
+        """Rebuild the reward credit of an instance that was restored from the snapshot of delivery ``t``."""
         row = await self._runtime.store.episode(eid)
         if row is not None and row.origin_eid is not None:
             host.credit.forked()
@@ -183,12 +193,14 @@ class InstanceLoader:
             await self._runtime.store.commit(SessionChange(session.sid, status="lost", lost=why))
 
     async def drop(self, turn: Turn, session: Session, why: str) -> None:
-        """Give up an instance that may be ahead of the journal; the next request wakes the last commit, if it can.
+        """Close an instance that may be ahead of the journal. The next request restores another from the last commit.
+
+        If the environment cannot be restored, the session is lost.
 
         Args:
-            turn: The session's.
-            session: Whose instance.
-            why: The reason that the client is given where the session is lost with it.
+            turn: Proof that the session's lock is held.
+            session: The session.
+            why: Reason for the client if the session is lost.
         """
         host = session.take_host(turn)
         if host is None:
@@ -200,7 +212,7 @@ class InstanceLoader:
 
 @dataclass(slots=True)
 class _Restoration:
-    """One fresh instance and the delivery it is to be brought to; see `errata_server.recovery.Restoration`."""
+    """Restores one new instance to one delivery; see `errata_server.recovery.Restoration`."""
 
     _loader: InstanceLoader
     _session: Session
@@ -225,13 +237,13 @@ class _Restoration:
         if reexecution is None or not self._session.recovery.repeats_requests:
             return False
         if not self._host.recovery.survives_restart:
-            self._host.recovery = REEXECUTE  # the class that its client was promised holds, whatever is declared now
+            self._host.recovery = REEXECUTE  # the session keeps its recovery class, whatever is declared now
         await self._loader._run_again(self._session, self._host, self._last.eid, self._t, self._differed, reexecution)
         return True
 
 
 class _DependsOnEarlier(Exception):
-    """The requests of the current episode alone do not lead back, and the session has earlier ones."""
+    """Re-executing only the current episode gave different answers, and the session has earlier episodes."""
 
     def __init__(self, differed: NotRepeatable) -> None:
         super().__init__(str(differed))
@@ -239,7 +251,7 @@ class _DependsOnEarlier(Exception):
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):
-    """Names the session in each line; an adapter, because loggers are kept for ever."""
+    """Adds the session's name to each log line; an adapter, because `logging` never frees loggers."""
 
     def __init__(self, sid: str) -> None:
         super().__init__(_LOGGER)

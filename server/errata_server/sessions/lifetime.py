@@ -11,7 +11,7 @@ from errata_protocol.errors import SessionUnknown
 from ..concurrency.fair_lock import Turn
 from ..concurrency.owned_tasks import OwnedTasks
 from ..environments.placement import EnvironmentFactory
-from ..environments.signatures import says_concurrent
+from ..environments.signatures import supports_concurrency
 from ..journal.base import Record, SessionChange, SessionStatus
 from ..runtime.capacity import Capacity, SharedCapacity
 from ..runtime.runtime import Runtime
@@ -20,29 +20,29 @@ from .table import SessionTable
 
 
 class DetachedElsewhere(Protocol):
-    """Sessions without a socket that another module keeps: those of multiplexed sockets."""
+    """The detached sessions of multiplexed sockets, which another module keeps."""
 
-    def oldest(self, room: Capacity) -> Session | None:
-        """Return the one detached longest whose instance can be taken, where that frees a place of ``room``."""
+    def oldest(self, capacity: Capacity) -> Session | None:
+        """Return the longest detached session whose eviction frees ``capacity`` (`Capacity.freed_by`), or None."""
 
-    def soon_free(self, room: Capacity) -> bool:
-        """Return whether `oldest` would return one if its request had ended."""
+    def soon_free(self, capacity: Capacity) -> bool:
+        """Return whether `oldest` could return a session once a running request has ended."""
 
     def lost(self, session: Session) -> None:
-        """Called when the instance of a session was taken that cannot be continued without it."""
+        """Called when a session was lost because its instance was evicted and cannot be restored."""
 
 
 class Lifetime:
-    """Ends the sessions of one environment, or their instances: in time, for another session, for good.
+    """Attaches, detaches, hibernates, evicts and closes the sessions of one environment.
 
     Args:
         runtime: Journal, clock and settings.
         environment: Name under which sessions are journaled.
-        factory: Makes its instances.
-        room: How many instances there may be.
-        table: The sessions.
-        tasks: Runs what must not end with its caller.
-        session_timeout_s: After so long without a socket a session is ended, as upstream does; None keeps it.
+        factory: Creates its instances.
+        capacity: Limit and current number of the environment's instances.
+        table: The sessions in memory.
+        tasks: Runs work that must go on when its caller is cancelled.
+        session_timeout_s: Seconds without a socket after which a session is closed, as upstream does; None for never.
         multiplexed: The detached sessions of multiplexed sockets; None without such a door.
     """
 
@@ -51,7 +51,7 @@ class Lifetime:
         runtime: Runtime,
         environment: str,
         factory: EnvironmentFactory,
-        room: Capacity,
+        capacity: Capacity,
         table: SessionTable,
         tasks: OwnedTasks,
         session_timeout_s: float | None,
@@ -60,14 +60,14 @@ class Lifetime:
         self._runtime = runtime
         self._environment = environment
         self._factory = factory
-        self._room = room
+        self._capacity = capacity
         self._table = table
         self._tasks = tasks
         self.session_timeout_s = session_timeout_s
         self._multiplexed = multiplexed
 
     def attach(self, session: Session, socket: object) -> None:
-        """Tie a session to the one socket that speaks for it.
+        """Attach a session to a socket, the only one that may send its requests.
 
         Raises:
             SessionUnknown: Another socket is attached.
@@ -81,20 +81,22 @@ class Lifetime:
         self._table.detached.pop(session.sid, None)
 
     async def detach(self, session: Session, socket: object) -> None:
-        """Detach a session from its socket, which is gone (PROTOCOL A3): close it, or keep it for ``detach_ttl_s``."""
+        """Detach a session from its closed socket: close it, or keep it for ``detach_ttl_s`` (PROTOCOL A3)."""
         if session.attached is not socket:
             return
         session.attached = None
-        if session.closing or not session.given_out:
-            # To its end, also where the socket's task is cancelled.
+        if session.closing or not session.resumable:
+            # Must complete even if the socket's task is cancelled.
             await asyncio.shield(self._tasks.start(self.close(session)))
             return
         self.keep_idle(session)
 
     def keep_idle(self, session: Session) -> None:
-        """Start the timers after which a given-out session without a socket is hibernated, or ended as upstream does.
+        """Start, or restart, the idle timers of a session without a socket.
 
-        Each request of a session that has no socket starts them anew.
+        After ``detach_ttl_s`` the session is hibernated. After ``session_timeout_s``, if set, it is closed. Neither
+        happens if a socket was attached, or the timers were restarted, in between. The session also becomes the last
+        that is evicted for another. A closed session is left alone.
         """
         if session.closed:
             return
@@ -115,11 +117,11 @@ class Lifetime:
             self._tasks.start(end(session, since))
 
     async def hibernate(self, session: Session, since: object | None = None) -> None:
-        """Close the environment of a detached session; its row and layers stay, and the next request wakes it.
+        """Close the environment of a detached session; it stays in the journal, and the next request restores it.
 
         Args:
-            session: Which one.
-            since: Only if it is still detached since then.
+            session: The session.
+            since: Do nothing unless the session is still detached since then; None to skip this check.
         """
         async with session.lock as turn:
             if since is not None and session.detached_at is not since:
@@ -131,13 +133,13 @@ class Lifetime:
                 self._let_sleep(turn, session)
 
     def _let_sleep(self, turn: Turn, session: Session) -> None:
-        """Forget a session whose row holds all that is to be known; requests that wait for its lock still hold it."""
+        """Drop the table's reference to a session that its row describes fully; waiting requests still refer to it."""
         if session.closed or not session.committed or self.session_timeout_s is not None:
-            return  # in the last case a timer of its own ends it
+            return  # with a session timeout, its own timer closes it
         self._table.let_sleep(session)
 
     async def sleep(self, session: Session) -> None:
-        """Close the environment of a session without a socket and forget it; its row and layers stay."""
+        """Close the environment of a session without a socket, and remove it from memory; it stays in the journal."""
         async with session.lock as turn:
             host = session.take_host(turn)
             if host is not None:
@@ -145,7 +147,7 @@ class Lifetime:
             self._table.forget(session)
 
     async def _evict(self, session: Session) -> None:
-        """Take a detached session's instance for another session: it sleeps, or is lost if it cannot wake again."""
+        """Free a detached session's instance for another session: hibernate it, or lose it if it is not recoverable."""
         self._runtime.metrics.evicted(self._environment, "hibernated" if session.recoverable else "lost")
         if session.recoverable:
             await self.hibernate(session)
@@ -170,13 +172,13 @@ class Lifetime:
         status: SessionStatus = "closed",
         with_records: Sequence[Record] = (),
     ) -> None:
-        """End a session for good; its episodes stay readable. Waits for a request that runs. Idempotent.
+        """Close a session permanently, after a running request; its episodes stay readable. Idempotent.
 
         Args:
-            session: Which one.
-            since: Only if it is still detached since then.
-            status: How it ended.
-            with_records: To commit together with its end.
+            session: The session.
+            since: Do nothing unless the session is still detached since then; None to skip this check.
+            status: Final status to journal.
+            with_records: Records to commit together with the status.
         """
         async with session.lock as turn:
             if session.closed or (since is not None and session.detached_at is not since):
@@ -189,33 +191,33 @@ class Lifetime:
             if session.committed and (ended or with_records):
                 await self._runtime.store.commit(*ended, *with_records)
             self._runtime.metrics.ended(self._environment, status if session.lost is None else "lost")
-            # Only now: until its row says so, a request that looks it up must find that it is closed.
+            # Not earlier: until the row has the status, a lookup must find this closed session.
             self._table.forget(session)
 
-    async def make_room(self, room: Capacity) -> None:
-        """Return when ``room`` has a place, taking instances of detached sessions for it.
+    async def ensure_capacity(self, capacity: Capacity) -> None:
+        """Evict detached sessions, longest detached first, until ``capacity`` is not full.
 
         Raises:
-            CapacityReached: There is none, and no detached session's instance can be taken.
+            CapacityReached: It is full, and no detached session can be evicted.
         """
-        while room.full:
-            if not await self._runtime.live_sessions.evict_for(room):
-                self._runtime.metrics.refused(self._environment, room.full_of)
-                raise room.refusal(takes_several=self._takes_several(), soon_free=self._soon_free(room))
+        while capacity.full:
+            if not await self._runtime.live_sessions.evict_for(capacity):
+                self._runtime.metrics.refused(self._environment, capacity.full_of)
+                raise capacity.refusal(takes_several=self._takes_several(), soon_free=self._soon_free(capacity))
 
     def share_of(self, principal: str | None) -> Capacity:
-        """Return where an instance of a principal's session is counted."""
-        return SharedCapacity(self._room, self._runtime.quotas.instances(principal))
+        """Return the capacity that counts an instance of a principal's session."""
+        return SharedCapacity(self._capacity, self._runtime.quotas.instances(principal))
 
     def _takes_several(self) -> bool:
         """Return whether the environment class allows several instances."""
         made = next((session.host.env for session in self._table.live.values() if session.host is not None), None)
-        return says_concurrent(made if made is not None else self._factory)
+        return supports_concurrency(made if made is not None else self._factory)
 
-    def _soon_free(self, room: Capacity) -> bool:
-        """Return whether a place of ``room`` may be free soon: a session has it that has no socket or is being opened.
+    def _soon_free(self, capacity: Capacity) -> bool:
+        """Return whether ``capacity`` may soon no longer be full.
 
-        The one gives its place up when its request ends; the other when its opening fails.
+        A detached session can be evicted when its request ends; a session being opened may fail to open.
         """
         return any(
             (
@@ -228,12 +230,12 @@ class Lifetime:
                     and (session.recoverable or session.was_attached)
                 )
             )
-            and room.freed_by(session.room)
+            and capacity.freed_by(session.capacity)
             for session in self._table.live.values()
-        ) or (self._multiplexed is not None and self._multiplexed.soon_free(room))
+        ) or (self._multiplexed is not None and self._multiplexed.soon_free(capacity))
 
-    async def evict_oldest(self, room: Capacity) -> bool:
-        """Evict the oldest detached session whose place helps ``room``; return whether there was one."""
+    async def evict_oldest(self, capacity: Capacity) -> bool:
+        """Evict the longest detached session that counts in ``capacity``; return whether there was one."""
         detached = next(
             (
                 s
@@ -241,12 +243,12 @@ class Lifetime:
                 if s.host is not None
                 and not s.lock.busy
                 and (s.recoverable or s.was_attached)
-                and room.freed_by(s.room)
+                and capacity.freed_by(s.capacity)
             ),
             None,
         )
         if detached is None and self._multiplexed is not None:
-            detached = self._multiplexed.oldest(room)
+            detached = self._multiplexed.oldest(capacity)
         if detached is None:
             return False
         await self._evict(detached)

@@ -1,6 +1,6 @@
 """`Opening`: the one rule by which a session is opened: a place, an instance, a committed row.
 
-`Opening.open` is a procedure (`errata_server.concurrency.procedures`): where there is room it waits only for the
+`Opening.open` is a procedure (`errata_server.concurrency.procedures`): if there is capacity, it waits only for the
 environment's factory and for the commit, and needs no task.
 """
 
@@ -19,7 +19,7 @@ from ..concurrency.procedures import Procedure
 from ..journal.base import SessionRow
 from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
-from .commits import commit_session
+from .commits import Commit
 from .instances import InstanceLoader
 from .lifetime import Lifetime
 from .session import Address, Session
@@ -32,11 +32,11 @@ class Opening:
     Args:
         runtime: Journal, clock and ids.
         environment: Name under which sessions are journaled.
-        instances: Makes their instances.
-        table: Where a session is found from its first moment on.
-        lifetime: Makes room, by ending others.
-        tasks: Runs the deletions.
-        retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
+        instances: Creates their instances.
+        table: Registers a session before its instance is created.
+        lifetime: Evicts other sessions when the capacity is full.
+        tasks: Runs the deletion of old episodes.
+        retention: Called at each open; returns a coroutine that deletes old episodes, or None.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Opening:
     def open(
         self,
         *,
-        given_out: bool = False,
+        resumable: bool = False,
         principal: str | None = None,
-        room: Capacity | None = None,
+        capacity: Capacity | None = None,
         address: Address | None = None,
     ) -> Procedure[Session]:
         """Open a session; see `Sessions.open`."""
@@ -70,13 +70,13 @@ class Opening:
             yield self._runtime.start()
         if (deletion := self._retention()) is not None:
             self._tasks.start(deletion)
-        row = self.new_row(given_out=given_out or address is not None, principal=principal, address=address)
-        session = Session(row, committed=False, room=room or self._lifetime.share_of(principal))
-        if row.sid not in self._table.live and session.room.full:
-            yield self._lifetime.make_room(session.room)
+        row = self.new_row(resumable=resumable or address is not None, principal=principal, address=address)
+        session = Session(row, committed=False, capacity=capacity or self._lifetime.share_of(principal))
+        if row.sid not in self._table.live and session.capacity.full:
+            yield self._lifetime.ensure_capacity(session.capacity)
         if row.sid in self._table.live:
             raise Conflict("a session of this id is there already")
-        session.opening = True  # before the factory runs: it holds its place
+        session.opening = True  # before the factory runs, so that the session counts in the capacity
         self._table.live[row.sid] = session
         try:
             host = session.host = yield from self._instances.create(session)
@@ -87,7 +87,7 @@ class Opening:
         except (Exception, asyncio.CancelledError):
             self._table.forget(session)
             failed, session.host = session.host, None
-            session.opening = False  # its place is free for another
+            session.opening = False  # no longer counts in the capacity
             if failed is not None:
                 yield failed.close()
             raise
@@ -99,11 +99,11 @@ class Opening:
         """Commit the row of a session for the first time."""
         if self._runtime.store.trouble() is not None:
             yield self._runtime.store.wait_until_writable()
-        yield commit_session(self._runtime.store, session.row)
+        yield Commit(self._runtime.store, (session.row,))
         session.committed = True
 
     def new_row(
-        self, *, given_out: bool = False, principal: str | None = None, address: Address | None = None
+        self, *, resumable: bool = False, principal: str | None = None, address: Address | None = None
     ) -> SessionRow:
         """Return the row of a session that does not exist yet."""
         return SessionRow(
@@ -112,7 +112,7 @@ class Opening:
             recovery=self._instances.recovery.name,
             seed=self._runtime.ids.seed(),
             created=self._runtime.clock.time(),
-            given_out=given_out,
+            given_out=resumable,
             principal=principal,
             key_hash=address.key_hash if address is not None else None,
             group=address.group if address is not None else None,

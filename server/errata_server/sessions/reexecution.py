@@ -2,13 +2,13 @@
 
 A fresh instance gets the requests of the current episode again, from its reset on, in the order they were committed,
 and each answer is compared with the journaled one by its semantic digest. An episode that was forked begins with its
-ancestors' requests. Where these alone give something else, another fresh instance gets those of the session's earlier
-episodes first: there are resets that take the next item of a data set. What the journal holds is never rewritten: the
+ancestors' requests. If the answers differ, another fresh instance gets the requests of the session's earlier
+episodes first, because a reset may, for example, take the next item of a data set. The journal is never rewritten: the
 bytes of state(t) stay those that were sent.
 
-What is run again: every delivery, and the environment's own exceptions, which may have changed it. What is not:
-requests after which the server closed the instance (deadline, invalid output), because the session went back before
-them; and a request that was not committed when the server died.
+Deliveries are run again, and requests for which the environment raised, because they may have changed it. Requests
+after which the server closed the instance (deadline, invalid output) are not, because the session was restored to the
+state before them; nor is a request that was not committed when the server died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from pydantic_core import to_json
 
-from errata_protocol.differences import Cause, Difference, differences, normalised, told
+from errata_protocol.differences import Cause, Difference, differences, normalised, summary
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 from errata_protocol.json_path import every_item, written
 from errata_protocol.payload import semantic_sha256, without_fields
@@ -42,17 +42,17 @@ from .session import Request
 log = logging.getLogger("errata.recovery")
 
 PROGRESS_S = 10.0
-"""How often a re-execution that takes long says in the log how far it is."""
+"""Interval in seconds at which a long re-execution logs its progress."""
 
 _VOLATILE = (Cause.TIME, Cause.ADDRESS, Cause.IDENTIFIER)
-"""Causes for which a field may be excepted: it says nothing about the environment's state."""
+"""Causes of differences for which a field may be declared volatile: they do not show the environment's state."""
 
 
 class NotRepeatable(Exception):
-    """Running the journaled requests again did not lead back; the message says where and why.
+    """Re-execution did not restore the journaled state; the message says where and why.
 
     Attributes:
-        differs: ``eid``, ``t`` and ``path`` of the first difference, empty where nothing could be compared.
+        differs: ``eid``, ``t`` and ``path`` of the first difference; empty if no answers were compared.
     """
 
     def __init__(self, message: str, **differs: str | int | None) -> None:
@@ -61,18 +61,18 @@ class NotRepeatable(Exception):
 
 
 def drawn(host: EnvHost, request: Request, session_seed: int, eid: str, *, first: bool) -> Request:
-    """Return a reset with what it would otherwise draw at random, so that running it again gives the same.
+    """Return a reset with an explicit ``seed`` and ``episode_id``, so that running it again gives the same result.
 
-    Only where the environment is continued by re-execution, its reset has a parameter of that name, and the client gave
-    no value: ``seed``, and ``episode_id``, which most environments take from `uuid.uuid4`.
+    An argument is added only if the environment is restored by re-execution, its reset has a parameter of that name,
+    and the client gave no value. Otherwise most environments take ``episode_id`` from `uuid.uuid4`.
 
     Args:
         host: The instance.
-        request: The request as the door handed it over.
-        session_seed: Drawn for the session; the seed of its first reset.
-        eid: The episode that the reset begins. The seeds of later resets are derived from it, since a client that
-            gives none wants another episode each time.
-        first: It is the session's first episode.
+        request: The request as the door passed it.
+        session_seed: Random seed of the session, and the seed of its first reset.
+        eid: The episode that the reset begins. The seeds of later resets are derived from it, because a client that
+            gives none expects a different episode each time.
+        first: Whether it is the session's first episode.
     """
     if request.kind != "reset" or not host.recovery.repeats_requests:
         return request
@@ -98,7 +98,7 @@ def _is_named(parameter: inspect.Parameter | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Deliveries 0 to ``t`` of one episode; where it was run to its end, ``last``, the errors after ``t`` too."""
+    """Deliveries 0 to ``t`` of one episode to run again; with ``last`` also the errors after ``t``."""
 
     eid: str
     t: int
@@ -111,8 +111,8 @@ class Reexecution:
 
     Args:
         runtime: Journal and deadline.
-        execution: How a request is run, for doors and here.
-        decoder: Reads requests back.
+        execution: Runs a request on an instance.
+        decoder: Decodes journaled requests.
     """
 
     def __init__(self, runtime: Runtime, execution: Execution, decoder: Decoder) -> None:
@@ -124,15 +124,15 @@ class Reexecution:
         """Bring a fresh instance to delivery ``t`` of episode ``eid``.
 
         Args:
-            host: The instance; nothing was called on it yet.
+            host: A new instance on which nothing was called.
             eid: Current episode of the session.
             t: Its last committed delivery.
-            whole_session: Begin with the session's earlier episodes.
+            whole_session: Whether to begin with the session's earlier episodes.
 
         Raises:
             NotRepeatable: An answer differs from the journaled one, or the journal lacks a request.
-            StepTimeout: A request that had ended within the deadline does not now.
-            ErrataError: The machine failed; it can be tried again.
+            StepTimeout: A request took longer than the deadline, which it had not the first time.
+            ErrataError: The infrastructure failed; a retry may succeed.
         """
         lineage = await self._lineage(eid, t, whole_session)
         progress = _Progress(eid, sum(stretch.t + (not stretch.forked) for stretch in lineage))
@@ -141,7 +141,7 @@ class Reexecution:
         progress.done()
 
     async def earlier_episodes(self, eid: str, t: int) -> int:
-        """Return how many episodes `run` of the whole session runs again that it does not without."""
+        """Return the number of earlier episodes that `run` adds with ``whole_session``."""
         try:
             return len(await self._lineage(eid, t, whole_session=True)) - len(await self._lineage(eid, t, False))
         except NotRepeatable:
@@ -205,14 +205,14 @@ class Reexecution:
         if found:
             path = found[0].where
             raise NotRepeatable(
-                f"its requests were run again and {where} differs: {told(found)}; {self._advice(row, found)}",
+                f"its requests were run again and {where} differs: {summary(found)}; {self._advice(row, found)}",
                 eid=row.eid,
                 t=t,
                 path=path,
             )
 
     def _advice(self, row: DeliveryRow, found: list[Difference]) -> str:
-        """Say what made the difference, as far as it shows, and what to do about it."""
+        """Describe the apparent causes of the differences, and what to do about them."""
         causes = [difference.cause for difference in found]
         said = []
         recorded = self._runtime.hash_seeds.another(row.created)
@@ -243,7 +243,7 @@ class Reexecution:
 
 
 def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Difference]:
-    """Compare a journaled answer with that of today, under today's volatile fields.
+    """Compare a journaled answer with the re-executed one, using the current volatile fields.
 
     Equal semantic digests are equal answers; payload bytes are compared where there is no RFC 8785 form. Otherwise
     both are normalised first: addresses and the order of printed sets do not count (`errata_protocol.differences`).
@@ -257,7 +257,7 @@ def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Differen
         return []
     recorded = semantic_sha256(row.payload, volatile)
     if recorded is not None and recorded == semantic:
-        return []  # a field was named volatile since
+        return []  # a field was declared volatile since then
     if recorded is None and row.payload == now.row.payload:
         return []
     try:
@@ -271,7 +271,7 @@ def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Differen
 
 
 class _Progress:
-    """Says in the log that a session comes back, how far it is, and how long it took."""
+    """Logs the progress and the duration of a re-execution."""
 
     def __init__(self, eid: str, deliveries: int) -> None:
         self._name = name_of(eid)

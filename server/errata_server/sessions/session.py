@@ -1,4 +1,4 @@
-"""`Session`, and the `Request` and `Reply` that pass between a door and it."""
+"""`Session`, and the `Request` and `Reply` that a door exchanges with it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Address:
     """The id and key of a multiplexed session, which its client chose.
 
     Args:
-        sid: As journaled: no plain session can have it (PROTOCOL D13).
-        key_hash: All that is kept of its key, 32 bytes.
-        group: Sessions that end together.
+        sid: Session id as journaled; never equal to that of a plain session (PROTOCOL D13).
+        key_hash: Hash of the key, 32 bytes; the key itself is not kept.
+        group: Group of sessions that are closed together.
     """
 
     sid: str
@@ -41,18 +41,18 @@ class Address:
 _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
-class Request(Struct, frozen=True):
-    """A mutating request as a door hands it over.
+class Request(Struct, frozen=True, gc=False):
+    """A mutating request as a door passes it on.
 
     Args:
         kind: reset, step or mcp.
         data: Request bytes as journaled.
         reset: Arguments of a reset.
         action: Validated action of a step.
-        call: What a tools/call does with the environment; returns the JSON-RPC response.
-        id: Request id, None on plain sockets. A door that gives one records a failure under it.
-        sha: sha256 of the request as received, where it is known.
-        timeout_s: Deadline of its own, below the server's.
+        call: Function that runs a tools/call on the environment and returns the JSON-RPC response.
+        id: Request id, None on plain sockets. A door that sets it journals failures under this id.
+        sha: sha256 of the request as received; None to compute it from ``data``.
+        timeout_s: Deadline of the request in seconds; applies if shorter than the server's.
     """
 
     kind: RecordKind
@@ -68,14 +68,14 @@ class Request(Struct, frozen=True):
 if TYPE_CHECKING:
 
     class Committed(DeliveryRow, frozen=True):
-        """A delivery that the journal has. A session may stand at it, and a client may be answered with it."""
+        """A committed delivery: may become a session's position, and may be sent to a client."""
 
 else:  # one class at run time; `commits` makes the difference, and mypy 2.4 fails on a NewType of a Struct
     Committed = DeliveryRow
 
 
 class Reply(Struct, frozen=True, gc=False):
-    """A committed delivery: the exact payload and where it stands."""
+    """A committed delivery as a door sends it: the exact payload and its position."""
 
     eid: str
     t: int
@@ -84,33 +84,37 @@ class Reply(Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, row: Committed) -> Reply:
-        """Return the reply that a committed delivery is."""
+        """Create the reply from a committed delivery."""
         if row.t is None:
             raise ValueError(f"a {row.kind} without t is no delivery")
         return cls(row.eid, row.t, row.payload, wire_digest(row.digest))
 
 
 class Session:
-    """One environment instance over time.
+    """A client's session, with an environment instance while it is awake.
 
-    Position (``eid``, ``t``) and instance change only while `lock` is held: what changes them takes its `Turn`.
+    Position (``eid``, ``t``) and instance change only while `lock` is held: methods that change them take its `Turn`.
 
     Args:
-        row: As journaled, or to be.
-        committed: The journal has it.
-        room: Where its instance is counted.
+        row: Its journal row.
+        committed: Whether the row is committed.
+        capacity: Capacity that counts its instance.
+
+    Attributes:
+        resumable: Whether the session outlives its socket and a client can attach to it again, because its id was
+            given out (PROTOCOL A3). Any other session ends with its socket.
     """
 
-    def __init__(self, row: SessionRow, *, committed: bool, room: Capacity) -> None:
+    def __init__(self, row: SessionRow, *, committed: bool, capacity: Capacity) -> None:
         self.row = row
         self.committed = committed
-        self.room = room
+        self.capacity = capacity
         self.lock = FairLock()
         self._host: EnvHost | None = None
         self._opening = False
         self.eid: str | None = None
         self.t: int | None = None
-        self.given_out = row.given_out
+        self.resumable = row.given_out
         self.last_used = row.created
         self.attached: object | None = None
         self.was_attached = False
@@ -121,27 +125,27 @@ class Session:
         self.closed = False
 
     def advance(self, turn: Turn, row: Committed) -> None:
-        """Let the session stand at a delivery that was committed."""
+        """Set the session's position to a committed delivery."""
         self.committed = True
         self.eid, self.t = row.eid, row.t
 
     def take_host(self, turn: Turn) -> EnvHost | None:
-        """Return the instance and have none any more; the caller closes it."""
+        """Remove the instance from the session and return it; the caller closes it."""
         host, self.host = self._host, None
         return host
 
     @property
     def usable_host(self) -> EnvHost | None:
-        """Its instance, if that can take a call at once."""
+        """The instance, if it can run a call now; otherwise None."""
         host = self._host
         return None if host is None or host.gone or self.lost is not None or self.closed else host
 
     def check_alive(self) -> None:
-        """Refuse what is asked of a session that is over.
+        """Raise if the session is over.
 
         Raises:
-            SessionLost: It is lost.
-            SessionUnknown: It was closed.
+            SessionLost: The session is lost.
+            SessionUnknown: The session was closed.
         """
         if self.lost is not None:
             raise SessionLost(self.lost, eid=self.eid, t=self.t)
@@ -150,25 +154,25 @@ class Session:
 
     @property
     def host(self) -> EnvHost | None:
-        """Its environment instance; None while it sleeps."""
+        """The environment instance; None while the session is dormant."""
         return self._host
 
     @host.setter
     def host(self, host: EnvHost | None) -> None:
         held = self._holds
         self._host = host
-        self.room.used += self._holds - held
+        self.capacity.used += self._holds - held
 
     @property
     def opening(self) -> bool:
-        """Whether its instance is being made; its place is taken already."""
+        """Whether the instance is being created; it already counts in the capacity."""
         return self._opening
 
     @opening.setter
     def opening(self, opening: bool) -> None:
         held = self._holds
         self._opening = opening
-        self.room.used += self._holds - held
+        self.capacity.used += self._holds - held
 
     @property
     def _holds(self) -> bool:
@@ -180,27 +184,27 @@ class Session:
         return self.row.sid
 
     def lost_message(self, why: str) -> str:
-        """Say that this session is lost, why, and what of it can still be read."""
+        """Return a message that this session is lost, why, and what can still be read."""
         if self.eid is None:
             return f"this session is lost: {why}, before any delivery; open another"
         return f"this session is lost: {why}; its last delivery is t={self.t} of episode {self.eid}, still readable"
 
     def is_of(self, row: SessionRow) -> bool:
-        """Whether a journal row is this session's own, and not of another one that was opened under the same sid."""
+        """Return whether a journal row belongs to this session, and not to another one opened under the same sid."""
         own = self.row
         return self.committed or (own.seed, own.created, own.key_hash) == (row.seed, row.created, row.key_hash)
 
     @property
     def multiplexed(self) -> bool:
-        """A client addresses it by sid and key on a multiplexed socket, and nothing else does."""
+        """Whether it is a session of multiplexed sockets, addressed only by sid and key."""
         return self.row.key_hash is not None
 
     @property
     def recovery(self) -> RecoveryClass:
-        """The recovery class that its client was promised."""
+        """The recovery class that was announced to the client."""
         return recovery_class(self.row.recovery)
 
     @property
     def recoverable(self) -> bool:
-        """Whether it can be closed and continued later from its last commit."""
-        return self.recovery.survives_restart
+        """Whether its instance can be closed and later restored to the last commit."""
+        return recovery_class(self.row.recovery).survives_restart  # as `recovery`; this is on the path of every step

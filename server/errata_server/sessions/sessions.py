@@ -1,8 +1,8 @@
 """`Sessions`: opens, finds, runs and closes the sessions of one environment; every door calls it.
 
 A session is *awake* (it has an environment instance), *dormant* (a journal row and perhaps a sandbox directory; the
-next request wakes it from its last committed delivery) or over. A mutating request runs, its snapshot is taken, the
-row is committed, and only then does the reply exist.
+next request restores it to its last committed delivery) or over. A mutating request runs, its snapshot is taken, the
+row is committed, and only then is the reply created.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from openenv.core.env_server.types import ConcurrencyConfig
@@ -34,18 +34,13 @@ from .instances import InstanceLoader
 from .lifetime import DetachedElsewhere, Lifetime
 from .opening import Opening
 from .reexecution import Reexecution
-from .session import Address, Reply, Request, Session
+from .session import Address, Committed, Reply, Request, Session
 from .table import SessionTable
 
 log = logging.getLogger("errata.sessions")
 
+C = TypeVar("C")
 T = TypeVar("T")
-
-Settled: TypeAlias = Callable[[Reply | None, Exception | None], None]
-"""Called once, on the event loop: with the committed reply, or with the reason that there is none."""
-
-Opened: TypeAlias = Callable[[Session | None, Exception | None], None]
-"""Called once, on the event loop: with the committed session, or with the reason that there is none."""
 
 
 class Sessions:
@@ -53,20 +48,20 @@ class Sessions:
 
     Args:
         runtime: Shared journal, sandboxes, clock and ids.
-        factory: Makes one environment instance.
+        factory: Creates an environment instance.
         environment: Name under which sessions are journaled.
-        concurrency: Upstream's limits.
+        concurrency: Upstream's limits of instances and of session time.
         agent_text_version: Journaled with each episode.
-        declared: What is declared of the environment beside its code.
-        decoder: Decodes journaled requests; without it no session is continued by re-execution.
-        retention: Returns the work of deleting what is kept no longer, or None; asked at each open.
+        declared: Declarations about the environment beside its code.
+        decoder: Decodes journaled requests; None disables recovery by re-execution.
+        retention: Called at each open; returns a coroutine that deletes old episodes, or None.
         multiplexed: The detached sessions of multiplexed sockets; None without such a door.
 
     Attributes:
         table: The sessions that are in memory.
-        lifetime: Attaches sockets, and ends sessions or their instances.
-        tasks: Runs what must not end with its caller.
-        room: How many instances there may be and are.
+        lifetime: Attaches and detaches sockets; hibernates and closes sessions.
+        tasks: Runs work that must go on when its caller is cancelled.
+        capacity: Limit and current number of instances.
     """
 
     def __init__(
@@ -86,12 +81,12 @@ class Sessions:
         self.environment = environment
         self.table = SessionTable()
         self.tasks = OwnedTasks()
-        self.room = Capacity(concurrency.max_concurrent_envs)
+        self.capacity = Capacity(concurrency.max_concurrent_envs)
         self.lifetime = Lifetime(
             runtime,
             environment,
             factory,
-            self.room,
+            self.capacity,
             self.table,
             self.tasks,
             concurrency.session_timeout,
@@ -107,27 +102,27 @@ class Sessions:
             snapshots=not declared.sandboxed or runtime.sandbox.snapshots_each_step,
         )
         self._delivery = Delivery(
-            runtime, self._instances, execution, environment, agent_text_version, self._make_place
+            runtime, self._instances, execution, environment, agent_text_version, self._ensure_capacity
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
-        runtime.metrics.watch(environment, lambda: self.room.used, lambda: len(self.table.detached))
+        runtime.metrics.watch(environment, lambda: self.capacity.used, lambda: len(self.table.detached))
 
     @property
     def recovery(self) -> RecoveryClass:
-        """Recovery class of the environment, as far as it is known."""
+        """Recovery class of the environment, as known so far; see `InstanceLoader`."""
         return self._instances.recovery
 
     # -- opening and finding --------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def borrowed(self) -> AsyncIterator[EnvHost]:
-        """Lend an instance for one call without a session: not counted, not journaled, closed afterwards.
+        """Yield an instance without a session; it is not counted or journaled, and is closed afterwards.
 
         Raises:
             EnvironmentFailed: The factory failed.
         """
         await self.runtime.start()
-        session = Session(self._opening.new_row(), committed=False, room=Capacity(None))
+        session = Session(self._opening.new_row(), committed=False, capacity=Capacity(None))
         host = await run(self._instances.create(session))
         try:
             yield host
@@ -137,50 +132,73 @@ class Sessions:
     async def open(
         self,
         *,
-        given_out: bool = False,
+        resumable: bool = False,
         principal: str | None = None,
-        room: Capacity | None = None,
+        capacity: Capacity | None = None,
         address: Address | None = None,
     ) -> Session:
         """Open a session with its own environment instance.
 
         Args:
-            given_out: A client gets to know its id: it outlives its socket.
-            principal: The owner.
-            room: Where to count it, by default among all others.
-            address: Id and key of a multiplexed session; it is given out then.
+            resumable: Whether the client learns the session's id (it is *given out*, PROTOCOL A3), so that the session
+                outlives its socket and the client can attach to it again.
+            principal: Owner of the session.
+            capacity: Capacity that counts its instance; None for that of the environment and the principal.
+            address: Id and key of a multiplexed session, which is always resumable.
 
         Raises:
-            Conflict: There is a session of that id.
-            CapacityReached: There is no room, and no detached session can be hibernated to make some.
+            Conflict: A session with that id exists.
+            CapacityReached: The capacity is full, and no detached session can be evicted.
             EnvironmentFailed: The factory failed.
         """
-        opening = self._opening.open(given_out=given_out, principal=principal, room=room, address=address)
+        opening = self._opening.open(resumable=resumable, principal=principal, capacity=capacity, address=address)
         return await run(opening)
 
     def begin_open(
-        self, address: Address, principal: str | None, opened: Opened, loop: asyncio.AbstractEventLoop
+        self,
+        address: Address,
+        principal: str | None,
+        opened: Callable[[C, Session | None, Exception | None], None],
+        caller: C,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Open a multiplexed session as `open` does, without a task where none is needed; ``opened`` is called."""
-        start(self._opening.open(principal=principal, address=address), opened, loop, self.tasks.start)
+        """Open a multiplexed session as `open` does; uses a task only if needed.
 
-    async def _make_place(self, session: Session) -> None:
-        """Return when a session that wakes has a place, or raise CapacityReached."""
-        self.table.hold(session)
-        await self.lifetime.make_room(session.room)
+        Args:
+            address: The session's id and key.
+            principal: Owner of the session.
+            opened: Called once, on the event loop, with ``caller`` and the session, or with ``caller``, None and the
+                error.
+            caller: First argument of ``opened``.
+            loop: The running event loop.
+        """
+        start(self._opening.open(principal=principal, address=address), opened, caller, loop, self.tasks.start)
 
-    async def find(self, sid: str, principal: str | None = None) -> Session:
-        """Return a given-out session, waking its journal row if need be; its environment wakes at the next request.
+    async def _ensure_capacity(self, session: Session) -> None:
+        """Keep a dormant session in memory, and evict others until its instance is within the limits.
 
         Raises:
-            SessionUnknown: No such session, or it belongs to another principal.
-            SessionLost: It ended with a server and cannot be continued.
+            CapacityReached: A limit is reached, and no detached session can be evicted.
+        """
+        self.table.hold(session)
+        await self.lifetime.ensure_capacity(session.capacity)
+
+    async def find(self, sid: str, principal: str | None = None) -> Session:
+        """Return a resumable session from memory or the journal; its environment is restored at the next request.
+
+        Args:
+            sid: Id of the session.
+            principal: Owner of the session.
+
+        Raises:
+            SessionUnknown: The session does not exist, is closed, or has another owner.
+            SessionLost: The session is lost.
         """
         await self.runtime.start()
         session = self.table.get(sid)
-        if session is None or session.row.principal != principal:  # a foreign one costs what an unknown one does
+        if session is None or session.row.principal != principal:  # another owner's takes as long as an unknown one
             session = await self._find_dormant(sid, principal)
-        if not session.given_out or session.closed or session.multiplexed:
+        if not session.resumable or session.closed or session.multiplexed:
             raise SessionUnknown(f"Unknown session_id: {sid}")
         if session.lost is not None:
             raise SessionLost(session.lost, eid=session.eid, t=session.t)
@@ -204,7 +222,7 @@ class Sessions:
     async def _stored(
         self, sid: str, wanted: Callable[[SessionRow], bool]
     ) -> tuple[SessionRow | None, DeliveryRow | None]:
-        """Return the row of a session as it is now, and its last delivery if the row is wanted; else no second read."""
+        """Return the current row of a session, and its last delivery if ``wanted(row)``; each None if missing."""
         while True:
             with self.table.search({sid}) as outdated:
                 row = await self.runtime.store.session(sid)
@@ -214,16 +232,16 @@ class Sessions:
                 return row, last
 
     def dormant(self, row: SessionRow, last: DeliveryRow | None) -> Session:
-        """Return the session of a journal row: as this process has it, or asleep.
+        """Return the session of a journal row: the one in memory, or else a new dormant one.
 
         Args:
-            row: As read.
-            last: Its last delivery.
+            row: The journal row.
+            last: The session's last delivery; None if it has none.
         """
         existing = self.table.get(row.sid)
-        if existing is not None and existing.is_of(row):  # another request woke it while this one read
-            return existing  # else an open under the same sid, whose commit will fail
-        session = Session(row, committed=True, room=self.lifetime.share_of(row.principal))
+        if existing is not None and existing.is_of(row):  # another request loaded it during the read
+            return existing  # else it is being opened under the same sid, and its commit will fail
+        session = Session(row, committed=True, capacity=self.lifetime.share_of(row.principal))
         if last is not None:
             session.eid, session.t = last.eid, last.t
         if row.status == "lost":
@@ -234,38 +252,38 @@ class Sessions:
             self.table.asleep[row.sid] = session
         return session
 
-    async def give_out(self, session: Session) -> None:
-        """Record that a client knows this session's id: it outlives its socket from now on."""
-        if not session.given_out:
+    async def make_resumable(self, session: Session) -> None:
+        """Make a session outlive its socket, because a client gets to know its id; commit that. Idempotent."""
+        if not session.resumable:
             if session.committed:
                 await self.runtime.store.commit(SessionChange(session.sid, given_out=True))
             else:
                 session.row = replace(session.row, given_out=True)
                 await run(self._opening.commit(session))
-            session.given_out = True
+            session.resumable = True
 
     async def evict_for(self, capacity: Capacity) -> bool:
-        """Evict the oldest detached session that takes up room in ``capacity``; return whether there was one."""
+        """Evict the longest detached session that counts in ``capacity``; return whether there was one."""
         return await self.lifetime.evict_oldest(capacity)
 
     async def end(self, sid: str) -> bool:
-        """End an open session of this environment; return False where it has none with this id."""
+        """Close a session of this environment; return False if the environment has none with this id."""
         session = self.table.get(sid)
-        if session is None or not session.committed:  # that may be an open under the same sid, whose commit will fail
+        if session is None or not session.committed:  # if being opened, its commit may fail because the sid exists
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)
             if row is None or row.environment != self.environment:
                 return False
             if row.status != "open":
                 return True
-            session = self.dormant(row, last)  # so that a request that looks for it meanwhile finds it closed
+            session = self.dormant(row, last)  # so that a concurrent lookup finds the session that is being closed
         await self.lifetime.close(session)
         return True
 
     async def close_all(self, grace_s: float = 10.0) -> None:
-        """Shut down: let running requests commit, then close every environment. Given-out sessions stay open rows.
+        """Shut down: wait for running requests to commit, then close every environment. Resumable sessions stay open.
 
         Args:
-            grace_s: How long to wait for requests that run. What is not committed then did not happen.
+            grace_s: Seconds to wait for running requests, and again for closing. Uncommitted requests have no effect.
         """
         sessions = list(self.table.live.values())
         busy = {asyncio.ensure_future(_idle(session)) for session in sessions if session.lock.busy}
@@ -287,7 +305,7 @@ class Sessions:
         if session.lock.busy:
             if session.host is not None:
                 session.host.abandon()
-        elif session.given_out:
+        elif session.resumable:
             async with session.lock as turn:
                 host = session.take_host(turn)
                 if host is not None:
@@ -300,27 +318,43 @@ class Sessions:
     async def admit(self, session: Session, request: Request, socket: object | None = None) -> Reply:
         """Run one mutating request, commit it, and return its reply.
 
-        A caller that goes away does not take the request with it: it runs to its commit.
+        The request runs to its commit even if the caller is cancelled.
 
         Args:
-            session: Whose request it is.
-            request: What to do.
-            socket: The socket it came through, None for HTTP. What a lost socket left in its queue does not act on a
-                session that has another socket now.
+            session: The session.
+            request: The request.
+            socket: Socket that received the request, None for HTTP. The request is refused if the session is attached
+                to another socket by then.
 
         Raises:
-            ErrataError: Typed for the wire; the session's state is then as its last commit left it, or, for an
-                environment without snapshots, as the environment left it.
+            ErrataError: The request failed. The session is then at its last commit; the state of an environment that
+                cannot be restored is as the environment left it.
         """
         return await asyncio.shield(self.tasks.start(self.run(session, request, socket)))
 
     async def run(self, session: Session, request: Request, socket: object | None = None) -> Reply:
-        """Run a request as `admit` does, for a caller that does not go away: one in a task of `tasks`."""
-        return await run(self._delivery.deliver(session, request, socket, asyncio.get_running_loop()))
+        """Run a request as `admit` does, without protection from cancellation: for callers in a task of `tasks`."""
+        return Reply.of(await run(self._delivery.deliver(session, request, socket, asyncio.get_running_loop())))
 
-    def begin(self, session: Session, request: Request, settled: Settled, loop: asyncio.AbstractEventLoop) -> None:
-        """Run a request as `admit` does, without a task where none is needed; ``settled`` is called."""
-        start(self._delivery.deliver(session, request, None, loop), settled, loop, self.tasks.start)
+    def begin(
+        self,
+        session: Session,
+        request: Request,
+        settled: Callable[[C, Committed | None, Exception | None], None],
+        caller: C,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Run a request as `admit` does; uses a task only if needed.
+
+        Args:
+            session: The session.
+            request: The request.
+            settled: Called once, on the event loop, with ``caller`` and the committed delivery, or with ``caller``,
+                None and the error.
+            caller: First argument of ``settled``.
+            loop: The running event loop.
+        """
+        start(self._delivery.deliver(session, request, None, loop), settled, caller, loop, self.tasks.start)
 
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
@@ -328,13 +362,13 @@ class Sessions:
             return await self._delivery.on_host(turn, session, EnvHost.state)
 
     async def look(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
-        """Read something from the session's environment, after all earlier requests; it is no delivery."""
+        """Run a read-only ``call`` on the session's environment after all earlier requests; it is not journaled."""
         timeout_s = self.runtime.settings.step_timeout_s
         async with session.lock as turn:
             return await self._delivery.on_host(turn, session, lambda host: host.scoped(call, timeout_s=timeout_s))
 
 
 async def _idle(session: Session) -> None:
-    """Return when no request of the session runs."""
+    """Wait until no request of the session runs."""
     async with session.lock:
         pass

@@ -19,10 +19,10 @@ class SessionTable:
     """The sessions of one environment that are in memory.
 
     Attributes:
-        live: Those that have an instance or a socket, or are about to.
-        asleep: Those without an instance that some request still holds. The table does not keep them, their rows are
-            enough; as long as one is held, every lookup finds the same object.
-        detached: Those whose socket is gone, in the order of their detaching.
+        live: Sessions that have an instance or a socket, or are about to.
+        asleep: Sessions without an instance that a request still refers to, by weak references: while one is in use,
+            every lookup finds the same object.
+        detached: Sessions whose socket is gone, longest detached first.
     """
 
     def __init__(self) -> None:
@@ -32,21 +32,21 @@ class SessionTable:
         self._searches: dict[str, list[_Search]] = {}
 
     def get(self, sid: str) -> Session | None:
-        """Return the session of an id, of any principal; None where only its row may exist."""
+        """Return the session in memory with this id, of any owner; None if there is none."""
         return self.live.get(sid) or self.asleep.get(sid)
 
     def hold(self, session: Session) -> None:
-        """Keep a session in memory: it has a socket or an instance, or is about to."""
+        """Keep a session in memory, because it has a socket or an instance, or is about to."""
         if not session.closed:
             self.live[session.sid] = session
 
     def let_sleep(self, session: Session) -> None:
-        """Keep a session only as long as others hold it: its row holds all that is to be known."""
+        """Keep only a weak reference to a session, because its row describes it fully."""
         self.forget(session)
         self.asleep[session.sid] = session
 
     def forget(self, session: Session) -> None:
-        """Remove a session that is over, sleeps, or never began."""
+        """Remove a session that is over, dormant, or failed to open."""
         for timer in session.timers:
             timer.cancel()
         session.timers.clear()  # they refer to the session
@@ -60,10 +60,10 @@ class SessionTable:
 
     @contextlib.contextmanager
     def search(self, sids: Collection[str]) -> Iterator[set[str]]:
-        """Watch sessions while their rows are read; those in the yielded set were forgotten meanwhile.
+        """Yield a set that collects those of ``sids`` that are removed from the table during the block.
 
-        The rows of these have to be read again. A row that says "open" may be read before a session ends and be used
-        after it: the session would go on.
+        Their rows have to be read again: a row with status "open", read before a session ended and used afterwards,
+        would continue the session.
         """
         search = _Search()
         for sid in sids:

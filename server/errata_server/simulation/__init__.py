@@ -1,7 +1,7 @@
-"""Fakes of the server's seams (event loop, clock, ids, threads, disk, sockets), for a deterministic simulation of it.
+"""Fakes of the server's interfaces (event loop, clock, ids, threads, disk, sockets), to simulate it deterministically.
 
-The server then runs without a thread, a socket or a real wait, and the same way for one seed; without a file too, but
-for those of a SQLite index where one is asked for. Nothing of the server imports this package.
+A simulated server runs without threads, sockets, real waiting and files (except those of a SQLite index, if the
+simulation has one), and in the same way each time for the same seed. No other package of the server imports this one.
 """
 
 from .clock import SimulatedClock

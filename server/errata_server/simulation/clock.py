@@ -1,4 +1,4 @@
-"""Wall time of a simulation: its event loop's, counted from a fixed moment."""
+"""The wall clock of a simulation: the time of its event loop, counted from a fixed moment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from ..clock import Clock
 
 EPOCH_S = 1_700_000_000.0
-"""What `SimulatedClock.time` says at the loop's 0."""
+"""`SimulatedClock.time` at time 0 of the event loop."""
 
 
 class SimulatedClock(Clock):
-    """Clock in virtual time.
+    """A clock in virtual time.
 
     Args:
-        now: Seconds of virtual time; by default those of the event loop that runs.
+        now: Returns the virtual time in seconds; None for the time of the running event loop.
     """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:

@@ -1,8 +1,8 @@
-"""`SimulatedDisk`: a disk in memory; a crash loses, keeps or tears each write that was not synced.
+"""`SimulatedDisk`: a disk in memory, on which a crash loses, keeps or tears each write that was not synced.
 
-What was written since the last sync is, after `SimulatedDisk.power_loss`, there, lost, or torn at a sector: each write
-by itself, in no order, drawn from the seed. So are names that came or went since the last `sync_names`. A sync that
-failed loses writes for good although reads still show them, as Linux does.
+After `SimulatedDisk.power_loss` each write since the last sync is kept, lost, or torn at sectors, independently of the
+others and drawn from the seed. Names that were made or removed since the last `sync_names` are kept or lost. A failed
+sync loses writes for good although reads still return them, as on Linux.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from itertools import pairwise
 from ..journal.disk import Disk
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The unit that a disk writes completely or not at all."""
 
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What goes wrong. May be changed while the disk is used.
+    """Faults of a disk. They may be changed while the disk is in use.
 
     Args:
         capacity_bytes: Size of the file system; an append beyond it writes what fits and raises ENOSPC.
-        eio_writes: Chance that an append raises EIO, having written a part.
-        eio_syncs: Chance that a sync raises EIO.
-        honours_sync: False makes a sync do nothing, as a lying disk would: the control of a test.
-        crash_at: Number of the changing call at which the machine goes down, counted from 1; None never.
-        sync_s: Least and greatest time that a sync takes, in virtual seconds.
+        eio_writes: Probability that an append writes a part and raises EIO.
+        eio_syncs: Probability that a sync raises EIO.
+        honours_sync: If False a sync does nothing, as on a disk that lies; to check that a test notices that.
+        crash_at: Number of the changing call, counted from 1, at which the machine crashes; None for no crash.
+        sync_s: Shortest and longest time of a sync, in virtual seconds.
     """
 
     capacity_bytes: int = 2**40
@@ -43,23 +43,24 @@ class DiskFaults:
 
 @dataclass(slots=True)
 class _File:
+    """One file: its content on the disk, its content in the page cache, and the changes between them."""
+
     durable: bytearray = field(default_factory=bytearray)
     cached: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """Since the last sync, in order: bytes at an offset, or None for a cut at it."""
+    """Changes since the last sync, in order: bytes at an offset, or None for a truncation to that size."""
 
 
 class SimulatedDisk(Disk):
-    """One boot of a machine's disk; `power_loss` and `process_death` return the next boot's.
+    """The disk during one boot of a machine; `power_loss` and `process_death` return that of the next boot.
 
     Args:
-        chance: Draws what goes wrong.
-        faults: What may go wrong.
-        on_crash: Called when ``faults.crash_at`` is reached; the call that reached it and all later ones raise EIO.
+        chance: Random numbers for faults.
+        faults: The faults; None for a disk without.
+        on_crash: Called when ``faults.crash_at`` is reached; that call and all later ones raise EIO.
 
     Attributes:
-        calls: Changing calls so far.
-        syncs: Syncs that were done.
+        calls: Number of changing calls so far.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class SimulatedDisk(Disk):
         self._check()
         file = self._file(name)
         if bytes(file.cached[offset : offset + len(data)]) != data:
-            raise AssertionError(f"{name} holds other bytes at {offset}: a rewrite that is torn would lose them")
+            raise AssertionError(f"{name} has other bytes at {offset}: a torn rewrite would lose them")
         file.pending.append((offset, data))
         self._count()
         self.sync(name)
@@ -127,7 +128,7 @@ class SimulatedDisk(Disk):
     def sync(self, name: str) -> None:
         self._check()
         file = self._file(name)
-        self._count()  # a machine that goes down in a sync has written any part of it
+        self._count()  # first: a machine that crashes during a sync has written any part of it
         if self.faults.eio_syncs > 0 and self._chance.random() < self.faults.eio_syncs:
             file.durable = self._survivors(file)
             file.pending.clear()
@@ -161,16 +162,16 @@ class SimulatedDisk(Disk):
         return max(0, self.faults.capacity_bytes - used), self.faults.capacity_bytes
 
     def sync_time_s(self) -> float:
-        """Draw how long the next sync takes, in virtual seconds."""
+        """Return a random duration for the next sync, in virtual seconds."""
         least, greatest = self.faults.sync_s
         return self._chance.uniform(least, greatest) if greatest > 0 else 0.0
 
     def switch_off(self) -> None:
-        """Let every later call raise EIO."""
+        """Make every later call raise EIO."""
         self._dead = True
 
     def power_loss(self, on_crash: Callable[[], None] | None = None) -> SimulatedDisk:
-        """Switch this disk off and return what the next boot finds."""
+        """Switch this disk off and return the disk of the next boot after a power loss; see the module's docstring."""
         survivors = {}
         for name in sorted(self._files.keys() | self._durable_names.keys()):
             now, before = self._files.get(name), self._durable_names.get(name)
@@ -183,7 +184,7 @@ class SimulatedDisk(Disk):
         return self._next(survivors, on_crash)
 
     def process_death(self, on_crash: Callable[[], None] | None = None) -> SimulatedDisk:
-        """Switch this disk off and return it as after ``kill -9``: the page cache survives, nothing is lost."""
+        """Switch this disk off and return the disk of the next boot after ``kill -9``, which loses no write."""
         return self._next(dict(self._files), on_crash)
 
     def _next(self, files: dict[str, _File], on_crash: Callable[[], None] | None) -> SimulatedDisk:
@@ -194,6 +195,7 @@ class SimulatedDisk(Disk):
         return disk
 
     def _survivors(self, file: _File) -> bytearray:
+        """Return the content of a file after a power loss, drawn at random."""
         found = bytearray(file.durable)
         kept: list[tuple[int, bytes | None]] = []
         for at, data in file.pending:
@@ -225,6 +227,7 @@ class SimulatedDisk(Disk):
             raise OSError(errno.EIO, "the machine is down")
 
     def _count(self) -> None:
+        """Count a changing call, and crash if it is the one."""
         self.calls += 1
         if self.faults.crash_at is not None and self.calls >= self.faults.crash_at:
             self._dead = True
@@ -234,6 +237,7 @@ class SimulatedDisk(Disk):
 
 
 def _apply(content: bytearray, changes: list[tuple[int, bytes | None]]) -> None:
+    """Apply changes to a content, in order."""
     for at, data in changes:
         if data is None:
             del content[at:]

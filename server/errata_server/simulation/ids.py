@@ -1,4 +1,4 @@
-"""Ids from a seed: random to the program, the same in every run."""
+"""Ids drawn from a seed: the same in every run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..ids import Ids
 
 
 class SeededIds(Ids):
-    """Ids drawn from ``chance``; nothing of them is secret.
+    """Makes ids from a random number generator; they are predictable and so not secret.
 
     Args:
-        chance: Seeded generator.
+        chance: The seeded generator.
     """
 
     def __init__(self, chance: random.Random) -> None:

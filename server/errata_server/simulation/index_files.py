@@ -1,7 +1,7 @@
-"""A real SQLite index beside a simulated disk: a crash leaves what was there, or something older or torn.
+"""The files of a real SQLite index next to a simulated disk; a crash leaves the current files, older or torn ones.
 
-SQLite does its own input and output, so its files are real ones in a directory of the caller's. A machine that goes
-down copies them as they are in that moment; a power loss may leave an earlier copy instead, a part of it, or nothing.
+SQLite does its own I/O, so the files are real ones in a directory of the caller. When the simulated machine crashes
+they are copied for the next boot; after a power loss that may be an earlier copy, a damaged one, or none.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from ..journal.index import INDEX
 
 _FILES = (INDEX, f"{INDEX}-wal")
-"""What SQLite finds an index again in; the third, shared memory, it makes anew."""
+"""The files from which SQLite opens an index; it makes the third one, for shared memory, again."""
 
 
 class IndexFiles:
     """The directories of an index, one for each boot.
 
     Args:
-        root: An empty directory; whoever made it removes it.
-        chance: Draws what a power loss leaves.
+        root: An empty directory, which the caller removes.
+        chance: Random numbers for what a power loss leaves.
 
     Attributes:
-        current: Directory of this boot.
+        current: Directory of the current boot.
     """
 
     def __init__(self, root: Path, chance: random.Random) -> None:
@@ -35,20 +35,25 @@ class IndexFiles:
         self.current = self._next()
 
     def keep(self) -> None:
-        """Keep a copy of the index as it is now: a power loss may leave this one."""
+        """Copy the current files; a later power loss may leave this copy."""
         self._kept = self._root / "kept"
         shutil.rmtree(self._kept, ignore_errors=True)
         self._kept.mkdir()
         _copy(self.current, self._kept)
 
     def crash(self, *, power_loss: bool) -> None:
-        """Take what is there now for what the next boot finds: what the dead server does later is not seen."""
+        """Copy the files for the next boot, so that it does not see what the crashed server still writes.
+
+        Args:
+            power_loss: Replace the copy by an older or damaged one, drawn at random.
+        """
         before, self.current = self.current, self._next()
         _copy(before, self.current)
         if power_loss:
             self._spoil()
 
     def _spoil(self) -> None:
+        """Damage the next boot's files in one of several ways, or not, drawn at random."""
         what = self._chance.choice(["as it was", "kept", "kept", "missing", "without its log", "torn", "garbage"])
         index, wal = (self.current / name for name in _FILES)
         match what:
@@ -61,7 +66,7 @@ class IndexFiles:
                 wal.unlink(missing_ok=True)
             case "without its log":
                 wal.unlink(missing_ok=True)
-            case "torn" if wal.exists():  # the database itself is written behind its log and synced: it is never torn
+            case "torn" if wal.exists():  # not the database itself: SQLite writes its log first and syncs it
                 content = wal.read_bytes()
                 wal.write_bytes(content[: self._chance.randint(0, len(content))])
             case "garbage":

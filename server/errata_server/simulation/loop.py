@@ -1,11 +1,11 @@
 """An event loop in virtual time: one thread, no real wait, the same order for the same seed.
 
-`SimulatedLoop` runs one callback a step. When none is ready it moves its clock to the next timer, so a session's TTL
-of ten minutes passes in no time. asyncio.sleep, asyncio.timeout and call_later work on it unchanged, and so does the
-server.
+`SimulatedLoop` runs one callback per step. When none is ready it advances its clock to the next timer, so waiting for a
+session's TTL of ten minutes takes no time. asyncio.sleep, asyncio.timeout and call_later work on it, and so does the
+server, unchanged.
 
-What a simulation must not touch is refused: sockets, child processes and signals are not implemented, a call from
-another thread raises. A function handed to an executor runs inline, as a step of its own, whatever the executor is.
+Sockets, child processes and signals are not implemented, and a call from another thread raises an error. A function
+that is passed to an executor runs on the loop's thread, as a step of its own.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OVERTAKEN = 0.25
-"""Chance that a task woken by a future lets those behind it go first, on a loop with a seed."""
+REORDER_CHANCE = 0.25
+"""On a loop with a seed, the probability that a task woken by a future is moved to the end of the ready queue."""
 
 MAX_UNWINDING = 100
-"""Waits, one in the other, that the clean-up of a crashed task may go through."""
+"""Rounds of cancellation in which all tasks have to end at the end of a run."""
 
 
 class SimulationError(Exception):
-    """The simulated program did what a simulation cannot run: it waits for nothing, never ends, or left the loop."""
+    """The simulated program deadlocked, did not end within the step limit, or used what a simulation does not have."""
 
 
 class Crashed(BaseException):
-    """The simulated machine went down at this step: nothing after it ran. No `Exception`, so that nobody handles it."""
+    """The simulated machine crashed at this step. Not an `Exception`, so that the program does not handle it."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Event loop in virtual time.
+    """An event loop in virtual time.
 
     Args:
-        chance: Varies the order in which woken tasks run. None keeps asyncio's order: first woken, first run. Callbacks
-            and the first steps of tasks keep it always, because asyncio promises it and programs rely on it.
-        start_s: What `time` says first.
-        max_steps: A program that runs longer is taken for one that never ends.
-        on_crash: Called before `Crashed` is raised, to take away what the program must not reach any more.
+        chance: Random numbers that vary the order in which woken tasks run. None keeps asyncio's order: first woken,
+            first run. Callbacks and first steps of tasks always keep it, because asyncio guarantees it.
+        start_s: The time at the start.
+        max_steps: `SimulationError` is raised after so many steps.
+        on_crash: Called before `Crashed` is raised, to disconnect what the crashed program must not reach any more.
 
     Attributes:
-        steps: Callbacks run so far.
-        crash_at: Step before which `Crashed` is raised; None never crashes. May be set while the loop runs.
-        errors: What callbacks raised and nobody awaited.
-        fail_fast: Raise the first of them at once, rather than all at the end.
-        work_time_s: Draws how long a function handed to an executor waits for its thread, and its result for the loop.
+        steps: Number of callbacks run so far.
+        crash_at: Step before which `Crashed` is raised; None for no crash. May be set while the loop runs.
+        errors: Exceptions of callbacks, and of tasks that were never awaited.
+        fail_fast: Raise the first of these errors at once instead of all at the end.
+        work_time_s: Returns how long a function passed to an executor waits for its thread, and again how long its
+            result takes to reach the loop; None for no delay.
     """
 
     # CPython's BaseEventLoop keeps its queues under these names from 3.4 on; mypy's stubs leave them out.
@@ -93,6 +94,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def _run_once(self) -> None:
+        """Run one callback, or raise `Crashed` or `SimulationError`; called by `BaseEventLoop.run_forever`."""
         if self.crash_at is not None and self.steps >= self.crash_at:
             self.crash_at = None
             if self._on_crash is not None:
@@ -105,11 +107,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self._ready:
             if self._stopping:
                 return
-            raise SimulationError(f"the simulated program waits for nothing: {_waiting(self)}")
+            raise SimulationError(f"the simulated program is deadlocked: {_waiting(self)}")
         self.steps += 1
         handle = self._ready.popleft()
         if self._chance is not None and self._ready:
-            while _is_wake_up(handle) and self._ready and self._chance.random() < OVERTAKEN:
+            while _is_wake_up(handle) and self._ready and self._chance.random() < REORDER_CHANCE:
                 self._ready.append(handle)
                 handle = self._ready.popleft()
         if not handle._cancelled:
@@ -118,7 +120,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 raise self.errors.pop(0)
 
     def _move_due(self) -> None:
-        """Move the timers that are due to the ready queue; with nothing ready, the clock goes to the next one."""
+        """Move due timers to the ready queue; if that is empty, first advance the clock to the next timer."""
         timers = self._scheduled
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False
@@ -136,13 +138,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.Handle:
         if threading.get_ident() != self._owner:
-            raise SimulationError(f"{callback} was sent from another thread: a simulation has one")
+            raise SimulationError(f"{callback} was scheduled from another thread: a simulation has one thread")
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override] # BaseEventLoop's says asyncio.Future, as this does
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run ``func`` on this thread, after what is ready now."""
+        """Run ``func`` on this thread, after the callbacks that are ready now or after a drawn delay."""
         future: asyncio.Future[T] = self.create_future()
         if self.work_time_s is None:
             self.call_soon(_run_inline, future, func, args)
@@ -156,30 +158,30 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.call_later(after_s, _pass_on, done, future)
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector here."""
+        """Do nothing: the loop never sleeps in a selector."""
 
     def _process_events(self, event_list: object) -> None:
-        """There are none."""
+        """Do nothing: there are no I/O events."""
 
     async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
-        """Raise SimulationError: there are no names to ask for."""
+        """Raise SimulationError."""
         raise SimulationError("a simulation has no network")
 
     getnameinfo = getaddrinfo
 
 
 def run(main: Coroutine[Any, Any, T], chance: random.Random | None = None, *, loop: SimulatedLoop | None = None) -> T:
-    """Run ``main`` in virtual time, then end what it left running; as asyncio.run does.
+    """Run ``main`` in virtual time and cancel the tasks that it leaves running, as asyncio.run does.
 
     Args:
         main: Coroutine to run.
-        chance: See `SimulatedLoop`; ignored where ``loop`` is given.
-        loop: Loop to run on; closed at the end.
+        chance: See `SimulatedLoop`; ignored if ``loop`` is given.
+        loop: Loop to run on; it is closed at the end.
 
     Raises:
-        SimulationError: It waits for nothing or does not end.
+        SimulationError: The program deadlocked or did not end.
         Crashed: ``loop.crash_at`` was reached.
-        BaseExceptionGroup: A callback or a task that nobody awaits raised.
+        BaseExceptionGroup: Callbacks, or tasks that were never awaited, raised exceptions.
     """
     loop = loop or SimulatedLoop(chance)
     asyncio.set_event_loop(loop)
@@ -197,12 +199,19 @@ def run(main: Coroutine[Any, Any, T], chance: random.Random | None = None, *, lo
         asyncio.set_event_loop(None)
         loop.close()
     if loop.errors:
-        raise BaseExceptionGroup("what nobody awaited in the simulation", loop.errors)
+        raise BaseExceptionGroup("exceptions that were not awaited in the simulation", loop.errors)
     return result
 
 
 def simulated(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Decorate an async test: it runs in virtual time, in asyncio's order."""
+    """Decorate an async test: calling it runs it in virtual time, with callbacks in the same order as in asyncio.
+
+    Args:
+        test: The coroutine function.
+
+    Returns:
+        A plain function. It returns what the test returns, and raises what the test and `run` raise.
+    """
 
     @functools.wraps(test)
     def in_virtual_time(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -212,9 +221,16 @@ def simulated(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def _end_tasks(loop: SimulatedLoop) -> None:
+    """Cancel the tasks that are left and close the async generators that none uses, in the order of `asyncio.run`."""
     loop.crash_at = None
     loop._max_steps = loop.steps + 100_000
+    _cancel_tasks(loop)
     _finish(loop, loop.create_task(loop.shutdown_asyncgens()))
+    _cancel_tasks(loop)
+
+
+def _cancel_tasks(loop: SimulatedLoop) -> None:
+    """Cancel the tasks that are left, round by round, until none is."""
     for _ in range(MAX_UNWINDING):  # the clean-up of one task may begin another
         left = _tasks(loop)
         if not left:
@@ -222,16 +238,17 @@ def _end_tasks(loop: SimulatedLoop) -> None:
         for task in left:
             task.cancel()
         _finish(loop, asyncio.gather(*left, return_exceptions=True))
-    raise SimulationError(f"what was cancelled does not end: {_waiting(loop)}")
+    raise SimulationError(f"cancelled tasks do not end: {_waiting(loop)}")
 
 
 def _abandon_tasks(loop: SimulatedLoop) -> None:
-    """Unwind what a crash left, in no time: no timer runs any more, and every wait of a clean-up is cancelled too.
+    """Cancel the tasks that a crash left, without virtual time passing: timers are dropped and every wait is cancelled.
 
-    Merely dropped, the coroutines would run their ``finally`` at some later garbage collection, on no loop at all.
+    If the coroutines were only dropped, their ``finally`` blocks would run at a later garbage collection, without a
+    loop.
     """
     loop.crash_at = None
-    # A garbage collection may report here what nobody awaits any more: it is no finding of a machine that is down.
+    # A garbage collection may report unawaited exceptions here; those of a crashed machine do not matter.
     loop.fail_fast = False
     for _ in range(MAX_UNWINDING):
         left = _tasks(loop)
@@ -244,25 +261,26 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
             loop.stop()  # after one callback
             loop.run_forever()
     else:
-        raise SimulationError(f"what crashed cannot be unwound: {_waiting(loop)}")
+        raise SimulationError(f"tasks do not end after a crash: {_waiting(loop)}")
     for task in loop._made:
         if task.done() and not task.cancelled():
-            task.exception()  # nobody is left to ask: told at a garbage collection, it would be the next boot's
+            task.exception()  # else a garbage collection would report it during the next boot
     loop.errors.clear()
 
 
 def _tasks(loop: SimulatedLoop) -> list[asyncio.Task[Any]]:
-    """Return the tasks in the order they were made, which asyncio's set does not keep; it also is that of all loops."""
+    """Return this loop's unfinished tasks in the order in which they were made; asyncio's own set has no order."""
     return [task for task in loop._made if not task.done()]
 
 
 def _finish(loop: SimulatedLoop, future: asyncio.Future[Any]) -> None:
     future.add_done_callback(lambda _: loop.stop())
-    while not future.done():  # more than once: a crash leaves the stop behind that belonged to the main task
+    while not future.done():  # more than once: after a crash, the main task's stop is still pending
         loop.run_forever()
 
 
 def _run_inline(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+    """Call a function for an executor and set the result of its future."""
     if future.cancelled():
         return
     try:
@@ -274,6 +292,7 @@ def _run_inline(future: asyncio.Future[T], func: Callable[..., T], args: tuple[A
 
 
 def _pass_on(done: asyncio.Future[T], future: asyncio.Future[T]) -> None:
+    """Copy the result or exception of one future to another one, unless that was cancelled."""
     error = done.exception()
     if future.cancelled():
         return
@@ -284,7 +303,7 @@ def _pass_on(done: asyncio.Future[T], future: asyncio.Future[T]) -> None:
 
 
 def _is_wake_up(handle: asyncio.Handle) -> bool:
-    """Whether the handle continues a task whose future is done, rather than start or re-run one."""
+    """Return whether a handle continues a task whose future is done, rather than starts or re-runs one."""
     return bool(handle._args) and isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)  # type: ignore[attr-defined]
 
 

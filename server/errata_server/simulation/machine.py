@@ -1,10 +1,10 @@
-"""`SimulatedMachine`: boots a server, crashes it at a step or a write, and boots it again on what the disk kept.
+"""`SimulatedMachine`: boots a server, crashes it at a step or a write, and boots it again with what the disk kept.
 
     machine = SimulatedMachine(seed=7)
-    machine.boot(program, crash_at_step=500)     # the server goes down before its 500th step, or at a write
-    machine.boot(program)                        # and is started again on what the disk kept
+    machine.boot(program, crash_at_step=500)     # the server crashes before its 500th step
+    machine.boot(program)                        # and is started again with what the disk kept
 
-``program`` is a coroutine function that gets the machine; `SimulatedMachine.runtime` gives it a server's seams.
+``program`` is a coroutine function whose argument is the machine; `SimulatedMachine.runtime` makes a server's runtime.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ T = TypeVar("T")
 
 
 class SimulatedMachine:
-    """All that one seed decides.
+    """A simulated machine: everything random about it is drawn from one seed.
 
     Args:
         seed: The same seed, program and faults give the same trace.
-        faults: What its disk does wrong.
-        power_loss: A crash loses what was not synced; False is ``kill -9``, which does not.
-        max_steps: As `SimulatedLoop`, for each boot.
-        index: An empty directory for the index of an `IndexedJournal`; None has a `LogJournal`, which needs none.
-        batch_rows: As `IndexedJournal`.
-        segment_bytes: As each of both.
+        faults: Faults of the disk.
+        power_loss: A crash loses writes that were not synced; if False it is a ``kill -9``, which loses none.
+        max_steps: Step limit of each boot; see `SimulatedLoop`.
+        index: An empty directory for the index of an `IndexedJournal`; None for a `LogJournal`, which has none.
+        batch_rows: See `IndexedJournal`.
+        segment_bytes: See `IndexedJournal` and `LogJournal`.
 
     Attributes:
         disk: The disk of the current boot.
-        index: The index's files, None without.
-        layers: Sandbox layers; they survive every crash.
-        trace: What was noted, each line with its time.
-        boots: How often it was started.
-        steps: Callbacks run over all boots.
-        on_crash: Each is called in the moment of a crash: what it takes away no step of the dead server can reach.
+        index: The index's files; None without an index.
+        layers: Sandbox layers, which survive every crash.
+        trace: The lines that `note` added.
+        boots: Number of boots.
+        steps: Number of callbacks run in all boots.
+        on_crash: Functions that are called at a crash, to disconnect what the crashed server must not reach any more.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class SimulatedMachine:
         self.disk = SimulatedDisk(self.chance("disk"), faults, on_crash=self._stop_now)
 
     def chance(self, name: str) -> random.Random:
-        """Return a generator of its own for ``name``: drawing from it changes nothing else."""
-        return random.Random(f"{self.seed}/{name}")  # of a text, because hash() of one differs between processes
+        """Return a random number generator for ``name``, independent of all others of this seed."""
+        return random.Random(f"{self.seed}/{name}")  # seeded with a string, whose hash() would differ between processes
 
     def note(self, text: str) -> None:
-        """Add a line to the trace."""
+        """Add a line to the trace, with the number of the boot and the virtual time."""
         self.trace.append(f"{self.boots} {self._now():.6f} {text}")
 
     def boot(
         self, program: Callable[[SimulatedMachine], Coroutine[Any, Any, T]], *, crash_at_step: int | None = None
     ) -> T | None:
-        """Run ``program`` until it returns or the machine goes down.
+        """Run ``program`` until it returns or the machine crashes.
 
         Args:
-            program: What to run.
-            crash_at_step: Callback of this boot before which the machine goes down.
+            program: The program.
+            crash_at_step: Step of this boot before which the machine crashes; None for no crash at a step.
 
         Returns:
-            What the program returned, None after a crash.
+            The program's result; None after a crash.
         """
         self.boots += 1
         self._loop = loop = SimulatedLoop(
@@ -113,7 +113,7 @@ class SimulatedMachine:
         except Crashed:
             self.disk = self._next_disk()
             if self._journal is not None:
-                self._journal._release()  # of files that no later boot sees
+                self._journal._release()  # closes files that no later boot uses
                 self._journal = None
             return None
         finally:
@@ -123,7 +123,7 @@ class SimulatedMachine:
             self.steps += loop.steps
 
     def journal(self) -> LogJournal | IndexedJournal:
-        """Open this boot's disk as a journal."""
+        """Open the journal on this boot's disk."""
         writer = functools.partial(LoopWriter, write_time_s=self.disk.sync_time_s)
         salt, segment_bytes = self._ids.salt, self._segment_bytes
         if self.index is None:
@@ -140,7 +140,7 @@ class SimulatedMachine:
         return self._journal
 
     def runtime(self, settings: Settings | None = None) -> Runtime:
-        """Return a runtime on this boot's disk, with simulated seams only."""
+        """Return a runtime on this boot's disk that uses simulated interfaces only."""
         return Runtime(
             settings or Settings(),
             journal=self.journal(),
@@ -155,20 +155,21 @@ class SimulatedMachine:
         return self._loop.time() if self._loop is not None else self._now_s
 
     def _stop_now(self) -> None:
-        """The disk went down in the middle of a step: let there be no next one."""
+        """Crash the machine because its disk did, during a step: no further step runs."""
         if self._loop is not None:
             self._loop.crash_at = self._loop.steps
             self._go_down()
 
     def _go_down(self) -> None:
+        """Switch the disk off and disconnect what the crashed server must not reach; once per boot."""
         if self._loop is None:
-            return  # already, in a call of the disk
+            return  # the disk has crashed it already
         self.note(f"crash at step {self._loop.steps}")
         self.disk.switch_off()
         if self.index is not None:
             self.index.crash(power_loss=self._power_loss)
-        for take_away in self.on_crash:
-            take_away()
+        for disconnect in self.on_crash:
+            disconnect()
         self._now_s = self._loop.time()
         self._loop = None
 

@@ -12,13 +12,13 @@ from .clock import SimulatedClock
 
 
 class SimulatedThreads(Threads):
-    """Runs every call on the event loop that waits for it: no thread, no clock, the same order each time.
+    """Runs every call on the event loop that waits for it, in the same order each time.
 
-    Which environment shares which thread, deadlines, write-offs and `trouble` are those of the real ones.
+    The assignment of environments to threads, deadlines, write-offs and `trouble` are those of `Threads`.
 
     Args:
-        cap: As `Threads`.
-        max_written_off: As `Threads`.
+        cap: See `Threads`.
+        max_written_off: See `Threads`.
 
     Attributes:
         started: Names of the threads started so far.
@@ -32,18 +32,18 @@ class SimulatedThreads(Threads):
         self._stuck: list[SimulatedThread] = []
 
     def hang_next(self, calls: int = 1, *, after: int = 0) -> None:
-        """Let the next ``calls`` calls hang until `release`, ``after`` that many have run."""
+        """Let ``calls`` calls hang until `release`, after the next ``after`` calls have run."""
         self._passing, self._hanging = after, calls
 
     def release(self) -> None:
-        """Let what hangs return: given-up calls end their threads, the others run now."""
+        """Let the hanging calls return: those that were written off end their threads, the others run now."""
         stuck, self._stuck = self._stuck, []
         for thread in stuck:
             thread.release()
 
     @property
     def free_threads(self) -> int:
-        """Calls of the free pool that hang and are not given up."""
+        """Number of calls of the free pool that hang and were not written off."""
         return sum(1 for thread in self._stuck if thread.name == "free" and not thread.gone)
 
     def submit_free(self, *calls: Call) -> None:
@@ -56,7 +56,7 @@ class SimulatedThreads(Threads):
         return SimulatedThread(self, name, self.abandoned_calls)
 
     def hangs(self, thread: SimulatedThread) -> bool:
-        """Decide whether the call that ``thread`` begins now hangs."""
+        """Return whether the call that ``thread`` begins now hangs, and count it."""
         if self._passing:
             self._passing -= 1
             return False
@@ -68,7 +68,13 @@ class SimulatedThreads(Threads):
 
 
 class SimulatedThread:
-    """One of them."""
+    """A simulated thread, which runs one call at a time on the event loop.
+
+    Args:
+        threads: The threads that it belongs to.
+        name: Its name.
+        abandoned_calls: Where a written-off call is counted.
+    """
 
     def __init__(self, threads: SimulatedThreads, name: str, abandoned_calls: AbandonedCalls) -> None:
         self.name = name
@@ -89,7 +95,11 @@ class SimulatedThread:
         self._schedule()
 
     def write_off(self, call: Call) -> bool:
-        """Give it up with the call that hangs."""
+        """Write this thread off with the call that hangs, and fail its queued calls with `ThreadGone`.
+
+        Returns:
+            False, with nothing done, if the call does not hang in this thread.
+        """
         if self._stuck is not call or self.gone:
             return False
         self.gone = True
@@ -99,10 +109,10 @@ class SimulatedThread:
         return True
 
     def end(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no real thread."""
 
     def release(self) -> None:
-        """Let the call that hangs return."""
+        """Let the hanging call return."""
         call, self._stuck, self.busy_since = self._stuck, None, None
         if self.gone:
             self._abandoned_calls.returned(self)
@@ -117,6 +127,7 @@ class SimulatedThread:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
+        """Run the next queued call, or let it hang."""
         self._scheduled = False
         call = self._waiting.popleft()
         if call.begin(self):

@@ -1,11 +1,11 @@
-"""A WebSocket between a client and an ASGI app without a socket, with delays, cuts and silence drawn from a seed.
+"""A simulated WebSocket between a client and an ASGI app, with delays and faults drawn from a seed.
 
-    socket = SimulatedSocket(app, chance, on_frame=hear, on_lost=gone, subprotocols=("openenv.mux.v1",))
+    socket = SimulatedSocket(app, chance, on_open=..., on_frame=..., on_lost=..., subprotocols=("openenv.mux.v1",))
     socket.send(b"...")        # arrives later; frames of one direction keep their order
-    socket.leave()             # the client gives it up; what it sent still arrives, and then the news
+    socket.leave()             # the client disconnects; what it sent still arrives, then the disconnection
 
-What the application sees is what it sees of uvicorn: ``websocket.connect``, frames as text, ``websocket.disconnect``;
-its ``send`` waits while the peer does not read, and raises OSError once the peer is known to be gone.
+The application gets the events that uvicorn sends: ``websocket.connect``, frames as text, ``websocket.disconnect``. Its
+``send`` waits while the peer does not read, and raises OSError after the disconnection.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from ..concurrency.queues import wake
+
 Message = MutableMapping[str, Any]
 App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
 
 KEEPALIVE_S = 40.0
-"""When the server gives a silent peer up: uvicorn's ping interval and timeout of 20 s each."""
+"""Time after which the server disconnects a silent peer: uvicorn's ping interval plus its timeout, 20 s each."""
 
 WINDOW_BYTES = 64 * 1024
-"""What is on its way to a client before `send` waits, as it does for full socket buffers."""
+"""Bytes in transit to a client above which the application's ``send`` waits, as with full socket buffers."""
 
 
 class SimulatedSocket:
-    """One connection, from its handshake on. Either end may be gone while the other does not know.
+    """One connection, starting with its handshake. One end may be disconnected before the other notices.
 
     Args:
-        app: ASGI application.
-        chance: Draws delays and what a broken connection loses.
-        on_open: Called when the application accepted, with its ``websocket.accept``.
-        on_frame: Takes a frame that arrived at the client.
-        on_lost: Called once, when the client notices that the connection is gone; not after `leave`.
-        latency_s: Least and greatest delay of a frame.
+        app: The ASGI application.
+        chance: Random numbers for delays and for what a broken connection loses.
+        on_open: Called with the ``websocket.accept`` event when the application accepts.
+        on_frame: Called with each frame that arrives at the client.
+        on_lost: Called once, when the client notices that the connection is lost; not after `leave`.
+        latency_s: Shortest and longest delay of a frame.
         window_bytes: See `WINDOW_BYTES`.
-        scope: More of the ASGI scope, such as ``path`` and ``headers``.
-        subprotocols: What the client offers.
+        scope: Further entries of the ASGI scope, such as ``path`` and ``headers``.
+        subprotocols: Subprotocols that the client offers.
 
     Attributes:
-        task: The application's.
+        task: The application's task.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class SimulatedSocket:
         self._inbox: deque[Message] = deque([{"type": "websocket.connect"}])
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._client_gone = self._server_gone = False  # each end's own knowledge
+        self._client_gone = self._server_gone = False  # what each end knows of the connection
         self._paused: list[str] | None = None
         given: dict[str, Any] = {
             "type": "websocket",
@@ -93,20 +95,20 @@ class SimulatedSocket:
     # -- the client's end -------------------------------------------------------------------------------------------
 
     def send(self, frame: bytes | str, *, cut_at: int | None = None) -> None:
-        """Send a frame.
+        """Send a frame from the client.
 
         Args:
-            frame: The message.
-            cut_at: What arrives is cut off there, as by a broken proxy.
+            frame: The frame.
+            cut_at: Truncate the frame to this length on the way, as a broken proxy might.
         """
         text = frame if isinstance(frame, str) else frame.decode()
         self._put(self._up, {"type": "websocket.receive", "text": text if cut_at is None else text[:cut_at]})
 
     def leave(self, *, after_s: float = 0.0) -> None:
-        """Give the connection up: nothing is heard any more. What was sent still arrives, and then that it is gone.
+        """Disconnect the client: it gets nothing more; what it sent still arrives, followed by the disconnection.
 
         Args:
-            after_s: How much later than its last frame the server is told.
+            after_s: Delay of the disconnection after the last frame.
         """
         if not self._client_gone:
             self._client_gone = True
@@ -114,22 +116,22 @@ class SimulatedSocket:
             self._put(self._up, {"type": "websocket.disconnect", "code": 1001}, delay_s=after_s)
 
     def pause(self) -> None:
-        """Let the client read nothing, until `unpause`."""
+        """Stop the client from reading, until `unpause`."""
         if self._paused is None:
             self._paused = []
 
     def unpause(self) -> None:
-        """Let it read on."""
+        """Let the client read again, beginning with the frames that arrived meanwhile."""
         held, self._paused = self._paused or [], None
         for text in held:
             self._hear(text)
 
-    # -- what becomes of the connection -----------------------------------------------------------------------------
+    # -- faults of the connection -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Break the connection: both ends are told, and of what was under way a part is lost, each from its end."""
+        """Break the connection: both ends notice, and the last frames in transit are lost, a random number of them."""
         if self._up.closed:
-            return  # it is silent or broken already
+            return  # silenced or broken already
         self._up.lose_end(self._chance)
         self._down.lose_end(self._chance)
         self._put(self._up, {"type": "websocket.disconnect", "code": 1006})
@@ -137,40 +139,42 @@ class SimulatedSocket:
         self._up.closed = self._down.closed = True
 
     def silence(self, *, client_notices_s: float = KEEPALIVE_S, server_notices_s: float = KEEPALIVE_S) -> None:
-        """Let everything vanish from now on, and let each end find out by its own keepalive."""
+        """Lose all frames in transit and later ones; each end notices after the given time, as by its keepalive."""
         self._up.stop()
         self._down.stop()
         self._loop.call_later(server_notices_s, self._arrive, {"type": "websocket.disconnect", "code": 1006})
         self._loop.call_later(client_notices_s, self._deliver, None)
 
     def orphaned(self) -> list[str]:
-        """Return what still reaches the client after the server died: the first of the frames under way.
+        """Return the frames that still reach the client after the server crashed: the first few of those in transit.
 
-        To be called when the event loop that both ran on is gone.
+        Called after the event loop of both has ended.
         """
         if self._client_gone:
             return []
         self._client_gone = True
         frames = [
             *(self._paused or ()),
-            *(m["text"] for m in self._down.under_way() if m is not None and "text" in m),
+            *(m["text"] for m in self._down.in_transit() if m is not None and "text" in m),
         ]
         return frames[: self._chance.randint(0, len(frames))]
 
     # -- the application's end --------------------------------------------------------------------------------------
 
     async def _receive(self) -> Message:
+        """The application's ``receive``."""
         while not self._inbox:
             self._readable = self._loop.create_future()
             await self._readable
         message = self._inbox[0]
-        if message["type"] != "websocket.disconnect":  # which is told again and again, as uvicorn does
+        if message["type"] != "websocket.disconnect":  # each further call returns a disconnection again, as in uvicorn
             self._inbox.popleft()
         return message
 
     async def _send(self, message: Message) -> None:
+        """The application's ``send``; waits while more than a window is in transit."""
         if self._server_gone:
-            raise OSError("the peer is gone")
+            raise OSError("the peer has disconnected")
         if message["type"] == "websocket.close":
             self._server_gone = True
             self._put(self._down, None)
@@ -181,6 +185,7 @@ class SimulatedSocket:
             await self._writable
 
     def _arrive(self, message: Message | None) -> None:
+        """Deliver a message to the application."""
         assert message is not None
         if self._server_gone:
             return
@@ -188,10 +193,11 @@ class SimulatedSocket:
         if message["type"] == "websocket.disconnect":
             self._server_gone = True
             self._up.stop()
-            _wake(self._writable)
-        _wake(self._readable)
+            wake(self._writable)
+        wake(self._readable)
 
     def _deliver(self, message: Message | None) -> None:
+        """Deliver a message to the client; None is the loss of the connection."""
         if self._client_gone:
             return
         if message is None:
@@ -206,25 +212,26 @@ class SimulatedSocket:
         else:
             self._on_frame(message["text"])
         if self._down.size_bytes <= self._window_bytes:
-            _wake(self._writable)
+            wake(self._writable)
 
     def _hear(self, text: str) -> None:
         self._down.size_bytes -= len(text)
         if not self._client_gone:
             self._on_frame(text)
         if self._down.size_bytes <= self._window_bytes:
-            _wake(self._writable)
+            wake(self._writable)
 
     def _put(
         self, direction: _Direction, message: Message | None, size_bytes: int = 0, *, delay_s: float = 0.0
     ) -> None:
+        """Send a message in a direction with a drawn latency."""
         least, greatest = self._latency_s
         latency_s = least if least == greatest else self._chance.uniform(least, greatest)
         direction.put(self._loop, message, size_bytes, latency_s + delay_s)
 
 
 class _Direction:
-    """Frames on their way, in order; one timer for each."""
+    """The frames in transit in one direction, in order, with a timer for each."""
 
     def __init__(self, arrived: Callable[[Message | None], None]) -> None:
         self.size_bytes = 0
@@ -232,12 +239,15 @@ class _Direction:
         self._frames: deque[tuple[Message | None, int, asyncio.TimerHandle]] = deque()
         self._last_s = 0.0
         self.closed = False
-        """What is sent from now on vanishes; what is under way arrives."""
+        """Frames sent from now on are lost; those in transit still arrive."""
 
     def put(self, loop: asyncio.AbstractEventLoop, message: Message | None, size_bytes: int, delay_s: float) -> None:
+        """Send a message, which arrives after ``delay_s`` and after all earlier ones."""
         if self.closed:
             return
-        self._last_s = max(math.nextafter(self._last_s, math.inf), loop.time() + delay_s)  # equal timers have no order
+        self._last_s = max(
+            math.nextafter(self._last_s, math.inf), loop.time() + delay_s
+        )  # timers with equal times have no defined order
         self._frames.append((message, size_bytes, loop.call_at(self._last_s, self._first)))
         self.size_bytes += size_bytes
 
@@ -246,24 +256,20 @@ class _Direction:
         self.size_bytes -= size_bytes
         self._arrived(message)
 
-    def under_way(self) -> list[Message | None]:
+    def in_transit(self) -> list[Message | None]:
         return [message for message, _, _ in self._frames]
 
     def lose_end(self, chance: random.Random) -> None:
+        """Lose a random number of the last frames in transit."""
         for _ in range(chance.randint(0, len(self._frames))):
             _, size_bytes, timer = self._frames.pop()
             self.size_bytes -= size_bytes
             timer.cancel()
 
     def stop(self) -> None:
-        """Lose everything, and take nothing more."""
+        """Lose all frames in transit and all later ones."""
         self.closed = True
         self.size_bytes = 0
         for _, _, timer in self._frames:
             timer.cancel()
         self._frames.clear()
-
-
-def _wake(waiting: asyncio.Future[None] | None) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(None)

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from errata_protocol.errors import ErrataError
 
-from ..journal.writer import GroupWriter, Pending, Step, Write, advance
+from ..journal.writer import GroupWriter, Pending, Step, Write, advance, closed
 
 
 class LoopWriter(GroupWriter):
-    """Writes in a task of the loop that commits come from; a write takes virtual time before and after it happens.
+    """Writes in a task of the event loop. A write takes virtual time before and after it happens.
 
     Args:
-        write: The store's `Write`.
-        write_time_s: Draws how long one takes.
+        write: Writes a group of commits; see `GroupWriter`.
+        write_time_s: Returns the virtual time that passes before a write, and again the time after it, in seconds.
     """
 
     def __init__(self, write: Write, write_time_s: Callable[[], float] = lambda: 0.0) -> None:
@@ -27,13 +27,15 @@ class LoopWriter(GroupWriter):
         self._woken = asyncio.Event()
 
     def _submit(self, pending: Pending) -> None:
-        self._append(pending)
+        if self._closing:
+            raise closed()
+        self._queue.append(pending)
         self._woken.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="journal writer")
 
     def close(self) -> None:
-        """Write what waits, at once: there is no thread to wait for."""
+        """Write all queued commits at once, without virtual time."""
         self._closing = True
         if self._task is not None:
             self._task.cancel()
@@ -41,6 +43,7 @@ class LoopWriter(GroupWriter):
             self._take_step()
 
     async def _run(self) -> None:
+        """Carry out the steps of the group commit in virtual time."""
         while self._step is not None:
             (step,) = self._step
             if isinstance(step, list):
@@ -56,6 +59,7 @@ class LoopWriter(GroupWriter):
             self._take_step()
 
     def _take_step(self) -> None:
+        """Carry out the pending step of the group commit, and get the next one."""
         assert self._step is not None
         (step,) = self._step
         outcome: list[ErrataError | None] | Exception | None = None

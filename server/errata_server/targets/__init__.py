@@ -1,4 +1,4 @@
-"""Resolves what an operator names for ``errata serve`` (a name, a directory, ``module:attribute``) to an application.
+"""Resolves a target of ``errata serve`` (a name, a directory, or ``module:attribute``) to an application.
 
-Which packages are installed is found in `environments.discovery`; binding and serving belong to `serve`.
+`environments.discovery` finds installed packages; listening and serving belong to `serve`.
 """

@@ -1,4 +1,7 @@
-"""Imports ``module:attribute`` or the application of an OpenEnv package directory; a failure is a one-line error."""
+"""Imports ``module:attribute`` or the application of an OpenEnv package directory; failures become one-line errors.
+
+The modules of such a directory import each other either as a package (``from ..models import``) or as a program
+(``from models import``). A program's directory is put on ``sys.path``."""
 
 from __future__ import annotations
 
@@ -18,26 +21,26 @@ from errata_protocol.errors import InvalidRequest
 from ..environments.discovery import Package
 
 _programs: set[str] = set()
-"""Directories of environments whose modules were imported as a program's, and are on the path for it."""
+"""Directories on ``sys.path`` whose modules were imported as a program."""
 
 _packages: set[str] = set()
-"""Names under which directories were made importable."""
+"""Names in ``sys.modules`` under which directories were imported as packages."""
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def from_here() -> None:
-    """Let modules be found in the current directory, as uvicorn does for its ``module:attribute``."""
+def add_working_directory() -> None:
+    """Put the current directory on ``sys.path``, as uvicorn does for its ``module:attribute``."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def attribute(target: str) -> Any:
-    """Return what ``module:attribute`` names.
+    """Import the object that ``module:attribute`` names; the attribute may be dotted.
 
     Raises:
-        InvalidRequest: There is no such module or attribute, or the module failed while it was imported.
+        InvalidRequest: ``target`` has another form, there is no such module or attribute, or the import failed.
     """
     if not _REFERENCE.fullmatch(target):
         raise InvalidRequest(f"{target!r} is not module:attribute, such as my_package.server.app:app")
@@ -46,23 +49,24 @@ def attribute(target: str) -> Any:
 
 
 def attribute_of_package(package: Package) -> Any:
-    """Return the application that an environment package names, however its modules import each other.
+    """Import the application that an environment package names, however its modules import each other.
 
-    As part of its package (``from ..models import``), else as a program in its directory (``from models import``):
-    OpenEnv's environments are written for one of these, or for both.
+    The module is imported as part of its package (``from ..models import``) and, if that raises ImportError, as a
+    program in its directory (``from models import``): OpenEnv's environments are written for one of these, or for both.
 
     Raises:
-        InvalidRequest: Neither works; the message says why the first did not.
+        InvalidRequest: Neither works; the message has the error of the first way. Or the second would take modules of
+            another program for its own.
     """
     name, _, path = package.app.partition(":")
     parent = package.module or _as_package(package)
     try:
-        with _programs_hidden():
+        with _without_program_modules():
             made = _import(f"{parent}.{name}")
         return _member(made, path)
     except ImportError as error:
         first = error
-    _refuse_mixing(package, name, first)
+    _check_name_clashes(package, name, first)
     directory = str(package.directory)
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -73,12 +77,15 @@ def attribute_of_package(package: Package) -> Any:
         raise InvalidRequest(f"cannot import {package.app} of {package.directory}: {described(first)}") from first
 
 
-def _refuse_mixing(package: Package, name: str, first: ImportError) -> None:
-    """Refuse a second program whose modules have the names of another's: Python would take one for the other."""
+def _check_name_clashes(package: Package, name: str, first: ImportError) -> None:
+    """Raise InvalidRequest if a module of this program has the same name as another program's, or as ``name``'s module.
+
+    Python would import the other program's module in its place.
+    """
     own = {entry.stem for entry in package.directory.iterdir()}
-    others = {top for known in _of_programs(but=package.directory) if (top := known.partition(".")[0]) in own}
+    others = {top for known in _program_modules(but=package.directory) if (top := known.partition(".")[0]) in own}
     top = name.partition(".")[0]
-    if top in sys.modules and package.directory not in _places(sys.modules[top]):
+    if top in sys.modules and package.directory not in _directories(sys.modules[top]):
         others.add(top)
     if others:
         raise InvalidRequest(
@@ -87,8 +94,8 @@ def _refuse_mixing(package: Package, name: str, first: ImportError) -> None:
         ) from first
 
 
-def _of_programs(but: Path | None = None) -> dict[str, ModuleType]:
-    """Return the imported modules of environments that run as programs, except those of one directory."""
+def _program_modules(but: Path | None = None) -> dict[str, ModuleType]:
+    """Return the imported modules of programs, by name, except those of the directory ``but``."""
     programs = [Path(program) for program in _programs if Path(program) != but]
     if not programs:
         return {}
@@ -96,14 +103,18 @@ def _of_programs(but: Path | None = None) -> dict[str, ModuleType]:
         name: found
         for name, found in list(sys.modules.items())
         if name.partition(".")[0] not in _packages
-        and any(place.is_relative_to(program) for place in _places(found, above=False) for program in programs)
+        and any(
+            directory.is_relative_to(program)
+            for directory in _directories(found, parents=False)
+            for program in programs
+        )
     }
 
 
 @contextmanager
-def _programs_hidden() -> Iterator[None]:
-    """Keep the modules of environments that run as programs (``models``, ``server``) from being taken for another's."""
-    hidden = _of_programs()
+def _without_program_modules() -> Iterator[None]:
+    """Hide the modules of programs (``models``, ``server``) and their directories from imports in the context."""
+    hidden = _program_modules()
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if entry not in _programs]
     for name in hidden:
@@ -119,7 +130,7 @@ def module(name: str) -> ModuleType:
     """Import a module.
 
     Raises:
-        InvalidRequest: It is not there, or failed.
+        InvalidRequest: There is no such module, or it raised an exception.
     """
     try:
         return _import(name)
@@ -153,7 +164,7 @@ def _member(owner: ModuleType, path: str) -> Any:
 
 
 def _own_names(owner: ModuleType) -> list[str]:
-    """Public names a module defined, classes and functions of its own and other objects but modules."""
+    """Return up to 12 public names of a module, without modules and without classes and functions from elsewhere."""
     return [
         name
         for name, value in vars(owner).items()
@@ -165,15 +176,21 @@ def _own_names(owner: ModuleType) -> list[str]:
 
 
 def _as_package(package: Package) -> str:
-    """Make a package's directory importable under its own name, without its parent on the path."""
+    """Import a package's directory under its own name, without its parent on ``sys.path``; return that name.
+
+    An ImportError of its ``__init__.py`` is ignored: the package is then empty, but its submodules can be imported.
+
+    Raises:
+        InvalidRequest: Another package has that name, or ``__init__.py`` raised another exception.
+    """
     name = package.directory.name.replace("-", "_")
     if not name.isidentifier():
         name = re.sub(r"\W", "_", f"env_{name}")
     known = sys.modules.get(name)
     if known is not None:
-        if package.directory not in _places(known):
+        if package.directory not in _directories(known):
             raise InvalidRequest(
-                f"{package.directory} would be imported as {name!r}, which is another package in this process already"
+                f"{package.directory} would be imported as {name!r}, but another package has that name in this process"
             )
         return name
     _packages.add(name)
@@ -192,7 +209,7 @@ def _as_package(package: Package) -> str:
     try:
         spec.loader.exec_module(made)
     except ImportError:
-        # Its client may need what only clients have installed; the server's modules are what is wanted.
+        # It may import its client, whose dependencies need not be installed. Only its server is needed.
         made.__path__ = [str(package.directory)]
     except BaseException as error:
         del sys.modules[name]
@@ -200,26 +217,26 @@ def _as_package(package: Package) -> str:
     return name
 
 
-def _places(owner: ModuleType, *, above: bool = True) -> set[Path]:
-    """Return the directories a module's own modules come from; of a single file, its directory.
+def _directories(owner: ModuleType, *, parents: bool = True) -> set[Path]:
+    """Return the directories of a module: those it searches for submodules, and that of its file.
 
     Args:
         owner: The module.
-        above: With the directories above these, in which the module itself lies.
+        parents: Add the parents of these directories.
     """
     places = getattr(owner, "__path__", None)
     if not isinstance(places, Iterable):
-        places = ()  # some modules answer every name with something, as `torch.classes` does
+        places = ()  # some modules have every attribute, such as `torch.classes`
     paths = [Path(place).resolve() for place in places]
     file = getattr(owner, "__file__", None)
     if file is not None:
         paths.append(Path(file).resolve().parent)
-    return {*paths, *(path.parent for path in paths if above)}
+    return {*paths, *(path.parent for path in paths if parents)}
 
 
 def described(error: BaseException) -> str:
-    """Return what failed and where, and the earlier failures that it was caused by or followed."""
-    lines = []
+    """Describe an exception with its place in the source, and up to two exceptions that caused or preceded it."""
+    lines: list[str] = []
     known: BaseException | None = error
     while known is not None and len(lines) < 3:
         text = f"{type(known).__name__}: {' '.join(str(known).split())}"

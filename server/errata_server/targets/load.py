@@ -1,4 +1,4 @@
-"""Resolves a target to a `Servable`: its spec, its factory, and its application where it has one.
+"""Resolves a target to a `Servable`: spec, factory, and the existing application if there is one.
 
 A target is the name of an installed environment (``terminal``, ``echo_env``), a directory with an ``openenv.yaml``, or
 ``module:attribute`` of an environment class, an `EnvironmentSpec`, an application, upstream's server object, or a
@@ -26,16 +26,16 @@ from starlette.applications import Starlette
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from ..app.adoption import adopt, is_ours, the_server
+from ..app.adoption import adopt, is_ours, server_of
 from ..app.factory import create_app
 from ..app.server import HTTPEnvServer
 from ..environments import discovery
-from ..environments.signatures import hints_of, needed_parameters, says_concurrent, types_of
+from ..environments.signatures import hints_of, needed_parameters, supports_concurrency, types_of
 from ..runtime.runtime import Runtime
 from . import imports
 
 MAX_SESSIONS = 10_000
-"""Environment instances at once, where neither the operator nor an application says how many."""
+"""Limit of environment instances where neither the operator nor the application sets one."""
 
 _POSSIBLE = (
     "expected an Environment class, an EnvironmentSpec, an OpenEnv application, or a function or functools.partial "
@@ -45,17 +45,17 @@ _POSSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """One environment that was found, not served yet.
+    """One environment that was found and can be served.
 
     Args:
-        target: What the operator wrote.
-        spec: Its name, action and observation classes, and what else it publishes.
-        factory: Makes one instance.
-        state_cls: Its state class.
-        reset_observation_cls: What reset returns, if another class.
-        concurrency: What its application allows; None where nothing was said.
-        concurrent: Whether the environment says that several instances may live at once.
-        app: The existing application that serves it; None where one is to be made.
+        target: The target as the operator wrote it.
+        spec: Name, action and observation classes, and the rest of what the environment publishes.
+        factory: Creates one instance.
+        state_cls: State class.
+        reset_observation_cls: Class that reset returns, if it is not the observation class.
+        concurrency: Limits that its application sets; None if it sets none.
+        concurrent: Whether the environment declares that several instances may exist at a time.
+        app: The existing application that serves it; None if one is to be created.
     """
 
     target: str
@@ -69,7 +69,7 @@ class Servable:
 
     @property
     def runtime(self) -> Runtime | None:
-        """The runtime its application has already, because it was made by our ``create_app``."""
+        """The runtime of its application, if Errata's ``create_app`` created that; else None."""
         return self.app.state.errata.runtime if self.app is not None and is_ours(self.app) else None
 
     @property
@@ -88,21 +88,21 @@ class Servable:
         volatile: Sequence[str] | str = (),
         detect: str | None = None,
     ) -> FastAPI:
-        """Return its application with our sessions: the existing one, adopted, or a new one.
+        """Adopt the existing application, or create one.
 
         Args:
             runtime: Journal and sandboxes.
             mode: ``simulation`` or ``production``; ``OPENENV_MODE`` by default.
-            max_sessions: Upper bound of instances; an application's own by default, else `MAX_SESSIONS`, or 1 where the
-                environment takes no more.
-            insecure: Let other machines in without a token.
+            max_sessions: Upper bound of instances. The default is the application's own, else `MAX_SESSIONS`, or 1 if
+                the environment does not support concurrent instances.
+            insecure: Allow requests from other machines without a token.
             deterministic: As in `create_fastapi_app`.
-            volatile: Likewise.
-            detect: Likewise.
+            volatile: As in `create_fastapi_app`.
+            detect: As in `create_fastapi_app`.
 
         Raises:
-            InvalidRequest: The existing application cannot be adopted, ``detect`` maps no fields, or the environment
-                takes fewer instances than ``max_sessions``.
+            InvalidRequest: The existing application cannot be adopted, ``detect`` or ``volatile`` is not valid, or the
+                environment supports fewer instances than ``max_sessions``.
         """
         try:
             if self.app is not None:
@@ -136,9 +136,9 @@ class Servable:
                 )
         except ConcurrencyConfigurationError as error:
             raise InvalidRequest(
-                f"--max-sessions {max_sessions} is more than {self.name} takes: its class does not say "
-                "SUPPORTS_CONCURRENT_SESSIONS = True, so there is one instance at a time; leave the option away, or "
-                "say it in the class if its instances do not disturb each other"
+                f"--max-sessions {max_sessions} is more than {self.name} allows: its class does not set "
+                "SUPPORTS_CONCURRENT_SESSIONS = True, so it has one instance at a time; leave out the option, or set "
+                "it in the class if its instances do not interfere with each other"
             ) from error
         app.state.spec = self.spec
         return app
@@ -155,7 +155,7 @@ class Servable:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the operator says about an environment that does not say it itself: ``module:attribute`` of its classes."""
+    """Classes that the operator names for an environment that does not declare them, as ``module:attribute``."""
 
     action: str | None = None
     observation: str | None = None
@@ -165,15 +165,17 @@ class Stated:
 
 
 def load(target: str, *, mode: str | None = None, stated: Stated | None = None) -> Servable:
-    """Find what a target names and read what it serves.
+    """Import the object that a target names, and describe the environment that it serves.
 
     Args:
-        target: See the module's head.
-        mode: Put into ``OPENENV_MODE`` before a module is imported: applications are made by importing them.
-        stated: Classes of an environment that has no type arguments or hints.
+        target: A name, directory or ``module:attribute``; see the module's docstring.
+        mode: Set as ``OPENENV_MODE`` in this process before the import, as importing a module may create an
+            application.
+        stated: Action and observation classes that the operator names for an environment without type arguments or
+            hints; None if there are none.
 
     Raises:
-        InvalidRequest: There is nothing to serve by that name; the message says what was found and what is possible.
+        InvalidRequest: The target names nothing that can be served; the message says what was found and expected.
     """
     stated = stated or Stated()
     if mode is not None:
@@ -181,28 +183,39 @@ def load(target: str, *, mode: str | None = None, stated: Stated | None = None) 
     found, spec = _find(target)
     if spec is not None:
         if stated:
-            raise InvalidRequest(f"{target} publishes its action and observation classes: leave --action away")
+            raise InvalidRequest(
+                f"{target} publishes its action and observation classes: leave out --action and --observation"
+            )
         factory = imports.attribute(spec.factory)
         state_cls = imports.attribute(spec.state_cls) if spec.state_cls else State
-        return Servable(target, spec, factory, state_cls, concurrent=says_concurrent(factory))
-    made = _made_by(found, target)
+        return Servable(target, spec, factory, state_cls, concurrent=supports_concurrency(factory))
+    made = _made(found, target)
     if isinstance(made, Starlette):
         if stated:
             raise InvalidRequest(f"{target} is an application with its own action and observation classes")
-        return _of_server(target, the_server(made), made)
+        return _of_server(target, server_of(made), made)
     if isinstance(made, _UpstreamServer):
         return _of_server(target, made, None)
     return _of_environment(target, found, made, stated)
 
 
 def load_all(targets: Sequence[str], *, mode: str | None = None, stated: Stated | None = None) -> list[Servable]:
-    """Load several targets; each environment needs a name of its own.
+    """Load the targets of one server, each with `load`.
+
+    Args:
+        targets: As for `load`.
+        mode: As for `load`.
+        stated: Action and observation classes that the operator names (``--action``, ``--observation``) for an
+            environment that does not declare them; allowed with one target only.
+
+    Returns:
+        What was loaded, in the order of ``targets``. All names differ.
 
     Raises:
-        InvalidRequest: One cannot be loaded, or two have the same name.
+        InvalidRequest: A target cannot be loaded, two have the same name, or ``stated`` is given for several targets.
     """
     if stated and len(targets) > 1:
-        raise InvalidRequest("--action and --observation are of one environment: serve it alone, or publish a spec")
+        raise InvalidRequest("--action and --observation apply to one environment: serve it alone, or publish a spec")
     loaded = [load(target, mode=mode, stated=stated) for target in targets]
     for name, count in Counter(servable.name for servable in loaded).items():
         if count > 1:
@@ -212,38 +225,45 @@ def load_all(targets: Sequence[str], *, mode: str | None = None, stated: Stated 
 
 
 def _find(target: str) -> tuple[Any, EnvironmentSpec | None]:
-    """Return the object a target names, or the spec that stands for it."""
+    """Import the object that a target names; return it, and again as the second item if it is an `EnvironmentSpec`."""
     points = discovery.published()
     if target in points:
         found = imports.attribute(f"{points[target].module}:{points[target].attr}")
     elif ":" in target:
-        imports.from_here()
+        imports.add_working_directory()
         found = imports.attribute(target)
     elif os.sep in target or target in (".", "..") or (Path(target) / discovery.MANIFEST).is_file():
         package = discovery.package_at(Path(target)) if Path(target).is_dir() else None
         if package is None:
             raise InvalidRequest(
-                f"{target} is no directory of an environment: no {discovery.MANIFEST} and no server/app.py is in it"
+                f"{target} is not a directory of an environment: it has no {discovery.MANIFEST} and no server/app.py"
             )
         found = imports.attribute_of_package(package)
     else:
         package = discovery.named(target)
         if package is None:
-            raise InvalidRequest(_unknown(target))
+            raise InvalidRequest(_unknown_message(target))
         found = imports.attribute_of_package(package)
     return found, found if isinstance(found, EnvironmentSpec) else None
 
 
-def _unknown(target: str) -> str:
+def _unknown_message(target: str) -> str:
     known = ", ".join(sorted({*discovery.published(), *discovery.packages()})) or "none"
     problem = f"no environment named {target!r} is installed (installed: {known})"
     if "." in target:
-        return f"{problem}; of a module say which attribute: {target}:app or {target}:MyEnvironment"
+        return f"{problem}; for a module give the attribute, too: {target}:app or {target}:MyEnvironment"
     return f"{problem}; give a name, a directory with an {discovery.MANIFEST}, or module:attribute"
 
 
-def _made_by(found: Any, target: str) -> Any:
-    """Return an application, a server object or an environment class; call what makes one of them."""
+def _made(found: Any, target: str) -> Any:
+    """Return an application, a server object or an environment class, calling ``found`` if it creates one of them.
+
+    A function whose return annotation is an environment class is not called. An environment instance that a call
+    returns is closed, and its class is returned.
+
+    Raises:
+        InvalidRequest: ``found`` is of another kind, needs arguments, or failed.
+    """
     if isinstance(found, Starlette | _UpstreamServer):
         return found
     if inspect.isclass(found):
@@ -252,15 +272,17 @@ def _made_by(found: Any, target: str) -> Any:
         raise InvalidRequest(f"{target} is the class {found.__name__}, not a subclass of Environment: {_POSSIBLE}")
     if isinstance(found, Environment):
         raise InvalidRequest(
-            f"{target} is one {type(found).__name__}, but each session needs one of its own: give the class"
+            f"{target} is an instance of {type(found).__name__}, but each session needs its own: give the class"
         )
     if not callable(found):
         raise InvalidRequest(f"{target} is a {type(found).__name__}: {_POSSIBLE}")
     if inspect.iscoroutinefunction(found):
-        raise InvalidRequest(f"{target} is a coroutine function: an environment or application is made by a plain one")
-    promised = _promised(found)
-    if promised is not None and issubclass(promised, Environment) and not inspect.isabstract(promised):
-        return promised
+        raise InvalidRequest(
+            f"{target} is a coroutine function: give a plain function that makes an environment or an application"
+        )
+    declared = _declared_class(found)
+    if declared is not None and issubclass(declared, Environment) and not inspect.isabstract(declared):
+        return declared
     needed = needed_parameters(found)
     if needed:
         raise InvalidRequest(
@@ -278,14 +300,14 @@ def _made_by(found: Any, target: str) -> Any:
     raise InvalidRequest(f"{target}() returned a {type(made).__name__}: {_POSSIBLE}")
 
 
-def _promised(factory: Any) -> type | None:
-    """Return what a factory makes, as far as it says so without being called."""
+def _declared_class(factory: Any) -> type | None:
+    """Return the class that a factory creates, from its return annotation; None if it has none."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     if inspect.isclass(factory):
         return factory
-    promised = hints_of(factory).get("return")
-    return promised if inspect.isclass(promised) else None
+    declared = hints_of(factory).get("return")
+    return declared if inspect.isclass(declared) else None
 
 
 def _of_server(target: str, server: _UpstreamServer, app: Any) -> Servable:
@@ -300,7 +322,7 @@ def _of_server(target: str, server: _UpstreamServer, app: Any) -> Servable:
         server.state_cls,
         server.reset_observation_cls,
         server.concurrency_config,
-        server.max_concurrent_envs > 1 or says_concurrent(server._env_factory),
+        server.max_concurrent_envs > 1 or supports_concurrency(server._env_factory),
         app,
     )
 
@@ -315,8 +337,8 @@ def _of_environment(target: str, factory: Any, cls: type[Environment[Any, Any, A
             f"{target} needs arguments ({', '.join(needed)}): give functools.partial of it, or a function without any"
         )
     action, observation, state = types_of(cls)
-    action = _class(stated.action, Action) or action
-    observation = _class(stated.observation, Observation) or observation
+    action = _subclass(stated.action, Action) or action
+    observation = _subclass(stated.observation, Observation) or observation
     if action is None or observation is None:
         lacking = " and ".join(
             name for name, found in (("action", action), ("observation", observation)) if found is None
@@ -329,7 +351,7 @@ def _of_environment(target: str, factory: Any, cls: type[Environment[Any, Any, A
     return Servable(target, spec, factory, state, concurrent=cls.SUPPORTS_CONCURRENT_SESSIONS)
 
 
-def _class(target: str | None, of: type) -> Any:
+def _subclass(target: str | None, of: type) -> Any:
     if target is None:
         return None
     found = imports.attribute(target)

@@ -10,12 +10,12 @@ import pytest
 from errata_protocol.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from errata_protocol.mux import (
     Answered,
+    Attached,
     ClientConfig,
     ClientProtocol,
     ClientSession,
     Failed,
     GoneAway,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -51,7 +51,7 @@ class Client:
         session = self.protocol.open(SID, KEY)
         self.sent()
         (opened,) = self.hear(position("opened"))
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, Attached)
         return session
 
     def reconnect(self) -> None:
@@ -207,7 +207,7 @@ def test_d7_after_a_reconnect_only_what_was_not_accepted_is_sent_again(client: C
         "type": "resume", "data": [{"sid": SID, "key": KEY, "last": 1, "last_seq": 0, "fence": 2}],
     }  # fmt: skip
     (opened,) = client.hear(position(next_id=4))
-    assert isinstance(opened, Opened) and ids(client.sent()) == [("step", 4)]
+    assert isinstance(opened, Attached) and ids(client.sent()) == [("step", 4)]
     assert [event.id for event in client.hear(observation(2), observation(3), observation(4))] == [2, 3, 4]
     assert client.protocol._in_flight == 0
 

@@ -14,11 +14,11 @@ from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, Overloaded
 from errata_protocol.mux import (
     ClientProtocol,
+    EncodedReply,
     Failed,
-    Find,
+    FindSession,
     Replied,
-    Reply,
-    Run,
+    RunRequest,
     ServerConfig,
     ServerProtocol,
     Stored,
@@ -45,7 +45,7 @@ def message(sid: str, text: str) -> bytes:
 def test_any_text_comes_back_byte_for_byte_however_it_is_cut(pieces: list[str]) -> None:
     whole = message(SID, "".join(pieces) * (1 + 3 * PART_BYTES // (1 + sum(map(len, pieces)))))
     outbox, assembly = Outbox(8), Assembly(1 << 24)
-    outbox.put(SID, whole, id=1)
+    outbox.put(SID, whole, {"id": 1})
     came = None
     for frame in outbox.take():
         part = json.loads(frame)
@@ -65,7 +65,7 @@ def test_messages_up_to_the_bound_travel_whole() -> None:
 def test_a_large_message_delays_no_other_session_but_its_own() -> None:
     outbox = Outbox(8)
     outbox.put(SID, message(SID, "before"))
-    outbox.put(SID, message(SID, "x" * 4 * PART_BYTES), id=1)
+    outbox.put(SID, message(SID, "x" * 4 * PART_BYTES), {"id": 1})
     outbox.put(SID, message(SID, "after"))
     outbox.put(OTHER, message(OTHER, "free"))
     told = read(outbox.take())
@@ -79,15 +79,15 @@ def test_a_large_message_waits_for_small_ones_of_its_session_that_were_first() -
     outbox = Outbox(2)
     for n in range(7):
         outbox.put(SID, message(SID, f"small {n}"))
-    outbox.put(SID, message(SID, "x" * 2 * PART_BYTES), id=1)
+    outbox.put(SID, message(SID, "x" * 2 * PART_BYTES), {"id": 1})
     told = read(outbox.take())
     assert [m["type"] for m in told[:7]] == ["x"] * 7 and {m["type"] for m in told[7:]} == {"part"}
 
 
 def test_two_large_messages_take_turns() -> None:
     outbox = Outbox(8)
-    outbox.put(SID, message(SID, "x" * 2 * PART_BYTES), id=1)
-    outbox.put(OTHER, message(OTHER, "y" * 2 * PART_BYTES), id=1)
+    outbox.put(SID, message(SID, "x" * 2 * PART_BYTES), {"id": 1})
+    outbox.put(OTHER, message(OTHER, "y" * 2 * PART_BYTES), {"id": 1})
     assert [m["sid"] for m in read(outbox.take())] == [SID, OTHER] * 5
 
 
@@ -185,14 +185,14 @@ def test_a_sender_has_so_much_under_way_as_its_peer_holds() -> None:
     size, sids = 3 * PART_BYTES, [f"{n}{SID}" for n in range(9)]
     outbox, assembly = Outbox(8, 2 * size + 1000), Assembly(2 * size + 1000)
     for sid in sids:
-        outbox.put(sid, message(sid, "x" * (size - 100)), id=1)
+        outbox.put(sid, message(sid, "x" * (size - 100)), {"id": 1})
     came = []
     while frames := outbox.take(1):
         for part in read(frames):
             whole = assembly.add((part["sid"],), *part["data"].values())  # type: ignore[attr-defined]
             came += [] if whole is None else [part["sid"]]
     assert came == sids
-    outbox.put(SID, message(SID, "x" * 9 * size), id=1)  # one alone may be of any size
+    outbox.put(SID, message(SID, "x" * 9 * size), {"id": 1})  # one alone may be of any size
     assert len(outbox.take()) > 9 * 3
 
 
@@ -209,11 +209,11 @@ def test_large_actions_and_observations_pass_both_machines() -> None:
     for _ in range(4):
         effects = [e for frame in client.data_to_send() for e in server.receive(connection, frame, 0.0)]
         for effect in effects:
-            if isinstance(effect, Find):
+            if isinstance(effect, FindSession):
                 effects += server.found(effect, Stored(), 0.0)
-            elif isinstance(effect, Run):
+            elif isinstance(effect, RunRequest):
                 runs.append(effect)
-                effects += server.completed(effect, Reply("observation", payload, "e", 0, digest(payload)), 0.0)
+                effects += server.completed(effect, EncodedReply("observation", payload, "e", 0, digest(payload)), 0.0)
         for frame in connection.data_to_send():
             assert len(frame) < 2 * PART_BYTES
             events += client.receive(frame, 0.0)
@@ -242,17 +242,17 @@ def test_a_message_over_the_servers_bound_is_one_error_and_the_next_one_under_it
     for now in range(4):
         effects = [e for frame in client.data_to_send() for e in server.receive(connection, frame, now)]
         for effect in effects:
-            if isinstance(effect, Find):
+            if isinstance(effect, FindSession):
                 effects += server.found(effect, Stored(), now)
-            elif isinstance(effect, Run):
+            elif isinstance(effect, RunRequest):
                 runs.append(effect)
-                effects += server.completed(effect, Reply("observation", b"{}", "e", 0, digest(b"{}")), now)
+                effects += server.completed(effect, EncodedReply("observation", b"{}", "e", 0, digest(b"{}")), now)
         events += [e for frame in connection.data_to_send() for e in client.receive(frame, now)]
         client.tick(now)
     failed, replied = (event for event in events if isinstance(event, Failed | Replied))
     assert isinstance(failed, Failed) and failed.error.code == "FRAME_TOO_LARGE" and not failed.recorded
     assert isinstance(replied, Replied) and (replied.id, [run.data for run in runs]) == (1, [b"{}"])
-    client.keep_to(server.config.limits)
+    client.apply_limits(server.config.limits)
     with pytest.raises(FrameTooLarge, match="send less"):
         client.request(session, "step", json.dumps({"text": "x" * 3 * PART_BYTES}).encode())
     with pytest.raises(FrameTooLarge, match="send less"):

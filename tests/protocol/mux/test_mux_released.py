@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from errata_protocol.mux import CLIENT_MESSAGES, ClientEvent, ClientProtocol, Opened, Replied
+from errata_protocol.mux import CLIENT_MESSAGES, Attached, ClientEvent, ClientProtocol, Replied
 from errata_protocol.mux.envelope import Malformed, read_frame
 
 ROOT = Path(__file__).parents[3]
@@ -119,7 +119,7 @@ def test_a_client_of_today_understands_an_old_server(path: Path) -> None:
     then = hear(json.loads(path.read_text()))
     now = hear(wire.conversation())
     assert [told(event) for event in then] == [told(event) for event in now]
-    assert sum(isinstance(event, Replied) for event in then) >= 3 and any(isinstance(e, Opened) for e in then)
+    assert sum(isinstance(event, Replied) for event in then) >= 3 and any(isinstance(e, Attached) for e in then)
 
 
 @each

@@ -90,11 +90,11 @@ def test_whatever_happens_replies_are_in_order_and_nothing_runs_twice(first: int
         total += run(seed)[1]
     # What the runs are for did happen in them.
     for name in (
-        "Recall",
-        "RecallPushes",
+        "ReadReplies",
+        "ReadPushes",
         "Hibernate",
-        "Record",
-        "Run",
+        "RecordError",
+        "RunRequest",
         "Pushed",
         "Replied",
         "Answered",

@@ -16,17 +16,17 @@ from errata_protocol.errors import (
     SessionLost,
 )
 from errata_protocol.mux import (
+    AnswerRead,
     Effect,
-    Find,
-    Forget,
+    EncodedReply,
+    FindSession,
+    ForgetReplies,
     Hibernate,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
-    Reply,
-    Run,
+    ReadPushes,
+    ReadReplies,
+    RecordedReply,
+    RecordError,
+    RunRequest,
     ServerConfig,
     ServerConnection,
     ServerProtocol,
@@ -42,8 +42,8 @@ OTHER = "other0Zq3vK8s0T1u5Wb7Y"
 PAYLOAD = b'{"observation":{},"reward":null,"done":false}'
 
 
-def reply(t: int = 0, payload: bytes = PAYLOAD) -> Reply:
-    return Reply("observation", payload, "e-1", t, digest(payload))
+def reply(t: int = 0, payload: bytes = PAYLOAD) -> EncodedReply:
+    return EncodedReply("observation", payload, "e-1", t, digest(payload))
 
 
 class Server:
@@ -74,14 +74,14 @@ class Server:
 
     def opened(self, sid: str = SID, stored: Stored | None = None, socket: ServerConnection | None = None) -> None:
         (find,) = self.say({"sid": sid, "type": "open", "data": {"key": KEY}}, socket=socket)
-        assert isinstance(find, Find) and find.make
+        assert isinstance(find, FindSession) and find.make
         self.take(self.protocol.found(find, stored or Stored(recovery="snapshot"), self.now))
         assert [message["type"] for message in self.told(socket)] == ["opened"]
 
-    def run(self, effect: Effect, answer: Reply | None = None) -> list[Effect]:
-        assert isinstance(effect, Run | Record)
+    def run(self, effect: Effect, answer: EncodedReply | None = None) -> list[Effect]:
+        assert isinstance(effect, RunRequest | RecordError)
         if answer is None:
-            answer = effect.reply if isinstance(effect, Record) else reply(effect.id - 1)
+            answer = effect.reply if isinstance(effect, RecordError) else reply(effect.id - 1)
         return self.take(self.protocol.completed(effect, answer, self.now))
 
 
@@ -115,7 +115,7 @@ def test_d1_an_unparsable_frame_is_one_error_with_sid_null_and_no_effect(server:
 
 def test_d1_elements_are_admitted_alone_and_a_bad_one_is_told_by_its_index(server: Server) -> None:
     effects = server.say(step(1), {**step(2), "extra": 1}, {"sid": SID, "type": "step"}, step(2))
-    assert [effect.id for effect in effects if isinstance(effect, Run)] == [1]
+    assert [effect.id for effect in effects if isinstance(effect, RunRequest)] == [1]
     first, second = server.told()
     assert (first["index"], first["id"], first["data"]["code"]) == (1, 2, "INVALID_ENVELOPE")
     assert (second["index"], second["sid"], second["data"]["code"]) == (2, SID, "INVALID_ENVELOPE")
@@ -159,7 +159,7 @@ def test_d2_a_message_needs_its_own_address_and_what_has_not_is_never_admitted(
 def test_an_unknown_type_consumes_no_id(server: Server) -> None:
     assert server.say({"sid": SID, "id": 1, "type": "teleport"}) == []
     assert codes(server.told()) == ["UNKNOWN_TYPE"]
-    assert isinstance(server.say(step(1))[0], Run)
+    assert isinstance(server.say(step(1))[0], RunRequest)
 
 
 def test_d1_an_unknown_type_in_a_batch_is_told_by_its_index(server: Server) -> None:
@@ -174,7 +174,7 @@ def test_d1_an_unknown_type_in_a_batch_is_told_by_its_index(server: Server) -> N
 
 def test_d2_requests_of_a_session_run_one_by_one_in_order_of_id(server: Server) -> None:
     (first,) = server.say(step(1), step(2), step(3))
-    assert isinstance(first, Run) and (first.id, first.data) == (1, b'{"n": 1}')
+    assert isinstance(first, RunRequest) and (first.id, first.data) == (1, b'{"n": 1}')
     (second,) = server.run(first)
     (third,) = server.run(second)
     assert server.run(third) == []
@@ -184,14 +184,14 @@ def test_d2_requests_of_a_session_run_one_by_one_in_order_of_id(server: Server) 
 
 def test_d2_reads_have_no_order_and_leave_no_id(server: Server) -> None:
     run, read = server.say(step(1), {"sid": SID, "q": 9, "type": "state", "data": {"t": 3, "eid": "e-1"}})
-    assert isinstance(read, Read) and read.fields == {"t": 3, "eid": "e-1"}
-    server.protocol.answered(read, Reply("state_at", PAYLOAD, "e-1", 3, digest(PAYLOAD), "step"))
+    assert isinstance(read, AnswerRead) and read.fields == {"t": 3, "eid": "e-1"}
+    server.protocol.read_answered(read, EncodedReply("state_at", PAYLOAD, "e-1", 3, digest(PAYLOAD), "step"))
     (told,) = server.told()
     assert told == {
         "sid": SID, "q": 9, "type": "state_at", "eid": "e-1", "t": 3, "kind": "step", "digest": digest(PAYLOAD),
         "data": json.loads(PAYLOAD),
     }  # fmt: skip
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
 
 
 def test_d4_the_same_id_and_payload_gets_the_recorded_reply(server: Server) -> None:
@@ -207,32 +207,32 @@ def test_d4_an_old_reply_comes_from_the_journal(server: Server) -> None:
     recorded = []
     for id in (1, 2, 3):
         (run,) = server.say(step(id))
-        assert isinstance(run, Run)
+        assert isinstance(run, RunRequest)
         server.run(run)
-        recorded.append(Recorded(id, "step", run.sha, reply(id - 1), run.data))
+        recorded.append(RecordedReply(id, "step", run.sha, reply(id - 1), run.data))
     server.told()
     (recall,) = server.say(step(1))
-    assert isinstance(recall, Recall) and (recall.first, recall.last) == (1, 1)
-    server.protocol.recalled(recall, recorded[:1])
+    assert isinstance(recall, ReadReplies) and (recall.first, recall.last) == (1, 1)
+    server.protocol.replies_read(recall, recorded[:1])
     assert [m["id"] for m in server.told()] == [1]
     for sha in (recorded[0].sha, b""):  # with the reply its request may be gone too
         (gone,) = server.say(step(1))
-        assert isinstance(gone, Recall)
-        server.protocol.recalled(gone, [Recorded(1, "step", sha, None)])
+        assert isinstance(gone, ReadReplies)
+        server.protocol.replies_read(gone, [RecordedReply(1, "step", sha, None)])
         assert codes(server.told()) == ["REPLY_EXPIRED"]
 
 
 @pytest.mark.parametrize("running", [True, False])
 def test_d4_another_payload_or_type_under_one_id_is_a_conflict(server: Server, running: bool) -> None:
     (run,) = server.say(step(1))
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     if not running:
         server.run(run)
         server.told()
     for other in (step(1, data={"n": 2}), {**step(1), "type": "reset"}):
         for recall in server.say(other):
-            assert isinstance(recall, Recall)
-            server.protocol.recalled(recall, [Recorded(1, "step", run.sha, reply(), run.data)])
+            assert isinstance(recall, ReadReplies)
+            server.protocol.replies_read(recall, [RecordedReply(1, "step", run.sha, reply(), run.data)])
         (error,) = server.told()
         assert error["id"] == 1 and error["data"]["code"] == "CONFLICT"
     assert server.protocol.session(SID).next_id == 2  # type: ignore[union-attr]
@@ -240,13 +240,13 @@ def test_d4_another_payload_or_type_under_one_id_is_a_conflict(server: Server, r
 
 def test_d4_the_same_payload_in_other_bytes_is_the_same(server: Server) -> None:
     (run,) = server.say(step(1, data={"a": 1.0, "b": 2}))
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     assert server.say(step(1, data={"b": 2, "a": 1})) == [] and server.told() == []
     server.run(run)
     server.told()
     (recall,) = server.say(step(1, data={"b": 2, "a": 1}))
-    assert isinstance(recall, Recall)
-    server.protocol.recalled(recall, [Recorded(1, "step", run.sha, reply(), run.data)])
+    assert isinstance(recall, ReadReplies)
+    server.protocol.replies_read(recall, [RecordedReply(1, "step", run.sha, reply(), run.data)])
     assert [m["type"] for m in server.told()] == ["observation"]
 
 
@@ -261,22 +261,22 @@ def test_d5_a_refused_request_holds_back_all_later_ones(server: Server) -> None:
     assert server.say(step(1), step(2), step(3)) == []
     assert codes(server.told()) == ["JOURNAL_UNAVAILABLE", "OUT_OF_ORDER", "OUT_OF_ORDER"]
     server.protocol.refuse(None)
-    assert isinstance(server.say(step(1))[0], Run)
+    assert isinstance(server.say(step(1))[0], RunRequest)
 
 
 def test_d5_a_run_that_had_no_effect_gives_its_id_back(server: Server) -> None:
     (run,) = server.say(step(1), step(2))
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     server.take(server.protocol.rejected(run, JournalUnavailable("the disk is full")))
     told = server.told()
     assert codes(told) == ["JOURNAL_UNAVAILABLE", "OUT_OF_ORDER"] and {m["data"]["next_id"] for m in told} == {1}
     (again,) = server.say(step(1))
-    assert isinstance(again, Run) and again.id == 1
+    assert isinstance(again, RunRequest) and again.id == 1
 
 
 def test_d5_an_error_that_consumes_its_id_cannot_be_given_back(server: Server) -> None:
     (run,) = server.say(step(1))
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     with pytest.raises(LocalProtocolError, match="consumes id 1"):
         server.protocol.rejected(run, EnvironmentFailed("it raised"))
     with pytest.raises(LocalProtocolError):
@@ -285,7 +285,7 @@ def test_d5_an_error_that_consumes_its_id_cannot_be_given_back(server: Server) -
 
 def test_d5_a_recorded_error_is_a_reply(server: Server) -> None:
     (run,) = server.say(step(1), step(2))
-    server.run(run, Reply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
+    server.run(run, EncodedReply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
     assert codes(server.told()) == ["EXECUTION_ERROR"]
     assert server.say(step(1)) == []
     assert codes(server.told()) == ["EXECUTION_ERROR"]
@@ -302,10 +302,10 @@ def test_d3_open_reset_and_steps_may_be_pipelined() -> None:
         step(2),
         {"sid": SID, "q": 1, "type": "state"},
     )
-    assert isinstance(find, Find) and find.session.group == OTHER
+    assert isinstance(find, FindSession) and find.session.group == OTHER
     assert find.session.key_hash == hash_key(SID, KEY) and KEY not in repr(find.session.key_hash)
     run, read = server.take(server.protocol.found(find, Stored(recovery="none"), 0.0))
-    assert isinstance(run, Run) and run.kind == "reset" and isinstance(read, Read)
+    assert isinstance(run, RunRequest) and run.kind == "reset" and isinstance(read, AnswerRead)
     (opened,) = server.told()
     assert opened["data"] == {
         "next_id": 1, "eid": None, "t": None, "seq": 0, "recovery": "none", "fence": 1,
@@ -316,12 +316,12 @@ def test_d3_open_reset_and_steps_may_be_pipelined() -> None:
 def test_d5_what_waits_behind_a_refused_open_is_not_attached() -> None:
     server = Server()
     (find,) = server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, step(1), step(2))
-    assert isinstance(find, Find)
-    server.take(server.protocol.refused(find, CapacityReached("full", retry_after=5.0), 0.0))
+    assert isinstance(find, FindSession)
+    server.take(server.protocol.find_failed(find, CapacityReached("full", retry_after=5.0), 0.0))
     told = server.told()
     assert codes(told) == ["CAPACITY_REACHED", "NOT_ATTACHED", "NOT_ATTACHED"]
     assert told[0]["data"]["retry_after"] == 5.0 and server.socket.in_flight == 0
-    assert isinstance(server.say({"sid": SID, "type": "open", "data": {"key": KEY}})[0], Find)
+    assert isinstance(server.say({"sid": SID, "type": "open", "data": {"key": KEY}})[0], FindSession)
 
 
 def test_d3_an_open_of_the_same_session_attaches_it_and_sends_what_was_not_acknowledged(server: Server) -> None:
@@ -341,8 +341,8 @@ def test_d7_a_wrong_key_and_an_unknown_sid_take_the_same_path(known: bool) -> No
         server.opened()
     other = server.protocol.connect()
     (find,) = server.say(resume(key=OTHER), step(1), socket=other)
-    assert isinstance(find, Find) and not find.make and find.session.key_hash == hash_key(SID, OTHER)
-    server.take(server.protocol.refused(find, SessionLost("whatever the shell says"), 0.0))
+    assert isinstance(find, FindSession) and not find.make and find.session.key_hash == hash_key(SID, OTHER)
+    server.take(server.protocol.find_failed(find, SessionLost("whatever the shell says"), 0.0))
     lost, unattached = server.told(other)
     assert lost == {
         "sid": SID, "type": "error",
@@ -351,13 +351,13 @@ def test_d7_a_wrong_key_and_an_unknown_sid_take_the_same_path(known: bool) -> No
     assert unattached["data"]["code"] == "NOT_ATTACHED"
     assert server.told() == [], "the owner notices nothing"
     if known:
-        assert isinstance(server.say(step(1))[0], Run)
+        assert isinstance(server.say(step(1))[0], RunRequest)
 
 
 def test_f2_a_session_of_another_principal_is_an_unknown_one(server: Server) -> None:
     foreign = server.protocol.connect("someone else")
     (find,) = server.say(resume(), socket=foreign)
-    assert isinstance(find, Find) and find.session.principal == "someone else"
+    assert isinstance(find, FindSession) and find.session.principal == "someone else"
     assert server.told() == []
 
 
@@ -367,7 +367,7 @@ def test_d7_resume_fences_the_old_socket(server: Server) -> None:
     (detached,) = server.told()
     assert detached == {"sid": SID, "type": "detached", "data": {"reason": "taken_over"}}
     assert server.say(step(1)) == [] and codes(server.told()) == ["NOT_ATTACHED"]
-    assert isinstance(server.say(step(1), socket=new)[0], Run)
+    assert isinstance(server.say(step(1), socket=new)[0], RunRequest)
 
 
 def test_d7_what_was_admitted_answers_on_the_new_socket(server: Server) -> None:
@@ -425,20 +425,20 @@ def test_d7_missed_replies_follow_in_order_and_newer_ones_wait_for_them(server: 
     recorded = []
     for id in (1, 2, 3):
         (run,) = server.say(step(id))
-        assert isinstance(run, Run)
+        assert isinstance(run, RunRequest)
         server.run(run)
-        recorded.append(Recorded(id, "step", run.sha, reply(id - 1)))
+        recorded.append(RecordedReply(id, "step", run.sha, reply(id - 1)))
     new = server.protocol.connect()
     (recall,) = server.say(resume(), step(4), socket=new)[:1]
-    (run,) = (effect for effect in server.due if isinstance(effect, Run) and effect.id == 4)
-    assert isinstance(recall, Recall) and (recall.first, recall.last) == (1, 1)
+    (run,) = (effect for effect in server.due if isinstance(effect, RunRequest) and effect.id == 4)
+    assert isinstance(recall, ReadReplies) and (recall.first, recall.last) == (1, 1)
     server.run(run)
     assert codes(server.told(new)) == ["resumed"]
-    server.take(server.protocol.recalled(recall, recorded[:1]))
-    missing = [effect for effect in server.due if isinstance(effect, Recall)][1:]
+    server.take(server.protocol.replies_read(recall, recorded[:1]))
+    missing = [effect for effect in server.due if isinstance(effect, ReadReplies)][1:]
     told = [m["id"] for m in server.told(new)]
     for effect in missing:
-        server.take(server.protocol.recalled(effect, recorded[effect.first - 1 : effect.last]))
+        server.take(server.protocol.replies_read(effect, recorded[effect.first - 1 : effect.last]))
     assert told + [m["id"] for m in server.told(new)] == [1, 2, 3, 4]
 
 
@@ -446,15 +446,15 @@ def test_d7_a_repeat_does_not_overtake_the_replies_that_are_due(server: Server) 
     recorded = []
     for id in (1, 2, 3):
         (run,) = server.say(step(id))
-        assert isinstance(run, Run)
+        assert isinstance(run, RunRequest)
         server.run(run)
-        recorded.append(Recorded(id, "step", run.sha, reply(id - 1), run.data))
+        recorded.append(RecordedReply(id, "step", run.sha, reply(id - 1), run.data))
     new = server.protocol.connect()
     due, asked = server.say(resume(), step(1), socket=new)
-    assert isinstance(due, Recall) and isinstance(asked, Recall)
-    server.take(server.protocol.recalled(asked, recorded[:1]))
+    assert isinstance(due, ReadReplies) and isinstance(asked, ReadReplies)
+    server.take(server.protocol.replies_read(asked, recorded[:1]))
     assert codes(server.told(new)) == ["resumed"] and new.in_flight == 0
-    server.take(server.protocol.recalled(due, recorded[:1]))
+    server.take(server.protocol.replies_read(due, recorded[:1]))
     assert [m["id"] for m in server.told(new)] == [1, 2, 3]
 
 
@@ -464,7 +464,7 @@ def test_d7_resume_acknowledges_and_the_journal_is_told(server: Server) -> None:
         server.run(run)
     server.told()
     (forget,) = server.say(resume(last=2))
-    assert isinstance(forget, Forget) and (forget.last, forget.last_seq) == (2, 0)
+    assert isinstance(forget, ForgetReplies) and (forget.last, forget.last_seq) == (2, 0)
     assert codes(server.told()) == ["resumed"] and not server.protocol.session(SID).kept  # type: ignore[union-attr]
     assert server.say({"sid": SID, "type": "ack", "data": {"last": 2}}) == [], "known already"
 
@@ -480,16 +480,16 @@ def test_d12_a_journal_that_lost_acknowledged_requests_is_told_and_nothing_goes_
 def test_d7_resume_after_a_restart_goes_on_where_the_journal_stands() -> None:
     server = Server()
     (find,) = server.say(resume(last=5, last_seq=1))
-    assert isinstance(find, Find)
+    assert isinstance(find, FindSession)
     effects = server.take(server.protocol.found(find, Stored(8, "e-1", 4, 3, "snapshot"), 0.0))
     forget, recall, pushes = effects
-    assert isinstance(forget, Forget) and isinstance(recall, Recall) and isinstance(pushes, RecallPushes)
+    assert isinstance(forget, ForgetReplies) and isinstance(recall, ReadReplies) and isinstance(pushes, ReadPushes)
     assert (recall.first, recall.last, pushes.first, pushes.last) == (6, 7, 2, 3)
     (resumed,) = server.told()
     assert resumed["data"] == {
         "next_id": 8, "eid": "e-1", "t": 4, "seq": 3, "recovery": "snapshot", "fence": 1,
     }  # fmt: skip
-    server.protocol.pushes_recalled(pushes, [(2, b"{}"), (3, b"{}")])
+    server.protocol.pushes_read(pushes, [(2, b"{}"), (3, b"{}")])
     assert [m["seq"] for m in server.told()] == [2, 3]
 
 
@@ -497,10 +497,10 @@ def test_d7_resume_after_a_restart_goes_on_where_the_journal_stands() -> None:
 def test_d12_who_resumes_a_session_that_is_over_is_told_and_gets_what_was_missed(status: Any) -> None:
     server = Server()
     (find,) = server.say(resume(last=1), step(3))
-    assert isinstance(find, Find)
+    assert isinstance(find, FindSession)
     (recall,) = server.take(server.protocol.found(find, Stored(3, "e-1", 1, 0, "none", status), 0.0))
-    assert isinstance(recall, Recall) and (recall.first, recall.last) == (2, 2)
-    server.protocol.recalled(recall, [Recorded(2, "close", b"", Reply("closed", b"{}"))])
+    assert isinstance(recall, ReadReplies) and (recall.first, recall.last) == (2, 2)
+    server.protocol.replies_read(recall, [RecordedReply(2, "close", b"", EncodedReply("closed", b"{}"))])
     assert codes(server.told()) == [f"SESSION_{status.upper()}", "NOT_ATTACHED", "closed"]
     assert server.protocol.sessions == 0
 
@@ -508,16 +508,16 @@ def test_d12_who_resumes_a_session_that_is_over_is_told_and_gets_what_was_missed
 def test_d9_what_was_missed_of_sessions_that_are_over_is_recalled_as_the_socket_has_room() -> None:
     server = Server(high_water_bytes=1000)
     (find,) = server.say(resume())
-    assert isinstance(find, Find)
+    assert isinstance(find, FindSession)
     effects = server.take(server.protocol.found(find, Stored(41, "e-1", 39, 0, "none", "expired"), 0.0))
     told, waited = codes(server.told()), 0
     while effects:
         (recall,) = effects
-        assert isinstance(recall, Recall) and recall.last - recall.first < 16
-        rows = [Recorded(id, "step", b"", reply(id - 1)) for id in range(recall.first, recall.last + 1)]
-        effects = server.take(server.protocol.recalled(recall, rows))
+        assert isinstance(recall, ReadReplies) and recall.last - recall.first < 16
+        rows = [RecordedReply(id, "step", b"", reply(id - 1)) for id in range(recall.first, recall.last + 1)]
+        effects = server.take(server.protocol.replies_read(recall, rows))
         assert server.socket.outbox.buffered < 16 * 250
-        if server.socket.holds_back:
+        if server.socket.has_waiting_replies:
             assert effects == [] and not server.socket.accepts_input
             told += codes(server.told())
             effects, waited = server.take(server.protocol.drained(server.socket)), waited + 1
@@ -538,9 +538,9 @@ def test_d12_a_lost_socket_detaches_and_what_was_admitted_runs_on(server: Server
     (run,) = server.say(step(1), step(2))
     server.take(server.protocol.disconnect(server.socket, 0.0))
     (second,) = server.run(run)
-    assert isinstance(second, Run) and second.id == 2
+    assert isinstance(second, RunRequest) and second.id == 2
     server.run(second)
-    assert server.protocol.session(SID).done == 2  # type: ignore[union-attr]
+    assert server.protocol.session(SID).last_done == 2  # type: ignore[union-attr]
 
 
 def test_d12_hibernation_counts_from_the_last_reply_and_waits_for_what_is_admitted(server: Server) -> None:
@@ -555,10 +555,10 @@ def test_d12_hibernation_counts_from_the_last_reply_and_waits_for_what_is_admitt
     assert isinstance(hibernate, Hibernate)
     server.socket = server.protocol.connect()
     assert server.say(resume(last=1), step(2)) == [], "a resume during hibernation waits"
-    (find,) = server.take(server.protocol.slept(hibernate, 26.0))
-    assert isinstance(find, Find) and not find.make
+    (find,) = server.take(server.protocol.hibernated(hibernate, 26.0))
+    assert isinstance(find, FindSession) and not find.make
     effects = server.take(server.protocol.found(find, Stored(2, "e-1", 0, 0, "snapshot"), 26.0))
-    assert [type(effect) for effect in effects] == [Forget, Run] and codes(server.told()) == ["resumed"]
+    assert [type(effect) for effect in effects] == [ForgetReplies, RunRequest] and codes(server.told()) == ["resumed"]
 
 
 def test_d12_what_runs_is_waited_for_where_sessions_are_kept_for_no_time_at_all() -> None:
@@ -587,22 +587,22 @@ def test_d12_a_session_that_ends_for_a_reason_of_the_servers_is_told(server: Ser
     told = server.told()
     assert codes(told) == ["SESSION_EXPIRED", "SESSION_EXPIRED", "detached"]
     assert told[-1]["data"]["reason"] == "expired" and server.socket.in_flight == 0
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     assert server.run(run) == [], "what still ran comes to nothing"
 
 
 def test_d12_close_group_is_a_read_that_names_group_and_socket(server: Server) -> None:
     (read,) = server.say({"q": 3, "type": "close_group", "data": {"group": OTHER}})
-    assert isinstance(read, Read) and read.fields == {"group": OTHER} and read.session is None
-    server.protocol.answered(read, Reply("group_closed", b'{"closed":2}'))
+    assert isinstance(read, AnswerRead) and read.fields == {"group": OTHER} and read.session is None
+    server.protocol.read_answered(read, EncodedReply("group_closed", b'{"closed":2}'))
     assert server.told() == [{"q": 3, "type": "group_closed", "data": {"closed": 2}}]
 
 
 def test_d2_close_ends_the_session_behind_what_came_before(server: Server) -> None:
     (run,) = server.say(step(1), {"sid": SID, "id": 2, "type": "close"}, step(3))
     (close,) = server.run(run)
-    assert isinstance(close, Run) and close.kind == "close"
-    server.run(close, Reply("closed", b"{}"))
+    assert isinstance(close, RunRequest) and close.kind == "close"
+    server.run(close, EncodedReply("closed", b"{}"))
     assert codes(server.told()) == ["observation", "closed", "SESSION_CLOSED"]
     assert server.protocol.sessions == 0 and server.socket.in_flight == 0 and not server.socket.sessions
 
@@ -612,23 +612,23 @@ def test_d4_what_follows_a_close_is_refused_behind_the_replies_that_are_still_re
     server: Server, reason: str
 ) -> None:
     (run,) = server.say(step(1))
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     server.run(run)
     for id in range(2, 8):  # so many that the first one is the journal's
         (later,) = server.say(step(id))
         server.run(later)
     new = server.protocol.connect()
     due, close = server.say(resume(), {"sid": SID, "id": 8, "type": "close"}, step(9), socket=new)
-    assert isinstance(due, Recall) and isinstance(close, Run) and codes(server.told(new)) == ["resumed"]
+    assert isinstance(due, ReadReplies) and isinstance(close, RunRequest) and codes(server.told(new)) == ["resumed"]
     if reason == "by its client":
-        (missed,) = server.run(close, Reply("closed", b"{}"))
+        (missed,) = server.run(close, EncodedReply("closed", b"{}"))
     else:
         (missed,) = server.take(server.protocol.ended(SID, "closed", 0.0))
     assert server.told(new) == [] and server.protocol.sessions == 0
-    assert isinstance(missed, Recall) and missed.first == 1
-    rows = [Recorded(id, "step", b"", reply(id - 1)) for id in range(1, missed.last + 1)]
-    assert server.take(server.protocol.recalled(due, rows[: due.last])) == [], "it is not that attachment's any more"
-    server.take(server.protocol.recalled(missed, rows))
+    assert isinstance(missed, ReadReplies) and missed.first == 1
+    rows = [RecordedReply(id, "step", b"", reply(id - 1)) for id in range(1, missed.last + 1)]
+    assert server.take(server.protocol.replies_read(due, rows[: due.last])) == [], "dropped: it was attached anew"
+    server.take(server.protocol.replies_read(missed, rows))
     said = server.told(new)
     if reason == "by its client":
         assert [m["id"] for m in said] == [*range(1, 10)] and codes(said)[-1] == "SESSION_CLOSED"
@@ -650,7 +650,7 @@ def test_d6_a_precondition_is_looked_at_when_its_turn_comes(
 ) -> None:
     (run,) = server.say(step(1), step(2, **{"if": condition}))
     (second,) = server.run(run)
-    assert isinstance(second, Run if holds else Record)
+    assert isinstance(second, RunRequest if holds else RecordError)
     server.run(second)
     assert codes(server.told())[1] == ("observation" if holds else "PRECONDITION_FAILED")
 
@@ -659,8 +659,8 @@ def test_d6_a_failed_reset_stops_the_steps_that_relied_on_it(server: Server) -> 
     (reset,) = server.say(
         {"sid": SID, "id": 1, "type": "reset"}, step(2, **{"if": {"t": 0}}), step(3, **{"if": {"t": 1}})
     )
-    (second,) = server.run(reset, Reply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
-    assert isinstance(second, Record)
+    (second,) = server.run(reset, EncodedReply("error", b'{"message":"m","code":"EXECUTION_ERROR"}'))
+    assert isinstance(second, RecordError)
     (third,) = server.run(second)
     server.run(third)
     assert codes(server.told()) == ["EXECUTION_ERROR", "PRECONDITION_FAILED", "PRECONDITION_FAILED"]
@@ -671,9 +671,9 @@ def test_d10_cancel_before_the_start_is_recorded_and_while_running_ignored(serve
     cancels = [{"sid": SID, "id": id, "type": "cancel"} for id in (1, 2, 77)]
     assert server.say(*cancels) == [] and server.told() == []
     (second,) = server.run(run)
-    assert isinstance(second, Record)
+    assert isinstance(second, RecordError)
     (third,) = server.run(second)
-    assert isinstance(third, Run)
+    assert isinstance(third, RunRequest)
     server.run(third)
     assert codes(server.told()) == ["observation", "CANCELLED", "observation"]
     server.say(step(2))
@@ -682,12 +682,12 @@ def test_d10_cancel_before_the_start_is_recorded_and_while_running_ignored(serve
 
 def test_d10_a_deadline_counts_from_receipt_queue_included(server: Server) -> None:
     (run,) = server.say(step(1, deadline_ms=500), step(2, deadline_ms=1000), step(3, deadline_ms=3000))
-    assert isinstance(run, Run) and run.deadline == 0.5
+    assert isinstance(run, RunRequest) and run.deadline == 0.5
     server.now = 1.0
     (second,) = server.run(run)
-    assert isinstance(second, Record)
+    assert isinstance(second, RecordError)
     (third,) = server.run(second)
-    assert isinstance(third, Run) and third.deadline == 3.0
+    assert isinstance(third, RunRequest) and third.deadline == 3.0
     assert codes(server.told()) == ["observation", "TIMEOUT"]
 
 
@@ -697,11 +697,11 @@ def test_d10_a_deadline_counts_from_receipt_queue_included(server: Server) -> No
 def test_d8_pushes_leave_in_order_of_seq(server: Server) -> None:
     assert server.take(server.protocol.pushed(SID, 1, b'{"v":1}')) == []
     (recall,) = server.take(server.protocol.pushed(SID, 3, b'{"v":3}'))
-    assert isinstance(recall, RecallPushes) and (recall.first, recall.last) == (2, 3)
+    assert isinstance(recall, ReadPushes) and (recall.first, recall.last) == (2, 3)
     assert server.take(server.protocol.pushed(SID, 4, b'{"v":4}')) == []
-    (rest,) = server.take(server.protocol.pushes_recalled(recall, [(2, b'{"v":2}'), (3, b'{"v":3}')]))
-    assert isinstance(rest, RecallPushes)
-    server.protocol.pushes_recalled(rest, [(4, b'{"v":4}')])
+    (rest,) = server.take(server.protocol.pushes_read(recall, [(2, b'{"v":2}'), (3, b'{"v":3}')]))
+    assert isinstance(rest, ReadPushes)
+    server.protocol.pushes_read(rest, [(4, b'{"v":4}')])
     assert [(m["seq"], m["type"], m["data"]["v"]) for m in server.told()] == [(n, "reward", n) for n in (1, 2, 3, 4)]
     assert server.take(server.protocol.pushed(SID, 2, b"{}")) == [] and server.told() == []
 
@@ -751,11 +751,11 @@ def test_d9_replies_to_a_client_that_does_not_read_stay_in_the_journal() -> None
     assert server.socket.outbox.buffered < 2500, "two replies, not four"
     told = server.told()
     assert [m["id"] for m in told] == [1] or [m["id"] for m in told] == [1, 2]
-    while server.socket.behind:
+    while server.socket.blocked:
         for effect in server.take(server.protocol.drained(server.socket)):
-            assert isinstance(effect, Recall)
-            rows = [Recorded(id, "step", b"", replies[id]) for id in range(effect.first, effect.last + 1)]
-            server.take(server.protocol.recalled(effect, rows))
+            assert isinstance(effect, ReadReplies)
+            rows = [RecordedReply(id, "step", b"", replies[id]) for id in range(effect.first, effect.last + 1)]
+            server.take(server.protocol.replies_read(effect, rows))
         told += server.told()
     assert [m["id"] for m in told] == [1, 2, 3, 4]
     (run,) = server.say(step(5))
@@ -779,10 +779,10 @@ def test_d9_requests_in_flight_are_bounded_in_bytes() -> None:
 def test_d11_a_fork_names_its_child_by_the_hash_of_its_key(server: Server) -> None:
     said = {"t": 2, "child": {"sid": OTHER, "key": KEY}}
     (run,) = server.say({"sid": SID, "id": 1, "type": "fork", "data": said})
-    assert isinstance(run, Run) and run.fork is not None
+    assert isinstance(run, RunRequest) and run.fork is not None
     assert (run.fork.t, run.fork.eid, run.fork.sid, run.fork.key_hash) == (2, None, OTHER, hash_key(OTHER, KEY))
     assert KEY.encode() not in run.data and OTHER.encode() in run.data
-    server.run(run, Reply("forked", b"{}"))
+    server.run(run, EncodedReply("forked", b"{}"))
     assert server.say({"sid": SID, "id": 1, "type": "fork", "data": said}) == []
     assert codes(server.told()) == ["forked", "forked"]
     assert server.say(step(1, OTHER)) == [] and codes(server.told()) == ["NOT_ATTACHED"], "a fork attaches nothing"
@@ -790,7 +790,7 @@ def test_d11_a_fork_names_its_child_by_the_hash_of_its_key(server: Server) -> No
 
 def test_d11_a_fork_that_cannot_be_read_is_a_recorded_error(server: Server) -> None:
     (record,) = server.say({"sid": SID, "id": 1, "type": "fork", "data": {"t": 2, "child": {"sid": OTHER, "key": "x"}}})
-    assert isinstance(record, Record) and record.data == b"{}"
+    assert isinstance(record, RecordError) and record.data == b"{}"
     server.run(record)
     assert codes(server.told()) == ["VALIDATION_ERROR"] and server.protocol.session(SID).next_id == 2  # type: ignore[union-attr]
 
@@ -803,7 +803,7 @@ def test_f1_production_mode_has_no_fork_and_no_state_t() -> None:
         {"sid": SID, "q": 1, "type": "state", "data": {"t": 0}},
         {"sid": SID, "q": 2, "type": "state"},
     )
-    assert isinstance(record, Record) and isinstance(live, Read) and live.q == 2
+    assert isinstance(record, RecordError) and isinstance(live, AnswerRead) and live.q == 2
     server.run(record)
     assert codes(server.told()) == ["NOT_SUPPORTED", "NOT_SUPPORTED"]
 
@@ -823,9 +823,9 @@ def test_many_sessions_are_resumed_in_one_frame() -> None:
     sids = [f"many-{n:0>20}" for n in range(500)]
     entries = [{"sid": sid, "key": KEY, "last": 0, "last_seq": 0} for sid in sids]
     finds = server.say({"type": "resume", "data": entries})
-    assert [find.session.sid for find in finds if isinstance(find, Find)] == sids
+    assert [find.session.sid for find in finds if isinstance(find, FindSession)] == sids
     for find in finds:
-        assert isinstance(find, Find)
+        assert isinstance(find, FindSession)
         server.take(server.protocol.found(find, Stored(), 0.0))
     assert [m["sid"] for m in server.told()] == sids
 
@@ -833,7 +833,7 @@ def test_many_sessions_are_resumed_in_one_frame() -> None:
 def test_a_disconnect_while_a_session_is_looked_for_leaves_it_detached() -> None:
     server = Server()
     (find,) = server.say({"sid": SID, "type": "open", "data": {"key": KEY}}, step(1))
-    assert isinstance(find, Find)
+    assert isinstance(find, FindSession)
     server.take(server.protocol.disconnect(server.socket, 0.0))
     assert server.take(server.protocol.found(find, Stored(recovery="snapshot"), 0.0)) == []
     assert server.protocol.next_timer() == 10.0 and server.protocol.session(SID).connection is None  # type: ignore[union-attr]

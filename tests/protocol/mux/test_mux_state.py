@@ -7,7 +7,7 @@ import pytest
 from errata_protocol.errors import LocalProtocolError
 from errata_protocol.mux.state import TRANSITIONS, Action, Event, Role, State, transition
 
-START = {Role.SERVER: {State.ABSENT}, Role.CLIENT: {State.UNOPENED, State.AWAY}}
+START = {Role.SERVER: {State.ABSENT}, Role.CLIENT: {State.UNOPENED, State.DISCONNECTED}}
 SERVER_MESSAGES = {Event.OPEN, Event.RESUME, Event.MESSAGE}
 
 
@@ -46,8 +46,8 @@ def test_ended_is_the_end() -> None:
 
 
 def test_an_event_that_cannot_happen_is_this_sides_defect() -> None:
-    with pytest.raises(LocalProtocolError, match="a server's session cannot meet SLEPT while ATTACHED"):
-        transition(Role.SERVER, State.ATTACHED, Event.SLEPT)
+    with pytest.raises(LocalProtocolError, match="a server's session cannot meet HIBERNATED while ATTACHED"):
+        transition(Role.SERVER, State.ATTACHED, Event.HIBERNATED)
 
 
 def test_every_state_stands_in_the_drawing() -> None:

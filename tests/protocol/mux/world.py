@@ -11,24 +11,24 @@ from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import CapacityReached, ErrataError, JournalUnavailable, SessionLost
 from errata_protocol.mux import (
     Answered,
+    AnswerRead,
+    Attached,
     ClientConfig,
     ClientProtocol,
     ClientSession,
     Effect,
+    EncodedReply,
     Failed,
-    Find,
-    Forget,
+    FindSession,
+    ForgetReplies,
     Hibernate,
-    Opened,
     Pushed,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
+    ReadPushes,
+    ReadReplies,
+    RecordedReply,
+    RecordError,
     Replied,
-    Reply,
-    Run,
+    RunRequest,
     ServerConfig,
     ServerConnection,
     ServerProtocol,
@@ -59,7 +59,7 @@ class Row:
     principal: str | None
     group: str | None = None
     status: str = "open"
-    requests: list[Recorded] = field(default_factory=list)
+    requests: list[RecordedReply] = field(default_factory=list)
     pushes: list[bytes] = field(default_factory=list)
     eid: str | None = None
     t: int | None = None
@@ -83,7 +83,7 @@ class Journal:
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
 
-    def find(self, effect: Find) -> Stored | ErrataError:
+    def find(self, effect: FindSession) -> Stored | ErrataError:
         session = effect.session
         row = self.rows.get(session.sid)
         if row is None and effect.make:
@@ -92,27 +92,27 @@ class Journal:
             return SessionLost("no")
         return row.stored()
 
-    def execute(self, effect: Run) -> Reply:
+    def execute(self, effect: RunRequest) -> EncodedReply:
         """Run a request and commit it: one step, as the environment is recoverable."""
         row = self.rows[effect.session.sid]
         assert effect.id == len(row.requests) + 1, "executed out of order"
         reply = self._reply(row, effect)
-        row.requests.append(Recorded(effect.id, effect.kind, effect.sha, reply, effect.data))
+        row.requests.append(RecordedReply(effect.id, effect.kind, effect.sha, reply, effect.data))
         return reply
 
-    def _reply(self, row: Row, effect: Run) -> Reply:
+    def _reply(self, row: Row, effect: RunRequest) -> EncodedReply:
         if effect.kind == "close":
             row.status = "closed"
-            return Reply("closed", b"{}")
+            return EncodedReply("closed", b"{}")
         if effect.kind == "fork":
             fork = effect.fork
             assert fork is not None
             if row.t is None or fork.t > row.t:
-                return Reply("error", b'{"message":"none","code":"T_OUT_OF_RANGE"}')
+                return EncodedReply("error", b'{"message":"none","code":"T_OUT_OF_RANGE"}')
             eid = f"{row.eid}-{fork.sid[-3:]}-{effect.id}"
             self.rows[fork.sid] = Row(fork.key_hash, row.principal, eid=eid, t=0)
             data = {"sid": fork.sid, "eid": eid, "t": 0, "origin": {"eid": row.eid, "t": fork.t}}
-            return Reply("forked", json.dumps(data).encode())
+            return EncodedReply("forked", json.dumps(data).encode())
         if effect.kind == "reset" or row.eid is None:
             row.episodes += 1
             row.eid, row.t = f"{effect.session.sid}.e{row.episodes}", 0
@@ -120,12 +120,12 @@ class Journal:
             assert row.t is not None
             row.t += 1
         payload = b'{"observation":{"echo":' + effect.data + b'},"reward":null,"done":false}'
-        return Reply(TYPES[effect.kind], payload, row.eid, row.t, digest(payload))
+        return EncodedReply(TYPES[effect.kind], payload, row.eid, row.t, digest(payload))
 
-    def record(self, effect: Record) -> None:
+    def record(self, effect: RecordError) -> None:
         row = self.rows[effect.session.sid]
         assert effect.id == len(row.requests) + 1
-        row.requests.append(Recorded(effect.id, effect.kind, effect.sha, effect.reply, effect.data))
+        row.requests.append(RecordedReply(effect.id, effect.kind, effect.sha, effect.reply, effect.data))
 
 
 class ServerShell:
@@ -136,13 +136,13 @@ class ServerShell:
         self.protocol = ServerProtocol(config)
         self.due: list[Effect] = []
         self.writable: set[ServerConnection] = set()
-        self.forgotten: list[Forget] = []
+        self.forgotten: list[ForgetReplies] = []
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Write):
                 self.writable.add(effect.connection)
-            elif isinstance(effect, Forget):
+            elif isinstance(effect, ForgetReplies):
                 self.forgotten.append(effect)
             else:
                 self.due.append(effect)
@@ -151,35 +151,35 @@ class ServerShell:
         """Perform one due effect; with ``fail`` one that can be refused is."""
         effect = self.due.pop(index)
         protocol, journal = self.protocol, self.journal
-        if isinstance(effect, Find):
+        if isinstance(effect, FindSession):
             if fail and effect.make and effect.session.sid not in journal.rows:
-                self.take(protocol.refused(effect, CapacityReached("full", retry_after=0.1), now))
+                self.take(protocol.find_failed(effect, CapacityReached("full", retry_after=0.1), now))
                 return
             found = journal.find(effect)
             if isinstance(found, Stored):
                 self.take(protocol.found(effect, found, now))
             else:
-                self.take(protocol.refused(effect, found, now))
-        elif isinstance(effect, Run):
+                self.take(protocol.find_failed(effect, found, now))
+        elif isinstance(effect, RunRequest):
             if fail:
                 self.take(protocol.rejected(effect, JournalUnavailable("no space", retry_after=0.0)))
             else:
                 self.take(protocol.completed(effect, journal.execute(effect), now))
-        elif isinstance(effect, Record):
+        elif isinstance(effect, RecordError):
             journal.record(effect)
             self.take(protocol.completed(effect, effect.reply, now))
-        elif isinstance(effect, Recall):
+        elif isinstance(effect, ReadReplies):
             rows = journal.rows[effect.session.sid].requests[effect.first - 1 : effect.last]
             assert len(rows) == effect.last - effect.first + 1
-            self.take(protocol.recalled(effect, rows))
-        elif isinstance(effect, RecallPushes):
+            self.take(protocol.replies_read(effect, rows))
+        elif isinstance(effect, ReadPushes):
             pushes = journal.rows[effect.session.sid].pushes
             seqs = range(effect.first, effect.last + 1)
-            self.take(protocol.pushes_recalled(effect, [(seq, pushes[seq - 1]) for seq in seqs]))
-        elif isinstance(effect, Read):
-            self.take(protocol.answered(effect, Reply("state", b'{"step_count":1}')))
+            self.take(protocol.pushes_read(effect, [(seq, pushes[seq - 1]) for seq in seqs]))
+        elif isinstance(effect, AnswerRead):
+            self.take(protocol.read_answered(effect, EncodedReply("state", b'{"step_count":1}')))
         elif isinstance(effect, Hibernate):
-            self.take(protocol.slept(effect, now))
+            self.take(protocol.hibernated(effect, now))
         else:
             raise AssertionError(effect)
 
@@ -273,7 +273,7 @@ class World:
                 assert event.seq == len(log_) + 1, "a push came twice, was missed, or came out of order"
                 assert event.payload == self.journal.rows[event.session.sid].pushes[event.seq - 1]
                 log_.append(event.seq)
-            elif isinstance(event, Opened):
+            elif isinstance(event, Attached):
                 self.opened.add(event.session.sid)
             elif isinstance(event, SessionEnded):
                 assert event.error.code == "SESSION_CLOSED", event.error

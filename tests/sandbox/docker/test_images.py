@@ -108,14 +108,14 @@ def test_an_image_becomes_a_root_file_system_and_an_image_again(
         assert "etc/debian_version" in {one.removeprefix("./") for one in found.getnames()}
     assert len(api.containers(all=True)) == before
     assert main(["export", "debian:bookworm-slim", "-o", str(archive), "--engine", engine]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     root = tmp_path / "root"
     root.mkdir()
     subprocess.run(["tar", "-C", str(root), "-xf", str(archive)], check=True)
     assert main(["import", str(root), "--name", "exported-again", "--engine", engine, "-q"]) == 0
     api.remove_image("errata/base:exported-again")
     assert main(["import", str(tmp_path), "--engine", engine, "-q"]) == 1
-    assert "is no root file system" in capsys.readouterr().err
+    assert "is not a root file system" in capsys.readouterr().err
 
 
 def test_a_base_is_that_of_the_task_or_the_directorys_name(task: Path) -> None:

@@ -21,7 +21,8 @@ from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 from errata_sandboxd.engine import Engine, Policy
 from errata_sandboxd.schema import Refused
 from errata_server.sandbox import registry
-from errata_server.sandbox.base import Place, SandboxSnapshot
+from errata_server.sandbox.base import BackendConfig, Limits, SandboxSnapshot
+from errata_server.sandbox.docker import program
 from errata_server.sandbox.docker.backend import DockerBackend
 from errata_server.sandbox.docker.broker import BrokerRefused
 
@@ -50,6 +51,38 @@ async def test_a_stopped_container_comes_back_with_its_files(docker_backend: Doc
     api.kill(box.container)  # type: ignore[attr-defined]
     assert await box.read_file("f") == b"text\n"
     assert (await box.snapshot()).ref.kind == "layer"
+
+
+async def test_a_commands_input_ends_without_an_end_of_the_engines_stream(
+    docker_backend: DockerBackend, api: Any
+) -> None:
+    """An engine under load sometimes loses the end of an exec's standard input, so the program counts its bytes."""
+    box = await docker_backend.open()
+    assert (await box.run("true")).exit_code == 0
+    mark = program.nonce()
+    text = program.run(
+        b"cat; echo end",
+        startup=b"",
+        environment={b"PATH": b"/usr/bin:/bin"},
+        cwd=b"/",
+        limits=Limits(),
+        mark=mark,
+        stdin=b"all of it\n",
+    )
+    made = api.exec_create(box.container, list(program.ARGV), stdin=True, user="64000:64000")  # type: ignore[attr-defined]
+    link = api.exec_start(made["Id"], socket=True)._sock
+    link.settimeout(30)
+    link.sendall(text)  # and it stays open
+    received = bytearray()
+    while more := await asyncio.to_thread(link.recv, 65536):
+        received += more
+    link.close()
+    streams = {1: b"", 2: b""}
+    while received:  # frames of the engine: the stream, three bytes of nothing, the size
+        size = int.from_bytes(received[4:8])
+        streams[received[0]] += bytes(received[8 : 8 + size])
+        del received[: 8 + size]
+    assert streams[1] == b"all of it\nend\n" and streams[2].startswith(mark)
 
 
 async def test_a_paused_container_is_a_failure_of_the_machine(docker_backend: DockerBackend, api: Any) -> None:
@@ -114,7 +147,7 @@ async def test_destroying_returns_at_once_and_the_reaper_removes(
     for box in boxes:
         await box.destroy()
     assert time.monotonic() - began < 0.05
-    await docker_backend.containers.removed()
+    await docker_backend.containers.wait_removed()
     assert not set(gone) & set(containers_of(api, broker))
 
 
@@ -153,7 +186,7 @@ async def test_a_restarted_server_removes_what_the_dead_one_left_and_keeps_layer
     assert len(left) >= 2
     heir = DockerBackend(tmp_path / "sandboxes", broker.sockets["one"], spare=0)
     await heir.start()
-    await heir.containers.removed()
+    await heir.containers.wait_removed()
     assert not left & set(containers_of(api, broker))
     with pytest.raises(SandboxFailed):
         await running
@@ -232,13 +265,13 @@ def _answers(path: Path) -> bool:
 def test_the_registry_finds_the_backend_and_doctor_asks_the_broker(
     broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
+    config = BackendConfig(tmp_path)
     monkeypatch.setenv("ERRATA_SANDBOXD_SOCKET", str(broker.sockets["one"]))
-    assert isinstance(registry.create("docker", place), DockerBackend)
-    (finding,) = registry.backend_type("docker").checks(place, usable=True)
+    assert isinstance(registry.create("docker", config), DockerBackend)
+    (finding,) = registry.backend_type("docker").checks(config, usable=True)
     assert (finding.name, finding.verdict) == ("container engine", "ok")
     monkeypatch.setenv("ERRATA_SANDBOXD_SOCKET", str(tmp_path / "none.sock"))
-    (finding,) = registry.backend_type("docker").checks(place, usable=True)
+    (finding,) = registry.backend_type("docker").checks(config, usable=True)
     assert (finding.verdict, finding.of_sandboxes) == ("missing", True)
 
 

@@ -12,6 +12,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError, RemoteProtocolError
 from errata_protocol.mux import (
     Answered,
+    Attached,
     ClientConfig,
     ClientEvent,
     ClientProtocol,
@@ -20,7 +21,6 @@ from errata_protocol.mux import (
     ClientSession,
     Failed,
     GoneAway,
-    Opened,
     Pushed,
     Refused,
     Replied,
@@ -224,7 +224,7 @@ class Hearing:
     def _take(self, events: Sequence[ClientEvent]) -> None:
         for event in events:
             match event:
-                case Opened():
+                case Attached():
                     self._opened(event)
                 case Replied():
                     place = (event.eid, event.t) if event.t is not None else (None, None)
@@ -255,7 +255,7 @@ class Hearing:
                     self.note(f"is told to come again in {event.retry_after_s:g} s")
                     self._away_s = event.retry_after_s
 
-    def _opened(self, event: Opened) -> None:
+    def _opened(self, event: Attached) -> None:
         sid, position = event.session.sid, event.position
         assert sid not in self._intruding, f"{self.name} got into {sid[:6]}, which is not its own"
         known = self.world.ledger.sessions[sid]

@@ -137,11 +137,11 @@ class Server:
         assert not self.detached, f"detached sessions were left: {list(self.detached._by_sid)}"
         protocol = multiplexer.driver.protocol
         assert protocol.sessions == 0, f"{protocol.sessions} sessions were left in the machine"
-        assert not protocol._attachments._sought, "sessions are still looked for"
+        assert not protocol._attachments._being_found, "sessions are still looked for"
         assert not sessions.table.live and not sessions.table.detached, (
             f"sessions were left: {list(sessions.table.live)}"
         )
-        assert sessions.room.used == 0, f"{sessions.room.used} places are taken"
+        assert sessions.capacity.used == 0, f"{sessions.capacity.used} places are taken"
         assert not len(sessions.tasks), f"tasks of sessions were left: {sessions.tasks._tasks}"
         assert not self.runtime.rewards._turns and not self.runtime.rewards._owned, "rewards are still under way"
         assert not self.backend.live, f"sandboxes were left: {list(self.backend.live)}"

@@ -256,7 +256,7 @@ class World:
         self.machine.note("nothing goes wrong from here on")
         self.faults = False
         self._empty_disk()
-        server.sessions.room.capacity = 1000
+        server.sessions.capacity.limit = 1000
         server.backend.faults.snapshots = server.backend.faults.restores = 0
         server.threads.hang_next(0)
         for trainer in self.trainers:
@@ -278,7 +278,7 @@ class World:
 
     async def _rest(self, server: Server) -> None:
         """Wait for what nobody waits for any more, such as the opens of dead processes."""
-        tasks, sought = server.multiplexer.driver._tasks, server.multiplexer.driver.protocol._attachments._sought
+        tasks, sought = server.multiplexer.driver._tasks, server.multiplexer.driver.protocol._attachments._being_found
         closing = server.sessions.tasks._tasks
         # An environment that hangs in its close is given a minute, in its snapshot two.
         for _ in range(200):

@@ -72,7 +72,7 @@ def remove(path):
 
 
 def empty(directory):
-    """Remove what the user of the sandbox can remove."""
+    """Remove the contents of a directory, except those that this user may not remove; the directory stays."""
     try:
         names = os.listdir(directory)
     except OSError:

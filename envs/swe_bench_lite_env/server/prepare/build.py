@@ -120,7 +120,7 @@ class Builder:
             again: Build it anew; what it shares with others stays.
 
         Raises:
-            SourceMissing: The code is not where the recipe says.
+            SourceMissing: The code is not at the place that the recipe names.
             InterpreterMissing: This machine does not have the recipe's Python.
             IndexFailed: The package index does not answer, or has not what the recipe asks for.
             EnvironmentFailed: A command of the recipe failed; the message has the end of its output.
@@ -147,7 +147,7 @@ class Builder:
             return made
 
     def base(self, name: str) -> BaseTree | None:
-        """Return a base tree of this machine, None where there is none of that name or id."""
+        """Return a base tree of this machine, or None for an unknown name or id."""
         try:
             return find_base(name, self._bases)
         except SandboxUnavailable:
@@ -407,7 +407,7 @@ class _Job:
         return "python -m pip install " + " ".join(map(shlex.quote, self._recipe.pins))
 
     async def _version(self, sandbox: Sandbox, source: Fetched) -> dict[str, str]:
-        """Return what tells a project its version where no tag and no metadata do."""
+        """Return the variables that give a project its version where no tag and no metadata do."""
         version = self._instance.version
         if source.words.startswith("sdist") or not re.fullmatch(r"\d+(\.\d+)*", version):
             return {}

@@ -1,6 +1,6 @@
 """Drafts the recipe of an instance: from the benchmark's own specification, or from the repository's set-up files.
 
-A draft is a start for whoever writes the recipe. What it guesses is said in its notes; `validate` shows if it is right.
+A draft is a start for the author of the recipe. Its notes name what was guessed; `validate` shows whether it is right.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -375,5 +375,5 @@ def _name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
 
 
-def _order(version: str) -> Sequence[int]:
+def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

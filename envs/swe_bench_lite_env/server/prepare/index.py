@@ -28,6 +28,7 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
+from urllib.response import addinfourl
 
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 
@@ -55,7 +56,7 @@ class Link:
         filename: Its name.
         url: Where it is.
         sha256: Its digest, hexadecimal; empty where the index does not say it.
-        requires_python: What its metadata ask of the interpreter.
+        requires_python: Versions of Python that its metadata require.
         yanked: Why it was withdrawn; None: it was not.
         uploaded: When, ISO 8601; empty where the index does not say it.
     """
@@ -84,7 +85,14 @@ class Sources:
 
 
 def configured() -> Sources:
-    """Return where pip looks on this machine: ``PIP_*`` variables before its configuration files, then PyPI."""
+    """Return where pip looks for packages on this machine: its indexes, ``find-links`` and ``cert``.
+
+    For each option a ``PIP_*`` variable has precedence over pip's configuration files. Without ``index-url`` the index
+    is PyPI; with ``no-index`` there is none.
+
+    Raises:
+        InvalidRequest: A configuration file cannot be parsed.
+    """
     values: dict[str, str] = {}
     for path in _configuration_files():
         parser = configparser.RawConfigParser()
@@ -192,7 +200,7 @@ class PackageIndex:
             sha256: Expected digest; empty: what the index says.
 
         Raises:
-            IndexFailed: There is none, or its digest is another one.
+            IndexFailed: The index has no such archive, or its digest differs.
         """
         if sha256:
             kept = sorted((self.cache / sha256).glob("*")) if (self.cache / sha256).is_dir() else []
@@ -246,7 +254,7 @@ class PackageIndex:
         return _html_links(content.decode("utf-8", "replace"), base)
 
     @contextmanager
-    def _open(self, url: str) -> Iterator[urllib.request.addinfourl]:
+    def _open(self, url: str) -> Iterator[addinfourl]:
         url, authorization = _without_password(url)
         request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "errata", **authorization})
         for attempt in range(1, _TRIES + 1):

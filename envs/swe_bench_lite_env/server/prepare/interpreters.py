@@ -1,4 +1,4 @@
-"""Finds the interpreter that a recipe asks for on this machine, and packs it for a base tree.
+"""Finds the interpreter that a recipe needs on this machine, and packs it for a base tree.
 
 A base tree has one Python, its distribution's. The repositories of the benchmark need others, 3.6 to 3.13. What is
 packed is the prefix without what was installed into it, and the shared libraries that the base tree does not have.
@@ -146,7 +146,7 @@ _asked: dict[Path, Interpreter | None] = {}
 
 
 def _ask(path: Path) -> Interpreter | None:
-    """Return what an interpreter says of itself; None for what does not run, as a shim of pyenv without a version."""
+    """Return the facts that an interpreter prints about itself; None if it does not run, e.g. a pyenv shim."""
     if path not in _asked:
         _asked[path] = _answer(path)
     return _asked[path]
@@ -179,7 +179,7 @@ def pack(interpreter: Interpreter, base: Path, work: Path, mtime_s: int) -> Path
         mtime_s: Modification time of all files.
 
     Raises:
-        EnvironmentFailed: Its shared libraries cannot be told, or it cannot be copied.
+        EnvironmentFailed: Its shared libraries cannot be found, or it cannot be copied.
     """
     root = work / "interpreter"
     home = root / HOME.lstrip("/")
@@ -205,8 +205,8 @@ def pack(interpreter: Interpreter, base: Path, work: Path, mtime_s: int) -> Path
     packages.mkdir(parents=True, exist_ok=True)
     # A link to the environment's Python from elsewhere (tox --current-env makes one) knows of no environment: it finds
     # this. The environment's own Python does not read it.
-    path = f"{ENVIRONMENT}/lib/{name}/site-packages"
-    (packages / "errata_environment.pth").write_text(f"import site; site.addsitedir({path!r})\n", "ascii")
+    site_packages = f"{ENVIRONMENT}/lib/{name}/site-packages"
+    (packages / "errata_environment.pth").write_text(f"import site; site.addsitedir({site_packages!r})\n", "ascii")
     for path in (root, *root.rglob("*")):
         os.utime(path, (mtime_s, mtime_s), follow_symlinks=False)
     _compile(interpreter, library)
@@ -260,7 +260,10 @@ def _missing_libraries(interpreter: Interpreter, base: Path) -> list[Path]:
 
 
 def _compile(interpreter: Interpreter, library: Path) -> None:
-    """Write the byte code of the library: nobody may write it inside. 3.6 knows times only, which are all one."""
+    """Write the byte code of the library, which is read-only in a sandbox.
+
+    It is valid by hash, or for Python 3.6, which has no hashes, by the one time that all files have.
+    """
     forms = [] if interpreter.minor == "3.6" else ["--invalidation-mode", "unchecked-hash"]
     command = [
         str(interpreter.executable),

@@ -29,7 +29,7 @@ _LEFT_OUT = (".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache
 
 
 class SourceMissing(InvalidRequest, LookupError):
-    """The code of an instance is not where its recipe says; the message names the next step."""
+    """The code of an instance is not at the place that its recipe names; the message has the next step."""
 
 
 def build_key(instance: Instance, recipe: Recipe) -> str:
@@ -153,7 +153,7 @@ def fetch(
         mtime_s: Modification time of all that is packed.
 
     Raises:
-        SourceMissing: It is not where the recipe says.
+        SourceMissing: It is not at the place that the recipe names.
         IndexFailed: The package index does not have it.
     """
     source = recipe.source

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from errata_protocol.errors import InvalidRequest
 from errata_server.sandbox.base_trees.derived import remove_base
@@ -21,12 +22,12 @@ DEFAULT_LIMIT_GIB = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes that a store takes.
+    """Disk usage of a store, bytes.
 
     Args:
         packages: Files of the package index.
         archives: Work trees.
-        bases: What base trees have more than the ones they were made from.
+        bases: Base trees, without what they share with the tree that they were made from.
     """
 
     packages: int
@@ -35,7 +36,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all three."""
         return self.packages + self.archives + self.bases
 
 
@@ -43,7 +44,7 @@ def disk_limit(gib: float | None = None) -> int:
     """Return the limit in bytes: the one given, else the configured one.
 
     Raises:
-        InvalidRequest: It is no number above 0.
+        InvalidRequest: The limit is no number above 0.
     """
     if gib is None:
         text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_LIMIT_GIB)
@@ -60,7 +61,7 @@ def usage(store: Store) -> Usage:
     """Return what a store takes."""
     archives = sum(_size(path) for path in (store.directory / "objects").glob("*"))
     packages = sum(_size(path) for path in store.packages.glob("*"))
-    return Usage(packages, archives, sum(_bases(store).values()))
+    return Usage(packages, archives, sum(_base_sizes(store).values()))
 
 
 def trim(store: Store, limit: int, keep: Collection[str] = ()) -> list[str]:
@@ -103,7 +104,7 @@ def _sweep(store: Store) -> None:
         if path.name not in named:
             shutil.rmtree(path)
     needed = {build.base for build in builds}
-    sizes = _bases(store)
+    sizes = _base_sizes(store)
     # A tree that others are made from goes after them: making them again would begin with it.
     origins = {identity: str((_record(identity) or {}).get("from", "")) for identity in sizes}
     for _ in range(2):
@@ -114,8 +115,15 @@ def _sweep(store: Store) -> None:
                 store.forget_base(identity)
 
 
-def _bases(store: Store) -> Mapping[str, int]:
-    """Return the bytes that each base tree of the store has for itself."""
+def _base_sizes(store: Store) -> Mapping[str, int]:
+    """Return the size of each base tree of a store, in bytes, by the tree's id.
+
+    A size does not include what the tree shares with the tree that it was made from. Trees without a readable entry in
+    the store's ``bases``, and trees that do not exist on this machine, are left out.
+
+    Raises:
+        SandboxUnavailable: The ``base.json`` of a tree cannot be read.
+    """
     found = {}
     for path in sorted((store.directory / "bases").glob("*.json")):
         try:
@@ -128,7 +136,7 @@ def _bases(store: Store) -> Mapping[str, int]:
     return found
 
 
-def _record(identity: str) -> Mapping[str, object] | None:
+def _record(identity: str) -> Mapping[str, Any] | None:
     directory = base_directories()[0] / identity
     return read_record(directory) if (directory / "base.json").is_file() else None
 

@@ -71,7 +71,7 @@ class NotPrepared(InvalidRequest, LookupError):
 
 
 class NotValidated(InvalidRequest):
-    """An instance was prepared, and its validation was not run or did not pass; the message says which."""
+    """An instance was prepared, but its validation was not run or did not pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Build:
         seconds: What the build took.
         created: Seconds since 1970.
         validation: Of the last validation; None before the first.
-        notes: What whoever prepared it should know.
+        notes: Notes for the person who prepared it.
     """
 
     instance_id: str
@@ -240,7 +240,7 @@ class Store:
                 continue
 
     def archive(self, sha256: str) -> Path:
-        """Return where an archive lies; its directory holds nothing else, so that a sandbox may mount it."""
+        """Return the path of an archive; its directory holds nothing else, so that a sandbox may mount it."""
         return self.directory / "objects" / sha256 / _ARCHIVE
 
     def add(self, file: Path) -> tuple[str, int]:
@@ -281,7 +281,7 @@ class Store:
         _write(self.directory / "bases" / f"{digest}.json", json.dumps({"id": identity, "name": name}).encode() + b"\n")
 
     def forget_base(self, identity: str) -> None:
-        """Remove every note of a base tree that is gone."""
+        """Remove the records of a base tree that was deleted."""
         for path in (self.directory / "bases").glob("*.json"):
             if self.base_of(path.stem) == identity:
                 path.unlink(missing_ok=True)
@@ -316,7 +316,7 @@ class Catalogue:
     """Starts of prepared instances on one backend, made on first use and shared by all sessions.
 
     Args:
-        store: Where builds lie; None for the configured store.
+        store: The store of builds; None for the configured one.
         backend: Makes the sandboxes.
     """
 
@@ -377,8 +377,8 @@ class Catalogue:
         A start that no journal row names may have been collected since it was made; then it is made again.
 
         Raises:
-            NotPrepared: As `find`.
-            NotValidated: As `find`.
+            NotPrepared: See `find`.
+            NotValidated: See `find`.
             SandboxFailed: The sandbox broke.
         """
         prepared = await self.find(instance, recipe, validated=validated)
@@ -433,10 +433,22 @@ def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
 
 
 async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnapshot:
-    """Return a new sandbox layer that holds the start of a build.
+    """Unpack a build in a new sandbox, and return a snapshot of it: the start of its sessions.
+
+    The sandbox has the build's base tree, the files of its system archive (if it has one) outside the work tree, and
+    its work tree in ``WORKDIR``. Each call makes a new snapshot; nothing is cached.
+
+    The sandbox is destroyed; the snapshot stays. The caller does not release it: the backend deletes its layer when
+    neither a journal row nor an open sandbox needs it (`Backend.collect`), and it then has to be made again.
+
+    Args:
+        backend: Makes the sandbox; it is started if necessary.
+        store: Has the archives of the build.
+        build: The build.
 
     Raises:
-        EnvironmentFailed: The archive does not unpack.
+        EnvironmentFailed: The archive of the work tree cannot be unpacked, or not within 600 s.
+        SandboxUnavailable: The build's base tree is missing, or the backend cannot start.
         SandboxFailed: The sandbox broke.
     """
     entries = await asyncio.to_thread(_system_entries, store.archive(build.system)) if build.system else ()
@@ -457,7 +469,11 @@ async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnaps
 
 
 def _why_refused(found: Validation | None, outdated: bool) -> str:
-    """Return why an instance with that validation must not be served; empty where it may be."""
+    """Return why an instance with that validation must not be served; ``""`` if it may be.
+
+    The reasons are that it was not validated (``found`` is None), that the validation found problems (at most three
+    are named), and, unless ``outdated``, that another version of the validator passed it.
+    """
     if found is None:
         return "its validation was not run"
     if found.problems:

@@ -40,7 +40,7 @@ class Run:
     """One run of an instance's tests.
 
     Args:
-        resolution: What the rules say of it.
+        resolution: The verdict of the benchmark's rules.
         seconds: Of the test command.
         log: The log that was judged.
         tampering: What the grader took for an interference with the tests.
@@ -87,7 +87,7 @@ async def run_tests(backend: Backend, prepared: Prepared, patch: str) -> Run:
 
 
 async def applied(sandbox: Sandbox, prepared: Prepared, name: str, patch: str) -> None:
-    """Apply a patch to the work tree; an empty one is none.
+    """Apply a patch to the work tree; does nothing for an empty one.
 
     Raises:
         EnvironmentFailed: It does not apply.

@@ -1,7 +1,7 @@
 """Checks one task: its empty start, its solution, a broken machine and degenerate programs, each through its verifier.
 
-A task passes if, each of three times, nothing done is worth less than 1, its solution is worth 1, and a machine without
-the verifier's tools changes no score: the verifier fails there, or it needs none of them.
+A task passes if, each of three times, its untouched start scores less than 1, its solution scores 1, and a machine
+without the verifier's tools changes no score: the verifier fails there, or it needs none of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.grading.results import NoVerdict
 from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
@@ -38,16 +39,16 @@ class _Findings:
 
 
 async def check(backend: Backend, task: Task, *, times: int = TIMES, progress: Progress = lambda line: None) -> Result:
-    """Check ``task``.
+    """Check ``task``; see this module.
 
     Args:
-        backend: Where to run it.
+        backend: Makes the sandboxes.
         task: The task.
         times: How often each state is graded.
         progress: Called with one line for each stage.
 
     Raises:
-        errata_protocol.errors.SandboxFailed: The machine failed, so nothing is known of the task.
+        errata_protocol.errors.SandboxFailed: The machine failed; the check has no result.
     """
     found = _Findings()
     await _Check(backend, task, times, progress, found).run()
@@ -174,12 +175,12 @@ class _Check:
     async def _graded(
         self, state: SandboxSnapshot, *, broken: verifier.Broken = "", learn: bool = False
     ) -> tuple[float | None, str]:
-        """Return the score and its reasons; None where there is none."""
+        """Return the score, None without a verdict, and the reasons."""
         try:
             verdict = await verifier.attempt(
                 self.backend, self.task, state, harmless=self.found.harmless, broken=broken
             )
-        except (verifier.NoVerdict, verifier.VerifierLacks) as error:
+        except (NoVerdict, verifier.VerifierLacks) as error:
             return None, str(error)
         if learn and verdict.score >= 1.0:
             self.found.harmless |= {lack.name for lack in verdict.lacks}

@@ -81,7 +81,7 @@ async def _run(tasks: Sequence[Task], options: argparse.Namespace) -> list[Resul
     settings = Settings()
     bases = dict(settings.base) | dict(_base(entry) for entry in options.base)
     with tempfile.TemporaryDirectory(prefix="errata-tasks-", ignore_cleanup_errors=True) as directory:
-        backend = registry.create(settings.sandbox, registry.place_of(Path(directory), bases))
+        backend = registry.create(settings.sandbox, registry.config_for(Path(directory), bases))
         await backend.start()
         turns = asyncio.Semaphore(max(1, options.jobs))
 

@@ -1,4 +1,4 @@
-"""Programs that solve no task: what they earn is a hole in its verifier."""
+"""Programs that solve no task. Where one scores, the task's verifier has a hole."""
 
 from __future__ import annotations
 

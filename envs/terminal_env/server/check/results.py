@@ -34,7 +34,7 @@ BUNDLED_RESULTS = Path(__file__).resolve().parents[2] / "validation" / "task_che
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one check of one task found.
+    """The result of one check of one task.
 
     Args:
         task: Name of the task.
@@ -42,8 +42,8 @@ class Result:
         base: Id of the base tree.
         checker: `CHECKER_VERSION`.
         problems: Why the task must not be served; empty where it passed.
-        warnings: What its author should know.
-        scores: Scores by what was graded: ``empty``, ``solution``, and each degenerate program; None for an error.
+        warnings: Warnings for the author of the task.
+        scores: Scores of ``empty`` (the untouched start), ``solution`` and each degenerate program; None for an error.
         broken: What the verifier did on a broken machine: ``raised``, or the score.
         harmless: Names of what the verifier missed while it graded the solution with 1.
     """
@@ -60,25 +60,25 @@ class Result:
 
     @property
     def holes(self) -> tuple[str, ...]:
-        """Degenerate programs that earn something."""
+        """Degenerate programs that score above 0."""
         worth = {name: score for name, score in self.scores.items() if isinstance(score, int | float)}
         return tuple(name for name, score in worth.items() if score > 0)
 
     @property
     def passed(self) -> bool:
-        """Nothing was found that forbids to serve the task."""
+        """Whether the task may be served."""
         return not self.problems
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON's types."""
+        """Return the result as values of JSON; `of` reads them."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Result:
-        """Return what `record` gave.
+        """Return the result that `record` was made of.
 
         Raises:
-            TypeError: It is something else.
+            TypeError: ``record`` has other fields.
         """
         lists = {name: tuple(record[name]) for name in ("problems", "warnings", "harmless") if name in record}
         return cls(**{**record, **lists})
@@ -91,7 +91,7 @@ class Results:
         self.directory = directory or default_directory()
 
     def find(self, task: Task, base: str) -> Result | None:
-        """Return the result of ``task`` on the base tree with the id ``base``, None where there is none."""
+        """Return the result of ``task`` on the base tree with the id ``base``, or None."""
         try:
             return Result.of(json.loads(self._path(task.whole_digest, base).read_text("utf-8")))
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class Results:
             return None
 
     def keep(self, result: Result) -> None:
-        """Keep a result in place of an older one."""
+        """Store a result; replaces an older one of the same task, base tree and checker."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.directory, suffix=".new", encoding="utf-8", delete=False) as new:
             json.dump(result.record(), new, indent=1)
@@ -113,7 +113,7 @@ class Results:
 
 
 def default_directory() -> Path:
-    """Return where results are kept."""
+    """Return the directory of results: `DIRECTORY_VARIABLE`, or one in the user's cache directory."""
     if named := os.environ.get(DIRECTORY_VARIABLE):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -149,7 +149,7 @@ async def harmless(backend: Backend, task: Task) -> frozenset[str]:
 
 
 async def demand_checked(backend: Backend, task: Task) -> None:
-    """Refuse a local task that no check has passed.
+    """Raise for a local task that has not passed its check; only warn where `ALLOW_VARIABLE` or the task allows that.
 
     Raises:
         EnvironmentFailed: It was not checked, or failed; the message has the command to run.

@@ -107,7 +107,7 @@ def data(name, max_bytes=MAX_BYTES):
     at the expected answer.
 
     Raises:
-        NotSolved: It is not there, no regular file, too large, or lies elsewhere.
+        NotSolved: It does not exist, is no regular file, is too large, or is outside of the workspace.
     """
     try:
         fd = os.open(path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -243,7 +243,7 @@ class GitObjects:
         """Return the bytes of the file ``name`` in ``commit``.
 
         Raises:
-            NotSolved: There is none.
+            NotSolved: There is no such file.
         """
         return self._git("cat-file", "blob", f"{commit}:{name}")
 

@@ -24,7 +24,7 @@ def guard(event, arguments):
 
 
 class Outcomes:
-    """Calls each function of verify.py once, and keeps how that ended."""
+    """Calls each function of verify.py once, and keeps the outcomes."""
 
     def __init__(self, needs):
         self._needs = needs
@@ -33,11 +33,11 @@ class Outcomes:
     def why_not(self, function):
         """Return why ``function`` does not pass, or an empty text when it does.
 
-        Only what an odd file of the agent can raise counts as not passed.
+        Only exceptions that the agent's files can cause count as not passed; others are raised.
         """
         if function not in self._why_not:
-            mine = self._call(function)  # also where a need is missing: a mistake in verify.py shows on any state
-            self._why_not[function] = self._missing(function) or mine
+            failure = self._call(function)  # also where a need fails, so that a defect of verify.py shows on any state
+            self._why_not[function] = self._missing(function) or failure
         return self._why_not[function]
 
     def _missing(self, function):

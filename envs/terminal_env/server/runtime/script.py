@@ -5,8 +5,9 @@ reaches a child: it is read before one exists, is not in an argument or variable
 by others of its user (PR_SET_DUMPABLE 0).
 
 While ``test.sh`` runs, the programs in ``programs/`` report what it asked of this machine and did not get. A report
-counts if its sender descends from ``test.sh`` through shells and runners of the tests alone: a program of the agent
-that sends one, or calls one of these programs, cannot turn a reward of 0 into an error.
+counts if its sender descends from ``test.sh`` through processes whose command lines are those of the tests (`trusted`):
+a program of the agent that sends one, or calls one of these programs, does not turn a reward of 0 into an error. One
+that first replaces its own command line with one of the tests can: see `trusted`.
 """
 
 import ctypes
@@ -26,11 +27,13 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SHELLS = {"bash", "sh", "dash"}
 WRAPPERS = {"env", "nice", "setsid", "stdbuf", "tee", "time", "timeout", "xargs"}
 OURS = ("/tests/", "/verifier/", "/logs/")
+LOGS = "/logs/verifier"  # a symlink to a directory that this program makes
+LONG_WITH_VALUE = {"--rcfile", "--init-file", "--check-hash-based-pycs"}
 MAX_REPORTS = 50
 
 
 def of_the_tests(pid, script):
-    """Say whether process ``pid`` descends from ``script`` (a pid) through the verifier's own processes only."""
+    """Return whether process ``pid`` descends from ``script`` (a pid) through the verifier's own processes only."""
     for _ in range(64):
         if pid == script:
             return True
@@ -49,16 +52,44 @@ def of_the_tests(pid, script):
 
 
 def trusted(program, words):
-    """Say whether a program of the system runs code of the tests and none of the agent."""
-    if program in WRAPPERS:
-        return True
-    arguments = words[1:]
-    while arguments and arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-"):
-        arguments = arguments[1:]
-    first = arguments[0] if arguments else ""
-    if program in SHELLS:
-        return first in ("-c", "") or first.startswith(OURS)
-    return program.startswith("python") and (first in ("-c", "-", "") or first.startswith(OURS))
+    """Return whether the command line of a program of the system can be that of one of the verifier's own processes.
+
+    A wrapper (`WRAPPERS`) always can. A shell or Python can if it runs code from its command line or standard input,
+    or a file in one of the directories `OURS`, named by an absolute path and after symlinks. ``python -m`` cannot,
+    because the module may be the agent's.
+
+    A command line does not prove where a process came from: a program of the agent that a test starts can ``exec``
+    ``bash -c CODE``, or overwrite its arguments in memory, and counts then. It gains an error in place of its reward.
+
+    Args:
+        program: File name of the executable, without its directory.
+        words: Command line of the process, with its name first.
+    """
+    shell = program in SHELLS
+    if not shell and not program.startswith("python"):
+        return program in WRAPPERS
+    rest = words[1:]
+    while rest and rest[0].startswith(("-", "+") if shell else "-"):
+        option, rest = rest[0], rest[1:]
+        if option == "--" or (shell and option == "-"):
+            break
+        if option == "-":
+            return True
+        if option.startswith("--"):
+            rest = rest[option in LONG_WITH_VALUE :]
+            continue
+        for at, letter in enumerate(option[1:], start=2):
+            if letter == "c" or (shell and letter == "s"):
+                return True
+            if not shell and letter == "m":
+                return False
+            if shell and letter in "oO":  # its value is the next word
+                rest = rest[1:]
+            elif not shell and letter in "WX":  # its value is the rest of this word, or the next one
+                rest = rest[at == len(option) :]
+                break
+    ours = (*OURS, f"{os.path.realpath(LOGS)}/")
+    return not rest or (rest[0].startswith("/") and os.path.realpath(rest[0]).startswith(ours))
 
 
 class Reports:
@@ -72,7 +103,7 @@ class Reports:
         self.socket.settimeout(5)
 
     def wait(self, process, timeout_s):
-        """Take reports until ``process`` has ended; return its exit code, None where the time is over."""
+        """Read reports until ``process`` has ended; return its exit code, or None at the time limit."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             ended = os.pidfd_open(process.pid)
@@ -161,7 +192,7 @@ def main():
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     request = json.loads(sys.stdin.buffer.read())
-    logs = os.path.realpath("/logs/verifier")
+    logs = os.path.realpath(LOGS)
     home = request["home"]
     os.makedirs(logs, mode=0o700)
     os.makedirs(f"{home}/.local/bin", mode=0o700)

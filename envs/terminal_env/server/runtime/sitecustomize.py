@@ -19,7 +19,7 @@ PACKAGES = os.environ.get("ERRATA_VERIFIER_PACKAGES", "/usr/lib/errata-verifier"
 
 
 class SystemFirst:
-    """Finds top-level modules in the system's directories before any other place is asked."""
+    """Finds top-level modules in the system's directories before those of any other directory."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

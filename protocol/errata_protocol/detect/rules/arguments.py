@@ -1,4 +1,4 @@
-"""Rules for calls with arguments that the program does not take."""
+"""Rules for calls with arguments that the program does not accept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from errata_protocol.markers import ErrorKind, ErrorSite
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """One family of wordings. ``at`` says what is at fault: ``argument``, ``option``, ``pattern`` or ``call``."""
+    """One family of messages. ``at`` names what is wrong: ``argument``, ``option``, ``pattern`` or ``call``."""
 
     pattern: re.Pattern[str]
     at: str
@@ -152,7 +152,7 @@ def _arguments(turn: Turn) -> Finding | None:
 
 
 def _blamed_below_usage(turn: Turn) -> ErrorSite | None:
-    """Below its usage a program of click or argparse says in words of its own which argument it could not use."""
+    """Return the site of the argument that a click or argparse program names in the error line below its usage."""
     for line in turn.messages:
         if _ERROR_LINE.match(line) and (span := argument_span(turn, quoted(line), in_code=False)):
             return None if _is_program(turn, span) else site(line, span=span)
@@ -160,7 +160,7 @@ def _blamed_below_usage(turn: Turn) -> ErrorSite | None:
 
 
 def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -> Span | None:
-    """Return the span of the argument at fault."""
+    """Return the span of the argument that the message complains about, None if it is unknown."""
     if phrase.at == "pattern":
         call = _call(turn, message)
         return _pattern_operand(call) if call else None
@@ -203,9 +203,9 @@ def _fault(turn: Turn, message: Message, phrase: Phrase, match: re.Match[str]) -
 
 
 def _got(turn: Turn, message: Message) -> Span | None:
-    """Return the argument of "expected a number, but got 'x'", or the option that has no value.
+    """Return the argument in "expected a number, but got 'x'", or the option that lacks its value.
 
-    Other messages of a missing operand blame the call.
+    None for other messages about a missing operand: their site is the call.
     """
     if " got " not in message.rest:
         options = [m.group("word").rstrip(":.,=") for m in _DASHED.finditer(message.rest)]
@@ -262,7 +262,8 @@ def _calls(turn: Turn, message: Message) -> list[Invocation]:
 
 
 def _call(turn: Turn, message: Message) -> Invocation | None:
-    """Return the call that a message complains about: the last of its program, else the one that decided."""
+    """Return the call that a message complains about: the last one of its program, else the one that decided the
+    status."""
     program = message.program.rsplit("/", 1)[-1]
     for call in reversed(turn.action.invocations):
         if call.words and (

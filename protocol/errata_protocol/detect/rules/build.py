@@ -77,7 +77,7 @@ def _build(turn: Turn) -> Finding | None:
 
 
 def _builds(turn: Turn) -> bool:
-    """Whether the action calls a tool that reports compiler errors on standard output."""
+    """Return whether the action calls a tool that reports compiler errors on standard output."""
     tools = {
         "make",
         "gmake",
@@ -129,7 +129,7 @@ def _located(turn: Turn, line: str, match: re.Match[str]) -> ErrorSite:
 
 
 def _make(turn: Turn, line: str) -> list[ErrorSite]:
-    """Return the makefile's line, or the goal in the action that make cannot reach."""
+    """Return the site of a make error: the line of the makefile, or the goal in the action that make cannot build."""
     match = _MAKEFILE.match(line) or _MAKE_PLACE.search(line)
     if match:
         return [site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))]
@@ -145,7 +145,8 @@ def _is_about_arguments(line: str) -> bool:
 
 
 def _is_driver_argument(lines: tuple[str, ...], line: str) -> bool:
-    """`gcc: fatal error: no input files` follows a bad argument of the driver; nothing was built."""
+    """Return whether `gcc: fatal error: no input files` only follows a bad argument of the driver, so that nothing was
+    built."""
     drivers = r"^(?:\S*/)?(?:gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(?:-\d+)?: (?:fatal )?error: "
     if re.match(drivers, line) or line == "compilation terminated.":
         return any(re.match(drivers, x) for x in lines)

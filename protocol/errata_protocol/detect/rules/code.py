@@ -121,7 +121,7 @@ def _syntax(turn: Turn) -> Finding | None:
 
 
 def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
-    """Return the sites of a message that code does not parse, or None when ``line`` says something else."""
+    """Return the sites of a message about code that does not parse, None if ``line`` is no such message."""
     for pattern in (_NAMED_LINE, _LINT_SYNTAX, _FORMATTER, _RUFF_PARSE, _GO_SYNTAX, _PARSER_LINE, _RUBY_SYNTAX):
         match = pattern.search(line)
         if match:
@@ -136,7 +136,7 @@ def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     if awk and _AWK.match(line):
         return (site(line, file=relative_file(turn, awk.group("file")), number=int(awk.group("line"))),)
     if match or _AWK.match(line) or _JQ.match(line):
-        return _little_program(turn, line)
+        return _inline_program(turn, line)
     match = _SQL.search(line)
     if match:
         return _sql_script(turn, line, int(match.group("line") or match.group("near") or 0))
@@ -167,13 +167,15 @@ def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
 
 
 def _is_data_tool(turn: Turn, line: str) -> bool:
-    """Whether the JSON message comes from a tool that checks JSON, not from a program that happens to read some."""
+    """Return whether a JSON message comes from a tool that checks JSON, not from a program that happens to
+    read some."""
     del turn
     return not re.match(r"^[\w.]*(?:Error|Exception)\b", line)
 
 
 def _document(turn: Turn, line: str, number: int, column: int) -> ErrorSite:
-    """Return the site in a document that the message does not name: its line, and the argument that names it."""
+    """Return the site in a document that the message does not name: its line, and the argument that names
+    the document."""
     names = quoted(line)
     span = argument_span(turn, names, in_code=False) if names else None
     if span is None:
@@ -191,8 +193,8 @@ def _document(turn: Turn, line: str, number: int, column: int) -> ErrorSite:
     return site(line, span=span, number=number, column=column)
 
 
-def _little_program(turn: Turn, line: str) -> tuple[ErrorSite, ...]:
-    """Return the argument that holds the program of a sed, awk or jq call, or names the file that does."""
+def _inline_program(turn: Turn, line: str) -> tuple[ErrorSite, ...]:
+    """Return the argument of a sed, awk or jq call that is the program, or that names the program's file."""
     program = line.split(":", 1)[0].strip()
     calls = [c for c in turn.action.invocations if c.program == program]
     if len(calls) != 1:
@@ -207,7 +209,7 @@ def _little_program(turn: Turn, line: str) -> tuple[ErrorSite, ...]:
 
 
 def _sql_script(turn: Turn, line: str, number: int) -> tuple[ErrorSite, ...]:
-    """Return the line of the SQL file that the action reads; SQL in an argument has no certain place."""
+    """Return the site in the SQL file that the action reads; SQL in an argument has no certain place."""
     scripts = [r.target for c in turn.action.invocations for r in c.simple.redirects if r.operator == "<" and r.target]
     return (site(line, span=scripts[0].inner, number=number),) if number and len(scripts) == 1 else ()
 
@@ -229,7 +231,11 @@ def _shell_line(turn: Turn, line: int | None) -> Span | None:
 
 
 def _final(turn: Turn) -> list[Traceback]:
-    """Return the tracebacks that ended a program: of one program only the last, earlier ones were handled."""
+    """Return the tracebacks that may have ended a program.
+
+    A single program handled all exceptions but the last. If the action runs several, each traceback may have ended one.
+    Tracebacks that caused the next one are left out.
+    """
     ends = [t for t in turn.tracebacks if not t.caused_next]
     programs = sum(1 for c in turn.action.invocations if c.program)
     return ends if programs > 1 else ends[-1:]

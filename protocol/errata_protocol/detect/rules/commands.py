@@ -68,7 +68,7 @@ def _not_found(turn: Turn) -> Finding | None:
 
 
 def _command_of(turn: Turn, message: Message) -> str | None:
-    """Return the command that ``message`` says does not exist, or None when it says something else."""
+    """Return the command that ``message`` reports as missing, None if it is another message."""
     if message.program in ("type", "hash", "command") and message.from_shell:
         return None
     if message.from_shell or message.program in ("sudo", "exec"):
@@ -118,7 +118,7 @@ def _site(turn: Turn, message: Message, command: str) -> ErrorSite:
 
 
 def _program_span(turn: Turn, command: str, line: int | None) -> Span | None:
-    """Return the word of the action that calls ``command``; on ``line`` if several do."""
+    """Return the span of the word that calls ``command``; if several do, of the one on ``line``."""
     found: list[tuple[Span, int]] = []
     for call in turn.action.invocations:
         for word in _program_words(call):

@@ -30,7 +30,10 @@ def _timeout(turn: Turn) -> Finding | None:
 
 
 def _kills_late(turn: Turn) -> bool:
-    """Whether some ``timeout`` of the action sends SIGKILL, which also ends in status 137."""
+    """Return whether the action has a ``timeout`` command with ``-k``, or with SIGKILL as its signal.
+
+    Such a ``timeout`` exits with 137 instead of 124 if it sent SIGKILL.
+    """
     for call in turn.action.invocations:
         words = call.wrapped_by("timeout")
         values = [w.value for w in words or ()]

@@ -58,7 +58,7 @@ def _network(turn: Turn) -> Finding | None:
 
 
 def _tests_offline(turn: Turn) -> Finding | None:
-    """A test run in which every failing test stopped at the network."""
+    """Return the finding for a test run in which every failing test stopped at the network."""
     assert turn.report is not None
     failed = turn.report.failed
     if not failed or not all(_UNREACHABLE.search(t.text) for t in failed):
@@ -71,7 +71,7 @@ _WGET_STATUS = 4  # network failure
 
 
 def _silent_network(turn: Turn) -> Finding | None:
-    """``curl -s`` and ``wget -q`` say it in their exit status only."""
+    """Return the finding for ``curl -s`` and ``wget -q``, which report a network failure only by their exit status."""
     calls = turn.action.deciders
     if len(calls) != 1 or any(turn.stderr):
         return None
@@ -86,7 +86,7 @@ def _silent_network(turn: Turn) -> Finding | None:
 
 
 def _remote(turn: Turn, line: str) -> bool:
-    """Whether a refused connection went to another machine: only a host that is named can be told."""
+    """Return whether a refused connection went to another machine, which is only known if the line names the host."""
     if _LOOPBACK.search(line):
         return False
     said = [m.group("host") for m in _HOST_SAID.finditer(line)]
@@ -100,7 +100,7 @@ def _hosts(line: str) -> list[str]:
 
 
 def _place(turn: Turn, line: str) -> Span | None:
-    """Return the span of the URL with the host that ``line`` names, or of the host itself."""
+    """Return the span of the URL with the host that ``line`` names, or of the host alone."""
     command = turn.command
     for host in _hosts(line):
         if len(host) < 2 or host.lower() in ("host", "hostname", "address", "name", "server", "proxy"):
@@ -115,7 +115,8 @@ def _place(turn: Turn, line: str) -> Span | None:
 
 
 def _only_address(turn: Turn) -> Span | None:
-    """Without a host in the message: the address in the failing line of inline code, else the last call's only one."""
+    """Return the span of an address if the message names no host: the one in the failing line of inline code, else
+    the only one in the last call."""
     start, end = 0, len(turn.command)
     if turn.tracebacks:
         inline = [frame for frame in turn.tracebacks[-1].frames if frame.file in INLINE_FILES]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from errata_protocol.detect.benign import git_subcommand
 from errata_protocol.detect.place import Span, relative_file, site
 from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.shell_tree import Word
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
 
@@ -42,6 +45,43 @@ _REPLACEMENT = re.compile(
     re.IGNORECASE,
 )
 _IN_FILE = re.compile(r"\bin (?:the )?(?:file )?[`'\"]?(?P<file>[\w./~-]*\w\.\w+|/[\w./-]+)[`'\"]?(?=[\s.,:;)]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Options of a program that take a value.
+
+    Args:
+        short: Letters of the short options.
+        long: The long options whose value may be the next word.
+        file: Those of all options whose value is the patch file.
+    """
+
+    short: str
+    long: frozenset[str]
+    file: frozenset[str] = frozenset()
+
+
+_PATCH_OPTIONS = _Options(
+    short="BDFVYdgioprxz",
+    long=frozenset(
+        (
+            *("--strip", "--fuzz", "--input", "--output", "--reject-file", "--ifdef", "--version-control", "--prefix"),
+            *("--basename-prefix", "--suffix", "--get", "--directory", "--quoting-style", "--reject-format"),
+            *("--read-only", "--debug"),
+        )
+    ),
+    file=frozenset(("-i", "--input")),
+)
+_GIT_OPTIONS = _Options(
+    short="Cp",
+    long=frozenset(
+        (
+            *("--exclude", "--include", "--directory", "--whitespace", "--build-fake-ancestor", "--patch-format"),
+            *("--quoted-cr", "--empty"),
+        )
+    ),
+)
 
 
 def _patch(turn: Turn) -> Finding | None:
@@ -81,7 +121,7 @@ def _patch(turn: Turn) -> Finding | None:
 
 
 def _sites(turn: Turn, line: str, file: str | None, ahead: tuple[str, ...], *, applies: bool) -> list[ErrorSite] | None:
-    """Return the sites of one line, or None when it does not say that an edit failed."""
+    """Return the sites of one line, None if it does not report a failed edit."""
     if match := _GIT_HUNK.match(line):
         return [site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))]
     if match := _GIT_FILE.match(line) or (_GIT_NO_FILE.match(line) if applies else None):
@@ -113,7 +153,7 @@ def _sites(turn: Turn, line: str, file: str | None, ahead: tuple[str, ...], *, a
 
 
 def _stripped(turn: Turn, name: str) -> str:
-    """Take off as many leading parts of a patch's file name as the action's ``-p`` says."""
+    """Return a patch's file name without as many leading parts as the action's ``-p`` removes."""
     for call in turn.action.invocations:
         for value in call.arguments if call.program == "patch" else ():
             match = re.match(r"(?:-p|--strip=)(\d)$", value)
@@ -123,17 +163,71 @@ def _stripped(turn: Turn, name: str) -> str:
 
 
 def _patch_argument(turn: Turn) -> Span | None:
-    """Return the word that names the patch file: the last operand of the applying call, else its input redirection."""
+    """Return the span of the argument that names the patch file in the last call of ``patch``, ``git apply`` or
+    ``git am``; None if there is no such call, or if it reads the patch from a pipe or a here-document.
+
+    It is the value of ``-i`` (``patch`` only), else the operand, else the file of a redirection ``<``. The operand of
+    ``patch`` is the second one, as the first is the file to change; of several patches of ``git`` it is the last.
+    """
     for call in reversed(turn.action.invocations):
-        applies = call.program == "git" and git_subcommand(call)[0] in ("apply", "am")
-        if not applies and call.program != "patch":
+        subcommand, arguments = git_subcommand(call) if call.program == "git" else ("", call.arguments)
+        if subcommand not in ("apply", "am") and call.program != "patch":
             continue
-        for redirect in call.simple.redirects:
-            if redirect.operator == "<" and redirect.target is not None:
-                return redirect.target.inner
-        words = [w for w in call.words[1:] if not w.value.startswith("-") and w.value not in ("apply", "am")]
-        return words[-1].inner if words else None
+        words = call.words[len(call.words) - len(arguments) :]
+        operands, given = _read_options(turn, words, _PATCH_OPTIONS if call.program == "patch" else _GIT_OPTIONS)
+        if call.program == "patch":
+            given = given or (operands[1].inner if len(operands) > 1 and operands[1].value != "-" else None)
+        elif operands and operands[-1].value != "-":
+            given = operands[-1].inner
+        if given is not None:
+            return given
+        files = (r.target for r in call.simple.redirects if r.operator == "<" and r.target is not None)
+        return next((target.inner for target in files), None)
     return None
+
+
+def _read_options(turn: Turn, words: Sequence[Word], options: _Options) -> tuple[list[Word], Span | None]:
+    """Return the words that are neither options nor values of options, and the span of the value of ``options.file``.
+
+    The value of an option may be in the same word (``-p1``, ``--input=FILE``) or in the next one. All words after
+    ``--`` are operands. The span is None if the option is missing, has no value, or has the value ``-``.
+    """
+    operands: list[Word] = []
+    given: Span | None = None
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word.value == "--":
+            operands.extend(words[index:])
+            break
+        if not word.value.startswith("-") or word.value == "-":
+            operands.append(word)
+            continue
+        name, value = _split_option(word.value, options)
+        span = word.inner
+        if value is None and index < len(words):
+            value, span = words[index].value, words[index].inner
+            index += 1
+        elif value and (at := turn.command.rfind(value, *word.inner)) >= 0:
+            span = at, at + len(value)
+        if name in options.file:
+            given = span if value and value != "-" else None
+    return operands, given
+
+
+def _split_option(text: str, options: _Options) -> tuple[str, str | None]:
+    """Return the name of an option and its value, which is empty if it has none; None if the next word is the value.
+
+    Of several short options in one word (``-Nsi FILE``) this is the first that takes a value.
+    """
+    if text.startswith("--"):
+        name, equals, value = text.partition("=")
+        return name, None if not equals and name in options.long else value
+    for at, letter in enumerate(text[1:], start=1):
+        if letter in options.short:
+            return f"-{letter}", text[at + 1 :] or None
+    return text, ""
 
 
 RULES = (

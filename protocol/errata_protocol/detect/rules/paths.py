@@ -72,7 +72,7 @@ def _denied_line(line: str) -> bool:
 
 
 def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[ErrorSite, ...]:
-    """Return a site per message; those of the last call that failed come first, in their own order."""
+    """Return a site for each message; those of the last failed call come first, in their order."""
     found: list[tuple[int, ErrorSite]] = []
     calls = turn.action.invocations
     programs = {c.program for c in calls} | {w[0].value for c in calls for w in c.wrappers}
@@ -95,7 +95,8 @@ def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[Error
 
 
 def _candidates(message: Message, phrase: re.Pattern[str]) -> list[str]:
-    """Return what a message may name as its path, the most telling first: quoted, then parts between colons."""
+    """Return the texts in a message that may be its path, the most specific first: quoted ones, then parts between
+    colons."""
     rest = message.rest
     quotes = quoted(rest)
     match = phrase.search(rest)
@@ -120,7 +121,7 @@ def _candidates(message: Message, phrase: re.Pattern[str]) -> list[str]:
 
 
 def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
-    """Return the place of the path in the action; for a script of the agent, the line that used it."""
+    """Return the span of the path in the action; for a script of the agent's, the line that used the path."""
     paths = quoted(traceback.text)
     place = argument_place(turn, reversed(paths))
     frame = last_own_frame(turn, traceback.frames)

@@ -1,4 +1,4 @@
-"""What a rule is: a named, documented function from a turn to the sites of one kind of error."""
+"""A rule: a named, documented function that finds one kind of error, and its sites, in a turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from errata_protocol.markers import ErrorKind, ErrorSite, Severity
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found: its sites, the failing one first, and how sure it is."""
+    """What a rule found: the sites, the failing one first, and the severity."""
 
     sites: tuple[ErrorSite, ...] = ()
     severity: Severity = "error"
@@ -26,8 +26,8 @@ class Rule:
         kind: The kind it reports.
         fires: What makes it fire, in one sentence.
         place: What its site is, in one sentence.
-        find: Returns a finding, or None when it does not fire.
-        last_resort: True for rules that read no text; they wait until standard output has been asked too.
+        find: Returns a finding, or None if it does not fire.
+        last_resort: Whether the rule reads no text; such rules are tried after all others, on standard output too.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""Rules for programs that crash, and the last resort: a status that nothing explains."""
+"""Rules for programs that crash; and rules of last resort, for a status that nothing explains."""
 
 from __future__ import annotations
 
 import re
 
 from errata_protocol.detect.action import language
-from errata_protocol.detect.interpreted import last_words
+from errata_protocol.detect.interpreted import last_exception
 from errata_protocol.detect.place import (
     frame_site,
     is_own,
@@ -43,7 +43,7 @@ def _crash(turn: Turn) -> Finding | None:
         frame = last_own_frame(turn, traceback.frames)
         return Finding((frame_site(turn, frame, traceback.line, traceback.text),) if frame else ())
     crash = turn.crash
-    if crash is not None and _believable(turn, crash.language):
+    if crash is not None and turn.may_crash_in(crash.language):
         frame = last_own_frame(turn, crash.frames)
         if frame is None and crash.head is not None and is_own(turn, crash.head.file):
             frame = crash.head
@@ -70,7 +70,8 @@ _LAST_WORDS = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .*)?
 
 
 def _native(turn: Turn) -> Finding | None:
-    """Python's report of a fatal signal (innermost frame first), a sanitizer's, or the end of a cut traceback."""
+    """Return the finding for Python's report of a fatal signal (innermost frame first), a sanitizer's report, or the
+    end of a traceback that was cut off."""
     frames = [Frame(m.group("file"), int(m.group("line"))) for x in turn.lines if (m := _FATAL_FRAME.match(x))]
     fatal = next((x for x in turn.lines if x.startswith("Fatal Python error: ")), None)
     if fatal is not None:
@@ -84,23 +85,13 @@ def _native(turn: Turn) -> Finding | None:
     last = next((x for x in reversed(turn.lines) if x.strip()), "")
     if _LAST_WORDS.match(last) and any(language(c.program) == "python" for c in turn.action.invocations):
         return Finding()
-    if turn.agent_files is not None and last_words(turn):
+    if turn.agent_files is not None and last_exception(turn):
         return Finding()
     return None
 
 
-def _believable(turn: Turn, language: str) -> bool:
-    """`TEXT at FILE line N.` is perl's form, but also plain prose: it counts when perl ran or a script did."""
-    if language != "perl":
-        return True
-    return any(
-        c.program.startswith("perl") or c.program.endswith(".pl") or c.program in ("prove", "make")
-        for c in turn.action.invocations
-    )
-
-
 def _pytest_internal(turn: Turn) -> Finding | None:
-    """A crash of pytest itself, most often in a hook of the agent's conftest.py."""
+    """Return the finding for a crash of pytest itself, most often in a hook of the agent's conftest.py."""
     prefix = "INTERNALERROR> "
     inner = [line.removeprefix(prefix) for line in turn.reported if line.startswith(prefix)]
     raised = [t for t in find_tracebacks(inner) if not t.caused_next]
@@ -112,7 +103,7 @@ def _pytest_internal(turn: Turn) -> Finding | None:
 
 def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     message = read_message(line)
-    if message.from_shell and (_SHELL_RUNTIME.search(message.rest) or _demands(turn, message.rest)):
+    if message.from_shell and (_SHELL_RUNTIME.search(message.rest) or _is_parameter_error(turn, message.rest)):
         if message.script is not None:
             return (site(line, file=relative_file(turn, message.script), number=message.line),)
         span = turn.action.line_span(0, len(turn.command), message.line) if message.line else None
@@ -136,14 +127,14 @@ def _message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     return None
 
 
-def _demands(turn: Turn, rest: str) -> bool:
-    """``${NAME:?text}`` ends the shell with a text of the agent's choice."""
+def _is_parameter_error(turn: Turn, rest: str) -> bool:
+    """Return whether ``${NAME:?text}`` ended the shell, with a text of the agent's choice."""
     match = re.match(r"(?P<name>[A-Za-z_]\w*): ", rest)
     return match is not None and re.search(r"\$\{" + match.group("name") + r":?\?", turn.command) is not None
 
 
 def _signal(turn: Turn) -> Finding | None:
-    """Status 128+n: ended by signal n. 128 itself and git's 129 are no signals."""
+    """Return the finding for status 128+n, ended by signal n; 128 itself and git's 129 are not signals."""
     code = turn.exit_code
     if code is None or not 129 <= code <= 192:
         return None

@@ -1,4 +1,4 @@
-"""Takes a message apart: which program printed it, at which line of which script, and what it says."""
+"""Parses a message: which program printed it, for which line of which script, and what it says."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Message:
 
     Args:
         text: The whole line.
-        program: Base name of the program that prints it, or a shell builtin's name; empty when it does not say.
-        rest: What it says.
-        script: Script file that a shell was running, None for the action itself or for another program.
-        line: Line in the script or in the action; None when not given.
-        from_shell: True when a shell prints it.
+        program: Base name of the program that printed it, or of a shell builtin; empty if it is not named.
+        rest: The text after the program's name.
+        script: The script file that a shell was running; None for the action itself and for other programs.
+        line: Line in the script or in the action; None if not given.
+        from_shell: Whether a shell printed it.
     """
 
     text: str
@@ -95,7 +95,7 @@ class Message:
 
 
 def read_message(text: str) -> Message:
-    """Take one line of output apart."""
+    """Parse one line of output into a `Message`."""
     match = _BASH.match(text) or _DASH.match(text)
     if match:
         program, rest = match.group("program"), match.group("rest")

@@ -18,12 +18,15 @@ MAX_SITES = 20
 
 
 def runs_pytest(turn: Turn) -> bool:
-    """Whether the action calls pytest anywhere."""
+    """Return whether the action calls pytest."""
     return any(is_pytest(c) for c in turn.action.invocations)
 
 
 def hides_failure(turn: Turn) -> bool:
-    """Whether an action that ended in 0 ran pytest and its last line counts failures (`| tail`, `|| true`)."""
+    """Return whether the action calls pytest and its standard output ends with a pytest summary of failures.
+
+    If the exit status is 0, which is not checked here, the action hid it, e.g. with ``| tail`` or ``|| true``.
+    """
     last = next((line for line in reversed(turn.stdout) if line.strip()), "")
     return is_failure_summary(last.strip()) and runs_pytest(turn)
 
@@ -45,7 +48,7 @@ def _site(turn: Turn, test: FailedTest) -> ErrorSite:
 
 
 def _unknown_test(turn: Turn, test: FailedTest, name: str) -> ErrorSite:
-    """Place a name that unittest could not load: the argument that ends with it, as the action writes it."""
+    """Return the site of a test name that unittest could not load: the argument that ends with it."""
     for call in reversed(turn.action.invocations):
         for word in call.words[1:]:
             if word.value == name or word.value.endswith(f".{name}"):
@@ -58,10 +61,10 @@ class Runner:
     """A test runner other than pytest and unittest.
 
     Args:
-        name: For the documentation.
-        failed: A line that says that a run had failures.
-        test: A line that names a failing test, group ``id``; None when the runner prints no names.
-        frame: A line with ``file`` and ``line`` of the failure, read after the test's line.
+        name: Its name, for the documentation.
+        failed: Matches a line that reports failures in a run.
+        test: Matches a line that names a failing test, with the group ``id``; None if the runner prints no names.
+        frame: Matches a line with ``file`` and ``line`` of the failure, after the test's line.
     """
 
     name: str
@@ -151,7 +154,7 @@ def _other_tests(turn: Turn) -> Finding | None:
 
 
 def _runner_sites(turn: Turn, runner: Runner) -> tuple[ErrorSite, ...]:
-    """Return the first failing test with the first line of the workspace that its report names."""
+    """Return the site of the first failing test: the first line of the workspace that its report names."""
     lines = turn.reported
     first = next((i for i, line in enumerate(lines) if runner.test and runner.test.match(line)), None)
     failed = next(line for line in lines if runner.failed.match(line))

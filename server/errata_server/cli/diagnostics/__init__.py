@@ -1,1 +1,1 @@
-"""What ``errata doctor`` tries on this machine, and what it concludes from each answer."""
+"""The measurements of ``errata doctor`` on this machine (`probes`) and its conclusions from them (`checks`)."""

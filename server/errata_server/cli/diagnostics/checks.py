@@ -1,8 +1,8 @@
-"""The checks of ``errata doctor``; each returns a finding: a verdict, what is lost, and the way to mend it.
+"""The checks of ``errata doctor``. Each returns a `Finding`: a verdict, the disadvantage, and what to change.
 
-`examine` asks a `Machine`, which tries things rather than reads about them, and turns each answer into a `Finding`. The
-sandbox backend brings checks of its own. What is ``missing`` keeps ``errata serve terminal`` from working; what is
-``worse`` costs something, and says what.
+`examine` has a `Machine` try the operations that a server needs, and makes a `Finding` of each result. The sandbox
+backend adds its own checks. With a verdict ``missing`` ``errata serve terminal`` would not work; with ``worse`` it
+works with a disadvantage.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ... import descriptors
-from ...sandbox.base import BackendType, Finding, Place
+from ...sandbox.base import BackendConfig, BackendType, Finding
 from .probes import Machine
 
 _SESSIONS = 10_000
-"""What ``errata serve`` admits unless told otherwise; each holds a descriptor."""
+"""Default limit of sessions of ``errata serve``; each uses a file descriptor."""
 _SLOW_FSYNC_S = 0.01
 _LOW_INODES = 100_000
 _MIB = 1024**2
 
 
-def examine(machine: Machine, backend: BackendType, place: Place, *, port: int = 8000) -> Iterator[Finding]:
-    """Yield one finding for each check, as soon as it was made.
+def examine(machine: Machine, backend: BackendType, config: BackendConfig, *, port: int = 8000) -> Iterator[Finding]:
+    """Make the checks one by one and yield a result for each.
 
     Args:
-        machine: What to ask.
-        backend: The sandbox backend that the server would have.
-        place: Where that would work.
-        port: Where the server would listen.
+        machine: The measurements.
+        backend: The sandbox backend that the server would use.
+        config: The backend's configuration.
+        port: The port on which the server would listen.
     """
     yield _python(machine)
     yield _openenv(machine)
     data_dir = _data_dir(machine, backend)
     yield data_dir
     usable = data_dir.verdict != "missing"
-    yield from backend.checks(place, usable=usable)
+    yield from backend.checks(config, usable=usable)
     yield _open_files(machine, backend)
     if usable:
         yield _space(machine)
@@ -43,7 +43,7 @@ def examine(machine: Machine, backend: BackendType, place: Place, *, port: int =
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """Return what a server on this machine could serve, in one line."""
+    """Return one line that says whether ``errata serve`` would work here, and which findings prevent it."""
     missing = [finding for finding in found if finding.verdict == "missing"]
     if not missing:
         return "`errata serve terminal` would work here"
@@ -124,7 +124,7 @@ def _space(machine: Machine) -> Finding:
     says = (
         f"{space.free_bytes // _MIB} MiB and {space.free_inodes} inodes free; {space.floor_bytes // _MIB} MiB are kept"
     )
-    fix = "make room, or name a larger disk with --data-dir"
+    fix = "free space, or name a larger disk with --data-dir"
     if space.free_bytes <= space.floor_bytes or (space.has_inodes and space.free_inodes < 1000):
         return Finding("disk", "missing", says, "no request runs below the floor", fix)
     if space.free_bytes < 4 * space.floor_bytes or (space.has_inodes and space.free_inodes < _LOW_INODES):

@@ -15,7 +15,13 @@ from ...sessions.session import Session
 
 @dataclass(frozen=True, slots=True)
 class _Detached:
-    """A detached session: in the state machine, and what runs it."""
+    """A detached session.
+
+    Args:
+        machine: The session in the state machine.
+        session: The session that holds the instance.
+        lost: See `DetachedSessions.add`.
+    """
 
     machine: ServerSession
     session: Session
@@ -23,14 +29,14 @@ class _Detached:
 
     @property
     def has_instance(self) -> bool:
-        """It has an instance and still no socket: a session that is attached again stays listed until it is met."""
+        """Whether it has an instance and still no socket: a session that was attached again may still be listed."""
         return self.machine.state is State.DETACHED and self.session.host is not None
 
 
 class DetachedSessions:
-    """The detached multiplexed sessions of one environment, in the order of their detaching.
+    """The detached multiplexed sessions of one environment, in the order in which they were detached.
 
-    `errata_server.sessions` asks it for an instance when there is no capacity left.
+    When there is no capacity left, `errata_server.sessions` takes the instance of the oldest.
     """
 
     def __init__(self) -> None:
@@ -40,34 +46,34 @@ class DetachedSessions:
         return len(self._by_sid)
 
     def add(self, machine: ServerSession, session: Session, lost: Callable[[ServerSession], None]) -> None:
-        """List a session.
+        """Add a session as the newest.
 
         Args:
-            machine: Its state.
-            session: What runs it.
-            lost: Called when its instance was taken and it cannot be continued.
+            machine: The session in the state machine.
+            session: The session that holds the instance.
+            lost: Called with ``machine`` when the instance was taken and the session cannot be continued.
         """
         self._by_sid[session.sid] = _Detached(machine, session, lost)
         self._by_sid.move_to_end(session.sid)
 
     def discard(self, sid: str) -> None:
-        """Remove a session, where it is listed; ``sid`` is as journaled."""
+        """Remove a session if it is listed; ``sid`` is as journaled."""
         self._by_sid.pop(sid, None)
 
     def oldest(self, capacity: Capacity) -> Session | None:
-        """Return the session that was detached first, whose instance makes room in ``capacity`` and runs nothing."""
+        """Return the first session whose instance is idle and whose end would free a place in ``capacity``, or None."""
         for sid, detached in list(self._by_sid.items()):
             session = detached.session
             if not detached.has_instance:
                 del self._by_sid[sid]
-            elif not session.lock.busy and not detached.machine.queue and capacity.freed_by(session.room):
+            elif not session.lock.busy and not detached.machine.queue and capacity.freed_by(session.capacity):
                 return session
         return None
 
     def soon_free(self, capacity: Capacity) -> bool:
-        """Return whether `oldest` could return a session once its requests have ended."""
+        """Return whether `oldest` could return a session once running requests have ended."""
         return any(
-            detached.has_instance and capacity.freed_by(detached.session.room) for detached in self._by_sid.values()
+            detached.has_instance and capacity.freed_by(detached.session.capacity) for detached in self._by_sid.values()
         )
 
     def lost(self, session: Session) -> None:

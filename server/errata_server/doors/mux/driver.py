@@ -1,4 +1,4 @@
-"""`ProtocolDriver`: runs the mux state machine on an event loop: feeds it, performs its effects, runs its timer."""
+"""`ProtocolDriver`: runs the mux state machine on an event loop: passes events, performs effects, sets the timer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 from errata_protocol.errors import ErrataError, FrameTooLarge, Overloaded
 from errata_protocol.mux import (
+    AnswerRead,
     Effect,
-    Find,
+    EncodedReply,
+    FindSession,
     Hibernate,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Recorded,
-    Reply,
-    Run,
+    ReadPushes,
+    ReadReplies,
+    RecordedReply,
+    RecordError,
+    RunRequest,
     ServerConfig,
     ServerConnection,
     ServerProtocol,
@@ -29,45 +29,45 @@ from errata_protocol.mux.records import EndReason
 log = logging.getLogger("errata.mux")
 
 PREFIX = "mux."
-"""Stands before a sid in the journal; a sid cannot hold a dot, and neither can the id of a plain session."""
+"""Prefix of multiplexed sessions' ids in the journal. No sid and no id of a plain session contains a dot."""
 
 
 def journal_sid(sid: str) -> str:
-    """Return the session id under which a multiplexed session is journaled."""
+    """Return the journal's id of the multiplexed session ``sid``."""
     return PREFIX + sid
 
 
 def wire_sid(sid: str) -> str:
-    """Return the sid of a multiplexed session that is journaled as ``sid``."""
+    """Return the sid of the multiplexed session whose id in the journal is ``sid``."""
     return sid.removeprefix(PREFIX)
 
 
 class SocketHandle(Protocol):
-    """What the driver and its handlers use of a socket: the ``handle`` of a `ServerConnection`."""
+    """A socket as the driver and its handlers use it; it is the ``handle`` of its `ServerConnection`."""
 
     reads: asyncio.Semaphore
-    """Bounds the reads of one socket that run together."""
+    """Bounds the reads of this socket that run at the same time."""
 
     def wake(self) -> None:
         """Called when the connection has data to send."""
 
     async def writable(self) -> None:
-        """Return when the socket takes more data, or is closed."""
+        """Wait until the client has read enough of what was sent to accept more, or the socket is closed."""
 
 
 class ProtocolDriver:
-    """Feeds the state machine and performs the effects that it returns.
+    """Passes events to the state machine and performs the effects that it returns.
 
-    Each method named as one of `ServerProtocol` passes an event or an outcome to the machine and performs the effects.
-    Everything happens on one event loop, the one of the sockets.
+    A method that has the name of one of `ServerProtocol` calls that method and performs its effects. All methods are
+    called on one event loop, that of the sockets.
 
     Args:
-        config: Of the machine.
+        config: Configuration of the state machine.
 
     Attributes:
-        protocol: The machine, for what has no effects.
-        has_loop: `move_to` was called.
-        loop: The event loop of the sockets, once `has_loop`.
+        protocol: The state machine, for calls that return no effects.
+        has_loop: Whether `move_to` was called.
+        loop: The event loop of the sockets; unset before `move_to`.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -81,25 +81,25 @@ class ProtocolDriver:
         self._due = 0.0
 
     def handle_with(self, handlers: Mapping[type, Callable[[Any], None]]) -> None:
-        """Perform an effect by the handler of its type. Called once, before the first event."""
+        """Set the handler of each type of effect. Call it once, before the first event."""
         self._handlers = handlers
 
     def runs_on(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether ``loop`` is the one of the sockets."""
+        """Return whether ``loop`` is that of the sockets; False before `move_to`."""
         return self.has_loop and self.loop is loop
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run on ``loop`` from now on."""
+        """Use ``loop`` from now on. A timer that was set on another loop is dropped, not cancelled."""
         self.loop = loop
         self.has_loop = True
         self._timer = None
 
     def now(self) -> float:
-        """Return the machine's time, which is the event loop's."""
+        """Return the time that the state machine is given: the event loop's, seconds."""
         return self.loop.time()
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Perform effects in their order, and set the timer for the machine's next `tick`."""
+        """Perform effects in order, and set the timer for the state machine's next `tick`."""
         handlers = self._handlers
         for effect in effects:
             handlers[type(effect)](effect)
@@ -111,7 +111,7 @@ class ProtocolDriver:
             self._timer, self._due = self.loop.call_at(due, self._tick), due
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in a task; an exception that it raises is a defect of ours, and logged."""
+        """Run ``work`` in a task. An exception that it raises is logged: handlers handle the errors they expect."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -119,7 +119,7 @@ class ProtocolDriver:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a defect of the multiplexed door", exc_info=error)
+            log.error("unexpected error in the multiplexed door", exc_info=error)
 
     def _tick(self) -> None:
         self._timer = None
@@ -129,14 +129,14 @@ class ProtocolDriver:
 
     def receive(self, connection: ServerConnection, frame: bytes | str) -> None:
         """Called with each frame that arrives."""
-        self.perform(self.protocol.receive(connection, frame, self.now()))
+        self.perform(self.protocol.receive(connection, frame, self.loop.time()))
 
-    def unread(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> None:
-        """Called when a frame arrived that was not kept; the client gets ``why`` as an error."""
-        self.perform(self.protocol.unread(connection, why))
+    def frame_discarded(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> None:
+        """Called when a frame was discarded because it exceeded a bound; the client gets ``why`` as an error."""
+        self.perform(self.protocol.frame_discarded(connection, why))
 
     def drained(self, connection: ServerConnection) -> None:
-        """Called when a socket can take replies that were held back."""
+        """Called when a socket accepts input again after replies were held back."""
         self.perform(self.protocol.drained(connection))
 
     def disconnect(self, connection: ServerConnection) -> None:
@@ -144,47 +144,49 @@ class ProtocolDriver:
         self.perform(self.protocol.disconnect(connection, self.now()))
 
     def go_away(self, retry_after_s: float) -> None:
-        """Called when the server stops: clients are asked to connect again after ``retry_after_s``."""
+        """Send ``goaway`` on all connections and admit no more requests; see `ServerProtocol.go_away`."""
         self.perform(self.protocol.go_away(retry_after_s))
 
     # -- outcomes of effects ------------------------------------------------------------------------------------------
 
-    def completed(self, request: Run | Record, reply: Reply) -> None:
-        """Called when the reply to a request is committed."""
-        self.perform(self.protocol.completed(request, reply, self.now()))
+    def completed(self, request: RunRequest | RecordError, reply: EncodedReply) -> None:
+        """Called when the reply or error of a request is committed."""
+        effects = self.protocol.completed(request, reply, self.loop.time())
+        if effects or reply.type == "closed":  # else the reply joins others that wait to be sent, and no timer is set
+            self.perform(effects)
 
-    def rejected(self, request: Run, error: ErrataError) -> None:
-        """Called when a request had no effect and its id may be used again."""
+    def rejected(self, request: RunRequest, error: ErrataError) -> None:
+        """Called when a request failed without effect and nothing was committed: its id may be used again."""
         self.perform(self.protocol.rejected(request, error))
 
-    def found(self, find: Find, stored: Stored) -> None:
-        """Called when a session was opened, or found in the journal."""
+    def found(self, find: FindSession, stored: Stored) -> None:
+        """Attach the session of an ``open`` or ``resume``, which was made or found; see `ServerProtocol.found`."""
         self.perform(self.protocol.found(find, stored, self.now()))
 
-    def refused(self, find: Find, error: ErrataError) -> None:
-        """Called when a session cannot be opened, or does not exist for its client."""
-        self.perform(self.protocol.refused(find, error, self.now()))
+    def find_failed(self, find: FindSession, error: ErrataError) -> None:
+        """Send the client the error of an ``open`` or ``resume`` whose session could not be made or found."""
+        self.perform(self.protocol.find_failed(find, error, self.now()))
 
-    def recalled(self, recall: Recall, replies: Sequence[Recorded]) -> None:
+    def replies_read(self, effect: ReadReplies, replies: Sequence[RecordedReply]) -> None:
         """Called with replies that were read from the journal."""
-        self.perform(self.protocol.recalled(recall, replies))
+        self.perform(self.protocol.replies_read(effect, replies))
 
-    def pushes_recalled(self, recall: RecallPushes, pushes: Sequence[tuple[int, bytes]]) -> None:
+    def pushes_read(self, effect: ReadPushes, pushes: Sequence[tuple[int, bytes]]) -> None:
         """Called with pushes that were read from the journal."""
-        self.perform(self.protocol.pushes_recalled(recall, pushes))
+        self.perform(self.protocol.pushes_read(effect, pushes))
 
-    def answered(self, read: Read, reply: Reply) -> None:
+    def read_answered(self, read: AnswerRead, reply: EncodedReply) -> None:
         """Called with the reply to a read."""
-        self.perform(self.protocol.answered(read, reply))
+        self.perform(self.protocol.read_answered(read, reply))
 
     def pushed(self, sid: str, seq: int, data: bytes) -> None:
         """Called when a push is committed."""
         self.perform(self.protocol.pushed(sid, seq, data))
 
-    def slept(self, hibernate: Hibernate) -> None:
-        """Called when the environment of a session is closed and its row is all that is left."""
-        self.perform(self.protocol.slept(hibernate, self.now()))
+    def hibernated(self, hibernate: Hibernate) -> None:
+        """Remove a session whose environment is closed from memory; see `ServerProtocol.hibernated`."""
+        self.perform(self.protocol.hibernated(hibernate, self.now()))
 
     def ended(self, sid: str, reason: EndReason) -> None:
-        """Called when a session is over."""
+        """Called when a session ended for a reason other than its own ``close``."""
         self.perform(self.protocol.ended(sid, reason, self.now()))

@@ -13,12 +13,12 @@ from .driver import ProtocolDriver, journal_sid
 
 
 class SessionLifetime:
-    """What happens to sessions without a socket, and at their end.
+    """Detaches, expires, hibernates and ends the sessions of one environment.
 
     Args:
         driver: The state machine.
         sessions: The environment's sessions.
-        detached: Where those without a socket are listed.
+        detached: Lists the sessions that have no socket.
     """
 
     def __init__(self, driver: ProtocolDriver, sessions: Sessions, detached: DetachedSessions) -> None:
@@ -27,7 +27,7 @@ class SessionLifetime:
         self._detached = detached
 
     def detach(self, machine: ServerSession) -> None:
-        """List a session that has no socket: others may take its instance, and it expires as upstream's do."""
+        """Called when a session has no socket: another may take its instance, and its timeout, if any, begins."""
         self._detached.add(machine, machine.handle, self._lost)
         if self._sessions.lifetime.session_timeout_s is not None:
             self._driver.loop.call_later(
@@ -35,22 +35,22 @@ class SessionLifetime:
             )
 
     def end(self, sid: str, reason: EndReason) -> None:
-        """End a session in the state machine; ``sid`` is as on the wire."""
+        """End a session in the state machine, which informs its client; ``sid`` is as on the wire."""
         self._detached.discard(journal_sid(sid))
         self._driver.ended(sid, reason)
 
     def end_and_close(self, machine: ServerSession, reason: EndReason) -> None:
-        """End a session that a request or a read found to be over, and write ``reason`` into its row."""
+        """End a session, close its instance and commit ``reason`` as its status."""
         if self._driver.protocol.session(machine.sid) is machine:
             self.end(machine.sid, reason)
         self._driver.spawn(self._sessions.lifetime.close(machine.handle, status=reason))
 
     def closed(self, session: Session) -> None:
-        """Called when a request closed its session; the machine learns it from the reply."""
+        """Called when a session was closed by its own ``close``, whose reply ends it in the state machine."""
         self._detached.discard(session.sid)
 
     def hibernate(self, effect: Hibernate) -> None:
-        """Close the environment of a session that was detached for long enough."""
+        """Close the environment of a detached session; its next request restores it."""
         self._driver.spawn(self._hibernate(effect))
 
     async def _hibernate(self, effect: Hibernate) -> None:
@@ -58,13 +58,13 @@ class SessionLifetime:
         self._detached.discard(journal_sid(effect.session.sid))
         if session is not None:
             await self._sessions.lifetime.sleep(session)
-        self._driver.slept(effect)
+        self._driver.hibernated(effect)
 
     def _lost(self, machine: ServerSession) -> None:
         self.end(machine.sid, "lost")
 
     def _expire(self, machine: ServerSession, since: float) -> None:
-        """End a session that is still detached since the time ``since``."""
+        """End a session as expired, unless it was attached after ``since`` or has requests in its queue."""
         if machine.state is State.DETACHED and machine.detached_at == since and not machine.queue:
             self._driver.spawn(self._end_expired(machine))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import NamedTuple
 
 from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataError, SessionLost
-from errata_protocol.mux import Find, ServerSession, Stored
+from errata_protocol.mux import FindSession, ServerSession, Stored
 from errata_protocol.mux.state import State
 
 from ...runtime.store import SessionKey, StoredSession
@@ -19,23 +18,28 @@ from .lifetime import SessionLifetime
 log = logging.getLogger("errata.mux")
 
 BATCH = 256
-"""Sessions that are looked up in one read of the journal: a thousand that resume would each wait for a thread."""
+"""Most sessions that one read of the journal looks up. One read each would make a thousand that resume wait in turn."""
 
 
 class _Pending(NamedTuple):
-    """A session that is looked up, and the error where there is none."""
+    """A session that waits to be looked up.
 
-    find: Find
+    Args:
+        find: The effect to answer.
+        missing: The error for its client where the journal has no such session.
+    """
+
+    find: FindSession
     missing: Exception
 
 
 class SessionLookup:
-    """Handles `Find`: opens a session or looks it up, and passes it to the state machine.
+    """Handles `FindSession`: opens a session or looks it up, and passes it to the state machine.
 
     Args:
         driver: The state machine.
         sessions: The environment's sessions.
-        lifetime: Lists those whose socket is gone by then.
+        lifetime: Detaches sessions whose socket was closed meanwhile.
     """
 
     def __init__(self, driver: ProtocolDriver, sessions: Sessions, lifetime: SessionLifetime) -> None:
@@ -43,32 +47,31 @@ class SessionLookup:
         self._sessions = sessions
         self._lifetime = lifetime
         self._pending: list[_Pending] = []
-        self._running: list[dict[str, int]] = []  # of each read of the journal: the last push since its start, by sid
+        self._running: list[dict[str, int]] = []  # per running read of the journal: last push since its start, by sid
 
-    def find(self, effect: Find) -> None:
+    def find(self, effect: FindSession) -> None:
         """Open a new session, or look one up."""
         if not effect.make:
             self._look_up(effect)
             return
         machine = effect.session
         address = Address(journal_sid(machine.sid), machine.key_hash, machine.group)
-        opened = partial(self._opened, effect)
-        self._sessions.begin_open(address, machine.principal, opened, self._driver.loop)
+        self._sessions.begin_open(address, machine.principal, self._opened, effect, self._driver.loop)
 
     def pushed(self, sid: str, seq: int) -> None:
-        """Called when a push is committed: a lookup that runs may have read the journal before it."""
+        """Called when a push is committed; a lookup that is running may have read the journal before it."""
         for last_push in self._running:
             if sid in last_push:
                 last_push[sid] = max(last_push[sid], seq)
 
-    def _look_up(self, find: Find, missing: Exception | None = None) -> None:
-        """Look a session up, in one read with all others that are waiting."""
+    def _look_up(self, find: FindSession, missing: Exception | None = None) -> None:
+        """Look a session up, in one read of the journal with all others that wait."""
         self._pending.append(_Pending(find, missing or SessionLost("no session with this sid and key: open another")))
         if len(self._pending) == 1:
             self._driver.loop.call_soon(lambda: self._driver.spawn(self._look_up_pending()))
 
-    def _opened(self, find: Find, session: Session | None, error: Exception | None) -> None:
-        """Called when a session is opened, or could not be; in doubt the journal shows whether it exists."""
+    def _opened(self, find: FindSession, session: Session | None, error: Exception | None) -> None:
+        """Called when a session was opened or could not be; in doubt, the journal shows whether it exists."""
         if session is not None:
             find.session.handle = session
             self._found(find, Stored(recovery=session.row.recovery, group=find.session.group))
@@ -77,8 +80,8 @@ class SessionLookup:
         elif isinstance(error, ErrataError) and CODES[error.code].retryable:
             self._refuse(find, error)
         else:
-            # To the client an error means that nothing it sent had an effect. But an `open` that an earlier process
-            # committed may never have been answered.
+            # An error says to the client that the session does not exist. But an earlier process may have committed
+            # its `open` and stopped before it sent the reply.
             self._look_up(find, error or EnvironmentFailed("the session could not be opened"))
 
     async def _look_up_pending(self) -> None:
@@ -110,7 +113,7 @@ class SessionLookup:
     def _key(self, machine: ServerSession) -> SessionKey:
         return SessionKey(journal_sid(machine.sid), machine.key_hash, machine.principal, self._sessions.environment)
 
-    def _found_in_journal(self, find: Find, found: StoredSession, last_push: int) -> None:
+    def _found_in_journal(self, find: FindSession, found: StoredSession, last_push: int) -> None:
         row, last = found.row, found.last
         if row.status == "open":
             find.session.handle = self._sessions.dormant(row, last)
@@ -125,14 +128,18 @@ class SessionLookup:
         )
         self._found(find, stored)
 
-    def _found(self, find: Find, stored: Stored) -> None:
-        """Pass a session to the state machine; the socket that asked for it may be gone by now."""
+    def _found(self, find: FindSession, stored: Stored) -> None:
+        """Give the state machine the session that it asked for.
+
+        If that leaves the session without a socket, because its socket was closed meanwhile, another session may take
+        its instance, and its timeout begins.
+        """
         self._driver.found(find, stored)
         if find.session.state is State.DETACHED:
             self._lifetime.detach(find.session)
 
-    def _refuse(self, find: Find, error: Exception) -> None:
+    def _refuse(self, find: FindSession, error: Exception) -> None:
         if not isinstance(error, ErrataError):
             log.error("session could not be opened", exc_info=error)
             error = EnvironmentFailed(str(error))
-        self._driver.refused(find, error)
+        self._driver.find_failed(find, error)

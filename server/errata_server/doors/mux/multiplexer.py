@@ -1,4 +1,4 @@
-"""`Multiplexer`: all multiplexed sessions of one environment: connects sockets, driver and handlers; drains at the end.
+"""`Multiplexer`: the multiplexed sessions of one environment. Connects sockets, driver and handlers.
 
 A frame goes socket -> `ProtocolDriver.receive` -> state machine -> effects. The handler of an effect does its I/O and
 passes the outcome to the driver, whose next effects include `Write`; that wakes the socket, which sends.
@@ -14,14 +14,14 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import NotSupported
 from errata_protocol.mux import (
-    Find,
-    Forget,
+    AnswerRead,
+    FindSession,
+    ForgetReplies,
     Hibernate,
-    Read,
-    Recall,
-    RecallPushes,
-    Record,
-    Run,
+    ReadPushes,
+    ReadReplies,
+    RecordError,
+    RunRequest,
     ServerConfig,
     ServerConnection,
     Write,
@@ -31,7 +31,7 @@ from ...episodes.episodes import Episodes
 from ...journal.base import RewardRow
 from ...runtime.rewards import push_data
 from ...sessions.sessions import Sessions
-from ..asgi_extensions import answers_unread
+from ..asgi_extensions import set_message_bounds
 from ..mcp import McpDoor
 from .detached import DetachedSessions
 from .driver import ProtocolDriver, SocketHandle, wire_sid
@@ -42,22 +42,22 @@ from .requests import RequestRunner
 from .translation import RequestDecoder
 
 RETURN_S = 1.0
-"""After how long clients of a server that stops are asked to connect again: another process needs that to start."""
+"""``retry_after`` of ``goaway``, seconds: how long another server process needs to start."""
 
 POLL_S = 0.02
-"""How often a server that stops checks whether everything is answered."""
+"""Interval at which `drain` checks whether everything is answered, seconds."""
 
 
 class Multiplexer:
-    """All multiplexed sessions of one environment. Everything happens on one event loop, the one of the sockets.
+    """All multiplexed sessions of one environment. It runs on one event loop, that of the sockets.
 
     Args:
-        config: Of the state machine.
+        config: Configuration of the state machine.
         sessions: The environment's sessions.
-        detached: Lists its sessions without a socket.
+        detached: Lists the sessions that have no socket.
         episodes: Reads and forks of the journal.
         decoder: Decodes requests.
-        mcp: Answers JSON-RPC reads.
+        mcp: Answers tools/list.
         capabilities: Returns what the environment offers.
     """
 
@@ -82,20 +82,20 @@ class Multiplexer:
         driver.handle_with(
             {
                 Write: self._write,
-                Run: requests.run,
-                Record: requests.record,
-                Find: lookup.find,
-                Recall: reads.recall,
-                RecallPushes: reads.recall_pushes,
-                Read: reads.read,
+                RunRequest: requests.run,
+                RecordError: requests.record,
+                FindSession: lookup.find,
+                ReadReplies: reads.read_replies,
+                ReadPushes: reads.read_pushes,
+                AnswerRead: reads.read,
                 Hibernate: lifetime.hibernate,
-                Forget: lambda effect: None,  # retention decides what the journal forgets
+                ForgetReplies: lambda effect: None,  # rows are deleted by retention
             }
         )
 
     def set_bounds(self, websocket: WebSocket, principal: str | None) -> None:
-        """Set the bounds of a socket's messages; before it is accepted."""
-        answers_unread(websocket, self._settings.max_frame, self._quotas.unfinished(principal))
+        """Set the bounds of a socket's messages. Call it before the socket is accepted."""
+        set_message_bounds(websocket, self._settings.max_frame, self._quotas.unfinished(principal))
 
     def connect(self, principal: str | None, handle: SocketHandle) -> ServerConnection:
         """Connect a new socket.
@@ -103,6 +103,9 @@ class Multiplexer:
         Args:
             principal: Who opened it.
             handle: The socket.
+
+        Returns:
+            The state machine's side of the connection.
 
         Raises:
             NotSupported: Sockets of another event loop are connected.
@@ -129,7 +132,7 @@ class Multiplexer:
         handle.wake()
 
     def reward_committed(self, sid: str, row: RewardRow) -> None:
-        """Push a late reward that was committed. Called on the event loop of the post, which may be another."""
+        """Push a committed late reward to its session. It may be called on any event loop."""
         if row.seq is None or not self.driver.has_loop or self.driver.loop.is_closed():
             return
         if not self.driver.runs_on(asyncio.get_running_loop()):
@@ -140,9 +143,9 @@ class Multiplexer:
         self.driver.pushed(sid, row.seq, push_data(row))
 
     async def drain(self) -> None:
-        """Admit nothing more, and return when everything that was admitted is answered and sent (PROTOCOL D8)."""
+        """Admit no more requests; return when all that were admitted are answered and sent (PROTOCOL D8)."""
         self.driver.go_away(RETURN_S)
-        while self._busy():  # noqa: ASYNC110 - once in a server's life, and many things end it
+        while self._busy():  # noqa: ASYNC110 - once in a server's life, and many events can end it
             await asyncio.sleep(POLL_S)
 
     def _busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""`ReadRunner`: answers past replies, pushes, state, rewards, tools/list and close_group (PROTOCOL D2, D8)."""
+"""`ReadRunner`: answers reads (state, rewards, tools/list ...) and resends past replies (PROTOCOL D2, D8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
-from errata_protocol.mux import Read, Recall, RecallPushes, Recorded, Reply
+from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
 
 from ...episodes.reads import JournalReads
 from ...journal.base import SessionRow
@@ -22,7 +22,8 @@ from ...runtime.rows import wire_digest
 from ...sessions.session import Session
 from ...sessions.sessions import Sessions
 from ..capabilities import capabilities_data
-from ..mcp import McpDoor, invalid_call, parse_rpc
+from ..json_rpc import invalid_call, parse_rpc
+from ..mcp import McpDoor
 from .driver import ProtocolDriver, SocketHandle, journal_sid, wire_sid
 from .lifetime import SessionLifetime
 from .translation import object_of, recorded_of
@@ -31,14 +32,14 @@ log = logging.getLogger("errata.mux")
 
 
 class ReadRunner:
-    """Handles `Read`, `Recall` and `RecallPushes`.
+    """Handles `AnswerRead`, `ReadReplies` and `ReadPushes`.
 
     Args:
         driver: The state machine.
         sessions: The environment's sessions.
-        lifetime: Ends the session where a read finds that it is lost.
+        lifetime: Ends a session that turns out to be lost.
         reads: Reads of the journal.
-        mcp: Answers JSON-RPC reads.
+        mcp: Answers tools/list.
         capabilities: Returns what the environment offers.
     """
 
@@ -59,66 +60,66 @@ class ReadRunner:
         self._mcp = mcp
         self._capabilities = capabilities
 
-    def recall(self, recall: Recall) -> None:
-        """Read committed replies from the journal."""
-        self._driver.spawn(self._recall_replies(recall))
+    def read_replies(self, effect: ReadReplies) -> None:
+        """Read committed replies from the journal and pass them to the state machine."""
+        self._driver.spawn(self._read_replies(effect))
 
-    async def _recall_replies(self, recall: Recall) -> None:
-        sid = journal_sid(recall.session.sid)
-        rows = await self._store.replies(sid, recall.first, recall.last)
+    async def _read_replies(self, effect: ReadReplies) -> None:
+        sid = journal_sid(effect.session.sid)
+        rows = await self._store.replies(sid, effect.first, effect.last)
         found = {row.id: recorded_of(row) for row in rows}
-        replies = [found.get(id) or Recorded(id, "step", b"", None) for id in range(recall.first, recall.last + 1)]
-        self._driver.recalled(recall, replies)
+        replies = [found.get(id) or RecordedReply(id, "step", b"", None) for id in range(effect.first, effect.last + 1)]
+        self._driver.replies_read(effect, replies)
 
-    def recall_pushes(self, recall: RecallPushes) -> None:
-        """Read committed pushes from the journal."""
-        self._driver.spawn(self._recall_rewards(recall))
+    def read_pushes(self, effect: ReadPushes) -> None:
+        """Read committed pushes from the journal and pass them to the state machine."""
+        self._driver.spawn(self._read_pushes(effect))
 
-    async def _recall_rewards(self, recall: RecallPushes) -> None:
-        sid = journal_sid(recall.session.sid)
-        rows = await self._store.pushes(sid, recall.first, recall.last)
+    async def _read_pushes(self, effect: ReadPushes) -> None:
+        sid = journal_sid(effect.session.sid)
+        rows = await self._store.pushes(sid, effect.first, effect.last)
         pushes = [(row.seq, push_data(row)) for row in rows if row.seq is not None]
-        self._driver.pushes_recalled(recall, pushes)
+        self._driver.pushes_read(effect, pushes)
 
-    def read(self, read: Read) -> None:
-        """Answer a read."""
+    def read(self, read: AnswerRead) -> None:
+        """Answer a read, also with the error that it raises."""
         self._driver.spawn(self._answer_read(read))
 
-    async def _answer_read(self, read: Read) -> None:
+    async def _answer_read(self, read: AnswerRead) -> None:
         socket: SocketHandle = read.connection.handle  # type: ignore[assignment]  # given to `Multiplexer.connect`
         try:
-            # Few reads of the journal at a time, because each may be large. One that waits for a step is not counted.
+            # `socket.reads` bounds reads of the journal, which may be large. Other reads may wait for a step to end.
             async with socket.reads if read.kind == "rewards" or "t" in read.fields else contextlib.nullcontext():
                 await socket.writable()
                 reply = await self._reply(read)
         except ErrataError as error:
-            reply = Reply("error", msgspec.json.encode(error.to_wire()))
-        except Exception as error:  # a defect of ours, or of the environment's state
+            reply = EncodedReply("error", msgspec.json.encode(error.to_wire()))
+        except Exception as error:  # a defect of the server or of the environment's state
             log.exception("a read failed")
-            reply = Reply("error", msgspec.json.encode(EnvironmentFailed(str(error)).to_wire()))
-        self._driver.answered(read, reply)
+            reply = EncodedReply("error", msgspec.json.encode(EnvironmentFailed(str(error)).to_wire()))
+        self._driver.read_answered(read, reply)
         machine = read.session
         if machine is not None and machine.handle is not None and machine.handle.lost is not None:
-            self._lifetime.end_and_close(machine, "lost")  # now: there may never be another request
+            self._lifetime.end_and_close(machine, "lost")  # now, because there may be no next request
 
-    async def _reply(self, read: Read) -> Reply:
+    async def _reply(self, read: AnswerRead) -> EncodedReply:
         fields = read.fields
         session: Session | None = read.session.handle if read.session is not None else None
         if read.kind == "capabilities":
-            return Reply("capabilities", to_json(capabilities_data(self._capabilities())))
+            return EncodedReply("capabilities", to_json(capabilities_data(self._capabilities())))
         if read.kind == "close_group":
             closed = await self._close_group(fields["group"], read.connection.principal)
-            return Reply("group_closed", msgspec.json.encode({"closed": closed}))
+            return EncodedReply("group_closed", msgspec.json.encode({"closed": closed}))
         assert session is not None
         principal = session.row.principal
         if read.kind == "state" and fields:
             if "t" not in fields:
                 raise InvalidRequest("state with eid needs t")
             row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)
-            return Reply("state_at", row.payload, row.eid, row.t, wire_digest(row.digest), row.wire_kind)
+            return EncodedReply("state_at", row.payload, row.eid, row.t, wire_digest(row.digest), row.wire_kind)
         if read.kind == "state":
             try:
-                return Reply("state", to_json(await self._sessions.state(session), inf_nan_mode="null"))
+                return EncodedReply("state", to_json(await self._sessions.state(session), inf_nan_mode="null"))
             except ValueError as error:
                 raise EnvironmentOutputInvalid(f"the environment's state has no JSON form: {error}") from error
         if read.kind == "rewards":
@@ -127,19 +128,19 @@ class ReadRunner:
                 rows = await self._store.owned_rewards(eid, principal)
             else:
                 rows = [] if eid is None else await self._store.rewards(eid)
-            return Reply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
+            return EncodedReply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
         rpc = parse_rpc(object_of(read.data))
         if not isinstance(rpc, JsonRpcRequest):
-            return Reply("mcp", to_json(rpc))
+            return EncodedReply("mcp", to_json(rpc))
         refused = invalid_call(rpc)
         if refused is not None:
-            return Reply("mcp", to_json(refused))
+            return EncodedReply("mcp", to_json(refused))
         answer = await self._mcp.on_session(session, rpc, read.data)
-        assert isinstance(answer, dict)  # only a tools/call delivers, and that is no read
-        return Reply("mcp", to_json(answer))
+        assert isinstance(answer, dict)  # a Reply comes from a tools/call only, which is no read
+        return EncodedReply("mcp", to_json(answer))
 
     async def _close_group(self, group: str, principal: str | None) -> int:
-        """Close all sessions of a group, hibernated ones too; return how many."""
+        """Close all open sessions of a group and principal, hibernated ones too; return how many."""
         await self._sessions.runtime.start()
         rows = await self._store.open_sessions()
         members = [
@@ -150,7 +151,7 @@ class ReadRunner:
             and row.key_hash is not None
             and row.environment == self._sessions.environment
         ]
-        await asyncio.gather(*map(self._close, members))  # together, so that they share a sync
+        await asyncio.gather(*map(self._close, members))  # concurrently, so that their commits share a sync
         return len(members)
 
     async def _close(self, row: SessionRow) -> None:

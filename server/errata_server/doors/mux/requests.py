@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,14 +21,13 @@ from errata_protocol.errors import (
     SessionUnknown,
     UnknownEpisode,
 )
-from errata_protocol.mux import Record, Reply, Run, injected_fork
+from errata_protocol.mux import EncodedReply, RecordError, RunRequest, injected_fork
 
 from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow
 from ...runtime.rows import Admitted, error_row, refused_row, replied_row
-from ...sessions.session import Reply as SessionReply
-from ...sessions.session import Session
+from ...sessions.session import Committed, Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
 from .driver import ProtocolDriver, journal_sid
@@ -40,12 +38,12 @@ log = logging.getLogger("errata.mux")
 
 
 class RequestRunner:
-    """Handles `Run` and `Record`: runs requests and passes their replies to the state machine.
+    """Handles `RunRequest` and `RecordError`: runs requests and passes their replies to the state machine.
 
     Args:
         driver: The state machine.
         sessions: The environment's sessions.
-        lifetime: Ends the session where a request finds that it is over.
+        lifetime: Ends a session that turns out to be lost or closed.
         decoder: Decodes requests.
         forks: Makes forks.
     """
@@ -65,33 +63,29 @@ class RequestRunner:
         self._decoder = decoder
         self._forks = forks
 
-    def run(self, run: Run) -> None:
-        """Run a request; its reply goes to the state machine when it is committed."""
+    def run(self, run: RunRequest) -> None:
+        """Start a request. When its reply is committed, the state machine gets it."""
         if run.kind == "step":
             session: Session = run.session.handle
             try:
-                request = self._decoder.request(run, self._remaining(run))
+                request = self._decoder.request(run, self._driver.loop.time())
             except ErrataError as error:
                 self._driver.spawn(self._answer_failure(run, error))
                 return
-            self._sessions.begin(session, request, partial(self._settled, run), self._driver.loop)
+            self._sessions.begin(session, request, self._settled, run, self._driver.loop)
             return
         self._driver.spawn(self._answer(run))
 
-    def _remaining(self, run: Run) -> float | None:
-        return None if run.deadline is None else run.deadline - self._driver.now()
-
-    def _settled(self, run: Run, done: SessionReply | None, error: Exception | None) -> None:
-        """Called with the outcome of a step that `Sessions.begin` began."""
-        if done is not None:
-            reply = Reply("observation", done.payload, done.eid, done.t, done.digest)
-            self._driver.completed(run, reply)
+    def _settled(self, run: RunRequest, row: Committed | None, error: Exception | None) -> None:
+        """Called with the outcome of a step."""
+        if row is not None:
+            self._driver.completed(run, reply_of(row))
         else:
             assert error is not None
             self._driver.spawn(self._answer_failure(run, error))
 
-    async def _answer(self, run: Run) -> None:
-        """Run a request and commit its reply; or commit its error; or reject it, where it had no effect."""
+    async def _answer(self, run: RunRequest) -> None:
+        """Run a request; pass its committed reply, its committed error or its rejection to the state machine."""
         session: Session = run.session.handle
         try:
             reply = await self._executed(session, run)
@@ -100,8 +94,8 @@ class RequestRunner:
         else:
             self._driver.completed(run, reply)
 
-    async def _answer_failure(self, run: Run, error: Exception) -> None:
-        if not isinstance(error, ErrataError):  # a defect of ours must not cost the client its session
+    async def _answer_failure(self, run: RunRequest, error: Exception) -> None:
+        if not isinstance(error, ErrataError):  # a defect of the server: the session goes on
             log.error("request failed", exc_info=error)
             error = EnvironmentFailed(str(error))
         if not CODES[error.code].consumes_id:
@@ -111,10 +105,10 @@ class RequestRunner:
         reply = await self._recorded_error(session, run, error)
         if reply is not None:
             self._driver.completed(run, reply)
-        if session.lost is not None:  # its client learns it now, not from its next request
+        if session.lost is not None:  # end it now, not at its next request
             self._lifetime.end_and_close(run.session, "lost")
 
-    async def _executed(self, session: Session, run: Run) -> Reply:
+    async def _executed(self, session: Session, run: RunRequest) -> EncodedReply:
         if run.kind == "fork":
             return await self._fork(session, run)
         if run.kind == "close":
@@ -124,38 +118,46 @@ class RequestRunner:
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
         try:
-            request = self._decoder.request(run, self._remaining(run))
+            request = self._decoder.request(run, self._driver.now())
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._store.commit(row)
             return reply_of(row)
         done = await self._sessions.run(session, request)
         kind = "mcp" if run.kind == "mcp" else "observation"
-        return Reply(kind, done.payload, done.eid, done.t, done.digest)
+        return EncodedReply(kind, done.payload, done.eid, done.t, done.digest)
 
-    def _reject(self, run: Run, error: ErrataError) -> None:
-        """Answer an error that consumes no id: nothing ran, or the session is over."""
+    def _reject(self, run: RunRequest, error: ErrataError) -> None:
+        """Pass on an error that consumes no id; end the session where the error says that it is over."""
         if isinstance(error, SessionLost | SessionUnknown | SessionClosed):
             self._lifetime.end_and_close(run.session, "lost" if isinstance(error, SessionLost) else "closed")
         else:
             self._driver.rejected(run, error)
 
-    async def _recorded_error(self, session: Session, run: Run | Record, error: ErrataError) -> Reply | None:
-        """Commit an error as the reply to a request; return None where it cannot be committed."""
+    async def _recorded_error(
+        self, session: Session, run: RunRequest | RecordError, error: ErrataError
+    ) -> EncodedReply | None:
+        """Commit an error as the reply to a request; see `_committed`."""
         row = error_row(self._admitted(session, run), error)
         return await self._committed(run, row)
 
-    async def _committed(self, run: Run | Record, row: DeliveryRow) -> Reply | None:
+    async def _committed(self, run: RunRequest | RecordError, row: DeliveryRow) -> EncodedReply | None:
+        """Commit ``row`` to the journal and return its reply.
+
+        Returns:
+            None if the commit failed. The error is logged then, and a `RunRequest` rejected.
+        """
         try:
             await self._store.commit(row)
         except ErrataError as refusal:
             log.error("session %s: a reply could not be journaled: %s", name_of(run.session.sid), refusal.message)
-            if isinstance(run, Run):
+            if isinstance(run, RunRequest):
                 self._reject(run, refusal if not CODES[refusal.code].consumes_id else JournalUnavailable(str(refusal)))
             return None
         return reply_of(row)
 
-    def _admitted(self, session: Session, run: Run | Record) -> Admitted:
+    def _admitted(self, session: Session, run: RunRequest | RecordError) -> Admitted:
+        """Return the request of ``run`` as the journal stores it."""
         return Admitted(
             eid=session.eid or "",
             t=(session.t or 0) + 1,
@@ -167,15 +169,15 @@ class RequestRunner:
             request_sha=run.sha,
         )
 
-    def _row(self, session: Session, run: Run, payload: bytes) -> DeliveryRow:
-        """Return the row of a reply that is no delivery."""
+    def _row(self, session: Session, run: RunRequest, payload: bytes) -> DeliveryRow:
+        """Return the row of a reply that is not a delivery."""
         return replied_row(self._admitted(session, run), payload)
 
-    def record(self, record: Record) -> None:
-        """Commit the refusal of a request that is not run."""
+    def record(self, record: RecordError) -> None:
+        """Commit the error of a request that is not run."""
         self._driver.spawn(self._record_refusal(record))
 
-    async def _record_refusal(self, record: Record) -> None:
+    async def _record_refusal(self, record: RecordError) -> None:
         session: Session = record.session.handle
         data: dict[str, Any] = msgspec.json.decode(record.reply.data)
         row = refused_row(self._admitted(session, record), record.reply.data, data["code"])
@@ -183,7 +185,7 @@ class RequestRunner:
         if reply is not None:
             self._driver.completed(record, reply)
 
-    async def _fork(self, session: Session, run: Run) -> Reply:
+    async def _fork(self, session: Session, run: RunRequest) -> EncodedReply:
         """Make a fork, in one commit with its reply."""
         fork = run.fork
         assert fork is not None
@@ -203,21 +205,21 @@ class RequestRunner:
                 await self._store.commit(*child.records, row)
             except Conflict as error:
                 if await self._store.session(journal_sid(fork.sid)) is None:
-                    raise  # a defect of ours: an id that was drawn here was drawn before
-                # INVALID_REQUEST because CONFLICT is never recorded: it means that the id is another request's. The
-                # text is the same for every owner of the sid, and tells no more than an `open` would.
+                    raise  # a defect of the server: a new random id exists already
+                # INVALID_REQUEST because CONFLICT is never recorded: it means that another request has the id. The
+                # text does not depend on who owns the sid, and so shows no more than an `open` would.
                 raise InvalidRequest(
                     "no session can be made under the sid of this child, it is taken: pick another sid and key, and "
                     "fork again under the next id"
                 ) from error
         return reply_of(row)
 
-    async def _reset_to(self, session: Session, run: Run, eid: str, t: int) -> Reply:
-        """Continue a session from a state(t), as a fork in place (PROTOCOL D11)."""
+    async def _reset_to(self, session: Session, run: RunRequest, eid: str, t: int) -> EncodedReply:
+        """Continue a session from a state(t) of an episode (PROTOCOL D11)."""
         admitted = self._admitted(session, run)
         return reply_of(await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t)))
 
-    async def _close(self, session: Session, run: Run) -> Reply:
+    async def _close(self, session: Session, run: RunRequest) -> EncodedReply:
         row = self._row(session, run, b"{}")
         await self._sessions.lifetime.close(session, with_records=(row,))
         self._lifetime.closed(session)

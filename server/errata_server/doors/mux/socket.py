@@ -11,7 +11,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
-from ..asgi_extensions import TOGETHER, Unread
+from ..asgi_extensions import BATCHED_RECEIVE, Unread
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
 
@@ -21,18 +21,20 @@ BURST_BYTES = 64 * 1024
 """Bytes of frames of one socket that are read before others get a turn; a frame counts at least `FRAME_BYTES`."""
 
 FRAME_BYTES = 1024
+"""Least size that a frame counts for `BURST_BYTES`: handling a small frame costs as much as handling this one."""
 
 WRITTEN_AT_ONCE = 1 << 20
-"""Bytes that are written to the socket before its write buffer is checked again."""
+"""Bytes that are written to the socket before the task checks again whether input is accepted."""
 
 READS_AT_ONCE = 8
-"""Reads of one socket that run together: each may hold a payload in memory."""
+"""Reads of one socket that run at the same time: each may hold a payload in memory."""
 
 TRY_AGAIN_LATER = 1013
+"""WebSocket close code of a socket that was refused."""
 
 
 def asks_for_mux(websocket: WebSocket) -> bool:
-    """Return whether the client offered the subprotocol."""
+    """Return whether the client offered the subprotocol of multiplexed sockets."""
     return PROTOCOL_NAME in websocket.scope.get("subprotocols", ())
 
 
@@ -54,10 +56,10 @@ class MuxSocket:
         self._drained = asyncio.Event()
         self._drained.set()
         self.reads = asyncio.Semaphore(READS_AT_ONCE)
-        """Bounds the reads of this socket that run together."""
+        """Bounds the reads of this socket that run at the same time."""
 
     async def writable(self) -> None:
-        """Return when the socket takes more data, or is closed."""
+        """Wait until the client has read enough of what was sent to accept more, or the socket is closed."""
         if self._connection is not None and not self._connection.accepts_input:
             self._drained.clear()
             await self._drained.wait()
@@ -68,9 +70,9 @@ class MuxSocket:
 
     async def serve(self) -> None:
         """Accept the socket, then read and write frames until the client leaves."""
-        together = self._websocket.scope.get("extensions", {}).get(TOGETHER)
-        if together is not None:
-            together()
+        receive_batched = self._websocket.scope.get("extensions", {}).get(BATCHED_RECEIVE)
+        if receive_batched is not None:
+            receive_batched()
         self._multiplexer.set_bounds(self._websocket, self._principal)
         if not await accepted(self._websocket, PROTOCOL_NAME):
             return
@@ -96,7 +98,7 @@ class MuxSocket:
                 frames = (next(message[kind] for kind in ("text", "bytes", "unread") if message.get(kind) is not None),)
             for frame in frames:
                 if type(frame) is Unread:
-                    driver.unread(connection, frame.error())
+                    driver.frame_discarded(connection, frame.error())
                     taken += FRAME_BYTES
                 else:
                     driver.receive(connection, frame)
@@ -117,13 +119,13 @@ class MuxSocket:
                         await self._websocket.send_text(frame.decode())
                     if connection.accepts_input:
                         self._drained.set()
-                        if connection.holds_back:
+                        if connection.has_waiting_replies:
                             self._multiplexer.driver.drained(connection)
-                connection.data_to_send()  # empty now: from here on the machine wakes this task again
+                connection.data_to_send()  # returns nothing; after it the machine asks for a `wake` for the next data
         except GONE as error:
             log.debug("a multiplexed socket is gone: %s", error)
         finally:
-            self._connection = None  # nothing empties it any more: what waits in `writable` must not wait for it
+            self._connection = None  # nothing sends its data any more, so `writable` must not wait for that
             self._drained.set()
 
     async def _close(self) -> None:

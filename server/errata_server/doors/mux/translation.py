@@ -10,28 +10,29 @@ from openenv.core.env_server.types import Action
 from pydantic import ValidationError
 
 from errata_protocol.errors import ErrataError, InvalidRequest
-from errata_protocol.mux import Recorded, Reply, Run
+from errata_protocol.mux import EncodedReply, RecordedReply, RunRequest
 
 from ...journal.base import DeliveryRow
 from ...runtime.rows import wire_digest
 from ...sessions.decoding import read_action
 from ...sessions.session import Request
 from ..input_errors import bounded_errors
-from ..mcp import McpDoor, invalid_call, parse_rpc
+from ..json_rpc import invalid_call, parse_rpc
+from ..mcp import McpDoor
 from ..strict_json import parse_object
 
 _REPLY_WITHOUT_T = {"mcp": "mcp", "fork": "forked", "close": "closed"}
 
 
 class RpcRefused(Exception):
-    """A tools/call that reaches no tool: its recorded reply is a JSON-RPC error.
+    """Raised for a tools/call that is not well-formed; its recorded reply is a JSON-RPC error.
 
     Attributes:
         response: The JSON-RPC response.
     """
 
     def __init__(self, response: dict[str, Any]) -> None:
-        super().__init__("a tools/call that reaches no tool")
+        super().__init__("a tools/call that is not well-formed")
         self.response = response
 
 
@@ -47,18 +48,27 @@ class RequestDecoder:
         self._action_cls = action_cls
         self._mcp = mcp
 
-    def request(self, run: Run, timeout_s: float | None) -> Request:
-        """Return the request of a reset, step or tools/call.
+    def request(self, run: RunRequest, now: float) -> Request:
+        """Return the session request of a reset, step or tools/call.
+
+        Args:
+            run: The request.
+            now: The current time, on the clock of ``run.deadline``, seconds.
 
         Raises:
-            InvalidRequest: It cannot be decoded; this error is recorded as its reply.
-            RpcRefused: A tools/call cannot be decoded; its JSON-RPC error is recorded as its reply.
+            InvalidRequest: Its ``data`` cannot be decoded; this error is recorded as its reply.
+            RpcRefused: A tools/call is not well-formed; its JSON-RPC error is recorded as its reply.
         """
         data = object_of(run.data)
+        timeout_s = None if run.deadline is None else run.deadline - now
+        if run.kind == "step":
+            try:
+                action = read_action(data, self._action_cls)
+            except ValidationError as error:
+                raise self._no_action(error) from error
+            return Request("step", run.data, action=action, id=run.id, sha=run.sha, timeout_s=timeout_s)
         if run.kind == "reset":
             return Request("reset", run.data, reset=data, id=run.id, sha=run.sha, timeout_s=timeout_s)
-        if run.kind == "step":
-            return Request("step", run.data, action=self._action(data), id=run.id, sha=run.sha, timeout_s=timeout_s)
         rpc = parse_rpc(data)
         if not isinstance(rpc, JsonRpcRequest):
             raise RpcRefused(rpc)
@@ -68,27 +78,25 @@ class RequestDecoder:
         request = self._mcp.request(rpc, run.data)
         return Request("mcp", run.data, call=request.call, id=run.id, sha=run.sha, timeout_s=timeout_s)
 
-    def _action(self, data: dict[str, Any]) -> Action:
-        try:
-            return read_action(data, self._action_cls)
-        except ValidationError as error:
-            raise InvalidRequest(
-                f"this is no {self._action_cls.__name__}: see errors",
-                errors=bounded_errors(error.errors(include_context=False, include_url=False)),
-            ) from error
+    def _no_action(self, error: ValidationError) -> InvalidRequest:
+        return InvalidRequest(
+            f"this is no {self._action_cls.__name__}: see errors",
+            errors=bounded_errors(error.errors(include_context=False, include_url=False)),
+        )
 
 
 def object_of(data: bytes) -> dict[str, Any]:
-    """Return the JSON object of ``data``, refusing what plain sockets refuse.
+    """Return the JSON object in ``data``, as strict as `parse_object` is.
 
     Raises:
-        InvalidRequest: It is no object, or JSON decoders disagree on its meaning.
+        InvalidRequest: It is no object, or holds something on which JSON decoders disagree.
     """
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         found = None
-    if type(found) is dict and data.count(b":") == len(found):  # no inner object, no key twice: most actions
+    # Most actions take this way: with as many colons as keys, no key stands twice and no object is nested.
+    if type(found) is dict and data.count(b":") == len(found):
         return found
     try:
         return parse_object({"bytes": data}, len(data))
@@ -96,19 +104,23 @@ def object_of(data: bytes) -> dict[str, Any]:
         raise InvalidRequest(error.message) from error
 
 
-def reply_of(row: DeliveryRow) -> Reply:
-    """Return the mux reply of a row."""
+def reply_of(row: DeliveryRow) -> EncodedReply:
+    """Return the reply that a row holds."""
     if row.status != "ok":
-        return Reply("error", row.payload)
+        return EncodedReply("error", row.payload)
     if row.t is None:
-        return Reply(_REPLY_WITHOUT_T[row.kind], row.payload)
+        return EncodedReply(_REPLY_WITHOUT_T[row.kind], row.payload)
     kind = "mcp" if row.kind == "mcp" else "observation"
-    return Reply(kind, row.payload, row.eid, row.t, wire_digest(row.digest))
+    return EncodedReply(kind, row.payload, row.eid, row.t, wire_digest(row.digest))
 
 
-def recorded_of(row: DeliveryRow) -> Recorded:
-    """Return a row as the state machine keeps it."""
+def recorded_of(row: DeliveryRow) -> RecordedReply:
+    """Return the recorded request and reply of a row, as the state machine keeps them.
+
+    Raises:
+        ValueError: The row has no id: its session is not a multiplexed one.
+    """
     if row.id is None:
-        raise ValueError("a row of a multiplexed session has an id")
+        raise ValueError("this row has no id: it is not of a multiplexed session")
     kind = "reset" if row.kind == "fork" and row.t is not None else row.kind  # a reset to a state(t)
-    return Recorded(row.id, kind, row.request_sha, reply_of(row), row.request or None)
+    return RecordedReply(row.id, kind, row.request_sha, reply_of(row), row.request or None)

@@ -1,4 +1,4 @@
-"""The read-only file tree below every sandbox: found, built with debootstrap, imported, checked.
+"""The read-only file tree below every sandbox: found, built with debootstrap, imported, derived, checked.
 
-What a session changes on top of it belongs in `layers`.
+The changes of sessions are in `layers`.
 """

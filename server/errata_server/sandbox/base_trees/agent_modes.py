@@ -1,4 +1,4 @@
-"""Sets the modes of a rootless base tree, whose every file belongs to the agent."""
+"""Sets the file modes of a base tree for rootless mode, where the agent owns every file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from .recipe import AGENT_DIRECTORIES, AGENT_UID
 
 
-def as_agent(mode: int, uid: int, gid: int) -> int:
-    """Return the mode of a file whose owner is the agent, so that it may do what it may with the original.
+def agent_mode(mode: int, uid: int, gid: int) -> int:
+    """Return the mode that gives the agent, as the owner of a copy, the rights that it has to the original.
+
+    The owner's bits are replaced by the group's if the original's group is the agent's, else by those for others. If
+    the agent owns the original, the mode stays.
 
     Args:
-        mode: Of the original.
-        uid: Its owner.
-        gid: Its group.
+        mode: Mode of the original.
+        uid: Owner of the original.
+        gid: Group of the original.
     """
     if uid == AGENT_UID:
         return mode
@@ -23,15 +26,15 @@ def as_agent(mode: int, uid: int, gid: int) -> int:
     return mode & ~0o700 | bits << 6
 
 
-def close_tree(root: Path) -> None:
-    """Give every file below ``root`` but the agent's own the mode that `as_agent` says.
+def restrict_modes(root: Path) -> None:
+    """Change the mode of every file below ``root`` by `agent_mode`, as if root owned it.
 
     Args:
-        root: A tree made by this user, with everything but `AGENT_DIRECTORIES` meant to be root's.
+        root: A tree that this user made. Symlinks and what is in `AGENT_DIRECTORIES` keep their modes.
     """
     for directory, subdirectories, files in os.walk(root, topdown=False):
         for name in (*subdirectories, *files):
             path = Path(directory, name)
             if path.is_symlink() or any(path.is_relative_to(root / own) for own in AGENT_DIRECTORIES):
                 continue
-            path.chmod(as_agent(stat.S_IMODE(path.stat().st_mode), 0, 0))
+            path.chmod(agent_mode(stat.S_IMODE(path.stat().st_mode), 0, 0))

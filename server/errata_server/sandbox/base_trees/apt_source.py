@@ -1,7 +1,7 @@
 """Reads where this host gets its Debian packages (suite, mirror, keyring) from apt's own configuration.
 
-A base tree is built from the mirror the operator already chose and can already reach, with the proxy apt already
-uses. Both forms of apt's source files are read: one-line (``sources.list``) and deb822 (``*.sources``).
+So a base tree is built from a mirror and through a proxy that this host can reach. Both formats of apt's source files
+are read: one-line (``sources.list``) and deb822 (``*.sources``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 @dataclass(frozen=True, slots=True)
 class AptSource:
-    """One archive a base tree can be made from.
+    """A package archive from which a base tree can be built.
 
     Args:
         suite: Codename of a release, e.g. ``bookworm``.
         mirror: URI of the archive.
-        components: Components that hold our packages.
-        keyring: Keyring that signs the archive; None for the one debootstrap knows for the suite.
+        components: Components that have the packages of the recipe.
+        keyring: Keyring that verifies the archive; None for debootstrap's default for the suite.
     """
 
     suite: str
@@ -37,6 +37,8 @@ class AptSource:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """One ``deb`` line or stanza of apt's source files."""
+
     uris: tuple[str, ...]
     suites: tuple[str, ...]
     components: tuple[str, ...]
@@ -44,7 +46,7 @@ class _Entry:
 
 
 def choose_source(*, suite: str | None = None, mirror: str | None = None, etc: Path = Path("/etc")) -> AptSource:
-    """Return the archive to build from: what the caller names, else what this host's apt uses, else Debian 12's.
+    """Return the archive to build from: the caller's choice, else the one of this host's apt, else Debian 12's.
 
     Args:
         suite: Release codename; default: the host's own release where that is Debian or Ubuntu.
@@ -63,7 +65,7 @@ def choose_source(*, suite: str | None = None, mirror: str | None = None, etc: P
             if suite in entry.suites and "main" in entry.components and uri is not None:
                 mirror = uri
                 signed_by = Path(entry.signed_by)
-                # gpgv takes binary keyrings only; a key written into the .sources file is left to debootstrap's own
+                # gpgv reads binary keyrings only; for a key inside the .sources file debootstrap's default is used
                 keyring = signed_by if signed_by.suffix == ".gpg" and signed_by.is_file() else None
                 break
         else:
@@ -72,7 +74,7 @@ def choose_source(*, suite: str | None = None, mirror: str | None = None, etc: P
 
 
 def proxy_environment() -> dict[str, str]:
-    """Return the proxy variables downloads need: the caller's own, else those of apt's configuration."""
+    """Return environment variables for downloads through a proxy: this process's own, else from apt's configuration."""
     names = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     proxies = {name: os.environ[name] for name in names if os.environ.get(name)}
     for scheme in ("http", "https"):
@@ -87,6 +89,7 @@ def proxy_environment() -> dict[str, str]:
 
 
 def _apt_config(key: str) -> str:
+    """Return the value of a key of apt's configuration; "" if it is not set or there is no apt."""
     try:
         shell = subprocess.run(
             ["apt-config", "shell", "VALUE", key], capture_output=True, text=True, timeout=10, check=True
@@ -98,6 +101,7 @@ def _apt_config(key: str) -> str:
 
 
 def _os_release(path: Path) -> dict[str, str]:
+    """Return the fields of an os-release file; none if it cannot be read."""
     fields: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -111,6 +115,7 @@ def _os_release(path: Path) -> dict[str, str]:
 
 
 def _family(suite: str, release: dict[str, str]) -> str:
+    """Return ``debian`` or ``ubuntu`` for a suite."""
     if suite == release.get("VERSION_CODENAME") and release.get("ID") in DEFAULT_MIRRORS:
         return release["ID"]
     # debootstrap has one script for all Ubuntu releases, named after the first it applied to
@@ -118,6 +123,7 @@ def _family(suite: str, release: dict[str, str]) -> str:
 
 
 def _entries(apt: Path) -> Iterator[_Entry]:
+    """Yield the entries of ``sources.list``, then of the files in ``sources.list.d``. Unreadable files are skipped."""
     parts = apt / "sources.list.d"
     for path in [apt / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]:
         try:
@@ -128,6 +134,7 @@ def _entries(apt: Path) -> Iterator[_Entry]:
 
 
 def _one_line(text: str) -> Iterator[_Entry]:
+    """Yield the ``deb`` entries of a file in one-line format; malformed lines are skipped."""
     for raw in text.splitlines():
         line = raw.partition("#")[0].strip()
         kind, _, rest = line.partition(" ")
@@ -145,6 +152,7 @@ def _one_line(text: str) -> Iterator[_Entry]:
 
 
 def _deb822(text: str) -> Iterator[_Entry]:
+    """Yield the enabled ``deb`` entries of a file in deb822 format."""
     for stanza in _stanzas(text.splitlines()):
         enabled = stanza.get("enabled", "yes").lower() not in {"no", "false", "0", "off", "without", "disable"}
         fields = {name: tuple(stanza.get(name, "").split()) for name in ("types", "uris", "suites", "components")}
@@ -154,6 +162,7 @@ def _deb822(text: str) -> Iterator[_Entry]:
 
 
 def _stanzas(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Yield the fields of each stanza by lower-case name; continuation lines are joined by newlines."""
     stanza: dict[str, str] = {}
     name = ""
     for line in [*lines, ""]:
@@ -173,7 +182,7 @@ def _stanzas(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def _resolve(uri: str) -> str | None:
-    """Follow the ``mirror+file:`` of cloud images to the first mirror in the list; None for what wget cannot fetch."""
+    """Return a URI for wget, or None: for ``mirror+file:``, as in cloud images, the first mirror of the list."""
     if uri.startswith("mirror+file:"):
         path = Path("/" + uri.removeprefix("mirror+file:").lstrip("/"))
         try:

@@ -1,6 +1,6 @@
-"""Makes a base tree from another one and archives of further files, which it shares with it but for these.
+"""Makes a base tree from another one plus tar archives.
 
-What both have is one file on disk (hard links), so a further tree costs what is new in it.
+The common files are hard links, so the new tree uses disk space for the archives' files only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from errata_protocol.errors import SandboxUnavailable
 
 from ..files import as_owner
 from ..files.walk import remove_tree
-from .agent_modes import as_agent
+from .agent_modes import agent_mode
 from .tree import BaseTree, base_directories, check_name, check_owner, locked, publish, read_record
 
 _FORMAT = 1
 _RECORD, _ROOT = "base.json", "root"
 _COPIED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
-"""Why a file is copied where it cannot be linked: another file system, too many names, a kernel that protects it."""
+"""Errors of link(2) after which a file is copied: another file system, too many links, fs.protected_hardlinks."""
 
 
 def derived_id(base: BaseTree, name: str, archives: Sequence[Path], without: Sequence[str] = ()) -> str:
-    """Return the id of the tree that `derive_base` makes of these."""
+    """Return the id of the tree that `derive_base` makes from the same arguments; reads the archives."""
     total = hashlib.sha256("\0".join((str(_FORMAT), base.id, *without, "")).encode())
     for archive in archives:
         with archive.open("rb") as file:
@@ -52,19 +52,19 @@ def derive_base(
     about: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BaseTree:
-    """Return a base tree that has the files of another one and of tar archives, made unless it is there.
+    """Make a base tree with the files of another one and of tar archives, or return it if it exists.
 
-    Directories, files, symlinks and hard links of the archives replace what the base tree has; everything belongs to
-    root, without set-uid bits. An archive cannot write through a symlink of the tree.
+    Directories, files, symlinks and hard links of the archives replace those of the base tree. Root owns all of them,
+    without set-uid bits. An archive cannot write through a symlink of the tree.
 
     Args:
         base: The tree to start from.
-        name: Name of the new one; an id is added to it.
+        name: Name of the new tree; its id begins with it.
         archives: Tar archives, unpacked in this order.
-        without: Names in its top level that are left out.
-        directory: Directory of bases; None: the first of `base_directories`.
-        about: Further entries of its ``base.json``.
-        progress: Called with a line when it has to wait.
+        without: Names in the top level of ``base`` that are left out.
+        directory: Directory of bases; None for the first of `base_directories`.
+        about: Further entries for its ``base.json``.
+        progress: Called with a message if it has to wait for another process.
 
     Raises:
         SandboxUnavailable: An archive cannot be unpacked, or the disk is full.
@@ -106,7 +106,7 @@ def derive_base(
 
 
 def remove_base(identity: str, directory: Path | None = None) -> bool:
-    """Delete a derived tree, unless `using` has it; return whether it is gone."""
+    """Delete a tree and the links to it; return False, and delete nothing, while a process has it in `using`."""
     directory = (directory or base_directories()[0]).absolute()
     check_name(identity)
     with _claim(directory / f".{identity}.use", exclusive=True) as free:
@@ -115,18 +115,18 @@ def remove_base(identity: str, directory: Path | None = None) -> bool:
         for link in directory.iterdir():
             if link.is_symlink() and os.fspath(link.readlink()) == identity:
                 link.unlink()
-        doomed = directory / f".{identity}.removed"
+        removed = directory / f".{identity}.removed"
         if (directory / identity).is_dir():
-            (directory / identity).rename(doomed)
-        if doomed.is_dir():
-            as_owner.call(remove_tree, doomed)
+            (directory / identity).rename(removed)
+        if removed.is_dir():
+            as_owner.call(remove_tree, removed)
         (directory / f".{identity}.use").unlink(missing_ok=True)
         return True
 
 
 @contextmanager
 def using(identity: str, directory: Path | None = None) -> Iterator[None]:
-    """Keep a tree from being removed, in this process; a tree that is elsewhere is nobody's to remove."""
+    """Keep `remove_base` of any process from deleting a tree, by a shared lock; a no-op if the tree is elsewhere."""
     directory = (directory or base_directories()[0]).absolute()
     if not (directory / identity).is_dir():
         yield
@@ -137,11 +137,15 @@ def using(identity: str, directory: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def _claim(path: Path, *, exclusive: bool) -> Iterator[bool]:
+    """Hold a lock on a file and yield True; yield False at once if an exclusive lock is not available.
+
+    A shared lock in a directory that this user may not write is not taken, because such a user can remove nothing.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES) and not exclusive:
-            yield True  # nobody of this user can remove it either
+            yield True  # this user can remove nothing there either
             return
         raise
     try:
@@ -158,7 +162,7 @@ def _claim(path: Path, *, exclusive: bool) -> Iterator[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """How a directory is left when all is in it."""
+    """The final mode, owner and times (access and modification, ns) of a directory."""
 
     mode: int
     uid: int
@@ -167,7 +171,11 @@ class _Directory:
 
 
 def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path, _Directory]:
-    """Make a directory tree whose files are further names of the source's; return its directories, still open."""
+    """Make a copy of a directory tree whose files are hard links to the source's.
+
+    Returns:
+        Its directories, which have mode 0o700 until `_close`, with their final attributes.
+    """
     names: dict[tuple[int, int], Path] = {}
     directories: dict[Path, _Directory] = {}
     todo = [(source, target)]
@@ -182,7 +190,7 @@ def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path,
         except PermissionError:
             if here == source:
                 raise
-            continue  # rootless, a directory that is closed to the agent is closed to us, and empty
+            continue  # in rootless mode, a directory that the agent may not read, which is empty
         for entry in entries:
             if here == source and entry.name in without:
                 continue
@@ -200,7 +208,7 @@ def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path,
 
 
 def _close(directories: Mapping[Path, _Directory]) -> None:
-    """Give directories their owners, modes and times, those below others first."""
+    """Set the owners, modes and times of directories, children before their parents."""
     for place, wanted in sorted(directories.items(), key=lambda item: len(item[0].parts), reverse=True):
         if os.geteuid() == 0:
             os.chown(place, wanted.uid, wanted.gid)
@@ -209,6 +217,10 @@ def _close(directories: Mapping[Path, _Directory]) -> None:
 
 
 def _link(source: Path, place: Path, status: os.stat_result, names: dict[tuple[int, int], Path]) -> None:
+    """Make a hard link to a file, or a copy with its owner, mode and times if that fails with an errno in `_COPIED`.
+
+    ``names`` has the copies of files with several names, by device and inode; further names are links to the copy.
+    """
     try:
         place.hardlink_to(source)
         return
@@ -233,7 +245,14 @@ def _same_owner(place: Path, status: os.stat_result) -> None:
 
 
 def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> int:
-    """Write the entries of an archive below ``root``; return the bytes of its files."""
+    """Write the directories, files and links of an archive below ``root``; return the size of its files in bytes.
+
+    A file or symlink in the tree is replaced, an existing directory stays; devices and FIFOs are skipped.
+
+    Raises:
+        OSError: The archive has a directory where the tree has something else, or a path that leads out of the tree.
+        tarfile.TarError: The archive cannot be read.
+    """
     added = 0
     with tarfile.open(archive) as opened:
         for member in opened:
@@ -247,7 +266,7 @@ def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> i
                 _make(place, directories, int(member.mtime))
                 continue
             if os.path.lexists(place):
-                place.unlink()  # it is another name of a file of the tree below: never written through
+                place.unlink()  # it is a hard link to the base tree's file, which must not change
             if member.issym():
                 place.symlink_to(member.linkname)
                 os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
@@ -265,6 +284,7 @@ def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> i
 
 
 def _make(place: Path, directories: dict[Path, _Directory], mtime_s: int) -> None:
+    """Make a directory with mode 0o700 unless it exists, and record its final attributes."""
     if place not in directories:
         place.mkdir(mode=0o700)
         moment = mtime_s * 10**9
@@ -272,10 +292,12 @@ def _make(place: Path, directories: dict[Path, _Directory], mtime_s: int) -> Non
 
 
 def _mode(mode: int) -> int:
-    return mode if os.geteuid() == 0 else as_agent(mode, 0, 0)
+    """Return the mode for a file of root: unchanged if this process is root, else by `agent_mode`."""
+    return mode if os.geteuid() == 0 else agent_mode(mode, 0, 0)
 
 
 def _inside(name: str) -> PurePosixPath:
+    """Return the relative path of an archive's member; raise OSError (EINVAL) if it has ``..``."""
     path = PurePosixPath("/", name).relative_to("/")
     if ".." in path.parts:
         raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
@@ -283,9 +305,12 @@ def _inside(name: str) -> PurePosixPath:
 
 
 def _place(root: Path, path: PurePosixPath, directories: dict[Path, _Directory]) -> Path:
-    """Return where ``path`` goes, with its parents there; never through a link of the tree into the host.
+    """Make the parents of ``path`` below ``root`` and return its absolute path.
 
-    Links of the tree's own top level (``/lib`` is ``usr/lib``) are followed within it.
+    A symlink in the tree's top level (``/lib`` is ``usr/lib``) is followed within the tree.
+
+    Raises:
+        OSError: ELOOP: the path leads through another symlink, which could lead out of the tree.
     """
     parts = list(path.parts)
     top = root / parts[0]
@@ -293,11 +318,11 @@ def _place(root: Path, path: PurePosixPath, directories: dict[Path, _Directory])
         target = PurePosixPath(os.fspath(top.readlink()))
         parts[:1] = (target.relative_to("/") if target.is_absolute() else target).parts
         if ".." in parts:
-            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+            raise OSError(errno.ELOOP, "the archive leads through a symlink", str(path))
     place = root
     for part in parts[:-1]:
         place = place / part
         if place.is_symlink():
-            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+            raise OSError(errno.ELOOP, "the archive leads through a symlink", str(path))
         _make(place, directories, 0)
     return place / parts[-1]

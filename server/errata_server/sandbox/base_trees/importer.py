@@ -1,9 +1,9 @@
 """Imports a base tree that was made elsewhere, for this machine and this user: ``errata base import``.
 
-Where the server is an ordinary user, every file of a base tree belongs to that user, and so to the agent: the kernel
-has no other owner to offer. What an agent may not do to a file is therefore said by the owner's bits of its mode, taken
-from the bits that hold for the agent in the original (those of others, as a rule), and kept by a read-only mount. A
-file that only root may read comes as an empty one that nobody may read, which the agent cannot tell apart.
+If the server is an ordinary user, that user owns every file of a base tree, and so does the agent, because an ordinary
+user cannot give files to another one. The agent's rights are therefore expressed by the owner's bits of the mode, which
+are set to those that the agent has in the original (usually the bits for others), and by a read-only mount. A file that
+only root may read becomes an empty file that nobody may read; for the agent there is no difference.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import IO, Any
 
 from errata_protocol.errors import SandboxUnavailable
 
-from .agent_modes import as_agent
+from .agent_modes import agent_mode
 from .recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
 from .tree import BaseTree, base_directories, check_name, locked, publish, read_record
 
 _NEEDED = {"proc": 0o555, "dev": 0o755, "tmp": 0o1777, "workspace": 0o755}
-"""Directories that a sandbox cannot do without, made where the source has none."""
+"""Directories that a sandbox needs, with their modes; made if the source does not have them."""
 _RECORD, _ROOT = "base.json", "root"
 _FORMAT = 1
 
@@ -40,13 +40,13 @@ class Entry:
     """One entry of a source.
 
     Args:
-        path: Relative to the root of the tree.
+        path: Path relative to the root of the tree.
         mode: File type and permissions.
         uid: Owner in the source; 64000 is the agent.
         gid: Group in the source.
-        target: Of a symlink; for a further name of a file, the path of the first.
-        is_link: It is a further name (hard link).
-        content: Opens the content of a regular file; None where the source could not be read.
+        target: Target of a symlink; for a hard link, the path of the file's first name.
+        is_link: It is a hard link.
+        content: Opens the content of a regular file; returns None if it cannot be read.
     """
 
     path: PurePosixPath
@@ -65,17 +65,17 @@ def import_base(
     directory: Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BaseTree:
-    """Copy a base tree into a directory of bases and make it the one that ``name`` means.
+    """Copy a base tree into a directory of bases and let ``name`` refer to it.
 
     Args:
-        source: A tree of ours (the directory with ``base.json``), any directory that can be ``/``, or a tar archive of
-            either. A tree of ours keeps its id, so that digests are those of the original.
+        source: A base tree (a directory with ``base.json``), any directory that can be ``/``, or a tar archive of
+            either. A base tree keeps its id, so digests are equal to those on the original.
         name: Name to give it.
         directory: Directory of bases; default: the first of `base_directories`.
         progress: Called with one line for each stage.
 
     Raises:
-        SandboxUnavailable: The source cannot be read or is no system: one line that says what to do.
+        SandboxUnavailable: The source cannot be read or is not a system tree; the message, one line, says what to do.
     """
     check_name(name)
     directory = (directory or base_directories()[0]).absolute()
@@ -117,6 +117,7 @@ def import_base(
 
 
 def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Entry]]:
+    """Return the ``base.json`` of a source, empty if it has none, and its entries."""
     if source.is_dir():
         record = read_record(source) or {}
         return record, _from_directory(source / _ROOT if record else source)
@@ -132,6 +133,14 @@ def _member(archive: tarfile.TarFile, name: str) -> tarfile.TarInfo:
 
 
 def _from_directory(root: Path) -> Iterator[Entry]:
+    """Yield the entries of a directory tree without its root, parents first.
+
+    Symlinks are not followed. Of the names of a hard-linked file, the first has its content and the others are links
+    to it. A directory that this user may not list is yielded as an empty one.
+
+    Raises:
+        PermissionError: This user may not list the root.
+    """
     first_names: dict[tuple[int, int], str] = {}
     todo = [PurePosixPath()]
     while todo:
@@ -141,7 +150,7 @@ def _from_directory(root: Path) -> Iterator[Entry]:
         except PermissionError:
             if parent == PurePosixPath():
                 raise
-            continue  # only its owner may look into it: it stays an empty directory
+            continue  # this user may not list it: it stays an empty directory
         for child in children:
             info, path = child.lstat(), parent / child.name
             owner = (info.st_mode, info.st_uid, info.st_gid)
@@ -160,6 +169,7 @@ def _from_directory(root: Path) -> Iterator[Entry]:
 
 
 def _readable(path: Path) -> IO[bytes] | None:
+    """Open a file for reading; return None if this user may not read it."""
     try:
         return path.open("rb")
     except PermissionError:
@@ -167,6 +177,7 @@ def _readable(path: Path) -> IO[bytes] | None:
 
 
 def _from_archive(archive: tarfile.TarFile, prefix: str) -> Iterator[Entry]:
+    """Yield the directories, files and links of a tar archive below ``prefix``; devices and FIFOs are skipped."""
     kinds = {tarfile.DIRTYPE: stat.S_IFDIR, tarfile.SYMTYPE: stat.S_IFLNK}
     for member in archive:
         path = _inside(member.name, prefix)
@@ -183,7 +194,11 @@ def _from_archive(archive: tarfile.TarFile, prefix: str) -> Iterator[Entry]:
 
 
 def _inside(name: str, prefix: str) -> PurePosixPath | None:
-    """Return the path below ``prefix``, None for what is not there."""
+    """Return a member's path relative to ``prefix``; None for ``prefix`` itself and for members outside of it.
+
+    Raises:
+        OSError: EINVAL: the path has ``..``.
+    """
     path = PurePosixPath("/", name).relative_to("/")
     if ".." in path.parts:
         raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
@@ -195,7 +210,12 @@ def _inside(name: str, prefix: str) -> PurePosixPath | None:
 
 
 def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
-    """Write the entries below ``root``; return unread files, the digest of the original and the agent's directories."""
+    """Write the entries below ``root``.
+
+    Returns:
+        The number of files that could not be read, the digest of the original, and the directories that the agent may
+        write.
+    """
     is_root = os.geteuid() == 0
     rows: dict[PurePosixPath, bytes] = {}
     modes: dict[PurePosixPath, tuple[int, int, int]] = {}
@@ -238,27 +258,33 @@ def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
         if not os.path.lexists(root / missing):
             (root / missing).mkdir(mode=0o700)
             modes[path] = stat.S_IFDIR | mode, AGENT_UID if missing == "workspace" else 0, 0
-    for path in sorted(modes, key=lambda path: len(path.parts), reverse=True):  # a closed directory after its entries
+    for path in sorted(
+        modes, key=lambda path: len(path.parts), reverse=True
+    ):  # children first: a mode may deny access to them
         mode, uid, gid = modes[path]
         if is_root:
             os.chown(root / path, uid, gid)
-        (root / path).chmod(stat.S_IMODE(mode if is_root else as_agent(mode, uid, gid)))
+        (root / path).chmod(stat.S_IMODE(mode if is_root else agent_mode(mode, uid, gid)))
     return unread, _digest(rows), _writable(modes)
 
 
 def _place(root: Path, path: PurePosixPath) -> Path:
-    """Return where ``path`` goes, with its parents there; never through a link of the tree into the host."""
+    """Make the parents of ``path`` below ``root`` and return its absolute path.
+
+    Raises:
+        OSError: ELOOP: the path leads through a symlink, which could lead out of the tree.
+    """
     place = root
     for part in path.parts[:-1]:
         place = place / part
         if place.is_symlink():
-            raise OSError(errno.ELOOP, "the archive goes through a link", str(path))
+            raise OSError(errno.ELOOP, "the archive leads through a symlink", str(path))
         place.mkdir(mode=0o700, exist_ok=True)
     return root / path
 
 
 def _digest(rows: dict[PurePosixPath, bytes]) -> str:
-    """Return what `recipe.content_digest` would of the original, of which only the rows are here."""
+    """Return the digest that `recipe.content_digest` computes for the original, from the attributes of its entries."""
     children: dict[PurePosixPath, list[PurePosixPath]] = {}
     for path in rows:
         children.setdefault(path.parent, []).append(path)
@@ -273,12 +299,18 @@ def _digest(rows: dict[PurePosixPath, bytes]) -> str:
 
 
 def _writable(modes: dict[PurePosixPath, tuple[int, int, int]]) -> list[str]:
-    """Return the topmost directories in which an agent may write."""
+    """Return the directories that the agent owns with write permission or that are world-writable, topmost only.
+
+    Groups are ignored. Those of the image recipe (``workspace``, ``home/agent``, ``tmp``, ``var/tmp``) come first.
+
+    Args:
+        modes: Mode, uid and gid of each path.
+    """
     found: list[str] = []
     for path in sorted(modes):
         mode, uid, _ = modes[path]
-        is_theirs = (uid == AGENT_UID and mode & stat.S_IWUSR) or mode & stat.S_IWOTH
-        if stat.S_ISDIR(mode) and is_theirs and not any(str(parent) in found for parent in path.parents):
+        is_agents = (uid == AGENT_UID and mode & stat.S_IWUSR) or mode & stat.S_IWOTH
+        if stat.S_ISDIR(mode) and is_agents and not any(str(parent) in found for parent in path.parents):
             found.append(str(path))
     expected = (*AGENT_DIRECTORIES, *WORLD_WRITABLE)
     return sorted(found, key=lambda name: (name not in expected, name))

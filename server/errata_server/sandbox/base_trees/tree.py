@@ -2,14 +2,13 @@
 
 A directory of bases looks like this:
 
-    bases/default                link to the tree that new sessions start on
-    bases/default-1f0c9a…/       one tree; its name is its id
-        base.json                what it was made of
+    bases/default                symlink to the tree that new sessions use
+    bases/default-1f0c9a…/       one tree; the directory's name is its id
+        base.json                how it was made
         root/                    the files
 
-An id is made of the tree's content, and a tree is never changed after it was published: a rebuild makes another one
-beside it and moves the link. So a session that started on the old tree goes on with it, and `find_base` also takes an
-id for a name.
+An id has a hash of the tree's content, and a tree never changes after it was published: a rebuild makes another one and
+changes the symlink. So a session that started on the old tree continues with it, and `find_base` accepts ids, too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from ..files import as_owner
 from ..files.walk import remove_tree
 from ..host.privileges import check_privileges
 from ..launcher import PROGRAMS
-from .agent_modes import close_tree
+from .agent_modes import restrict_modes
 from .apt_source import AptSource, choose_source, proxy_environment
 from .recipe import (
     AGENT_DIRECTORIES,
@@ -56,7 +55,7 @@ from .verifier_packages import install_verifier_packages
 __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base", "needs_build"]
 
 NEEDED_BYTES = 1536 * 1024**2
-"""Free space a build needs: the tree before trimming and the downloaded packages."""
+"""Free space that a build needs, for the untrimmed tree and the downloaded packages."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SMOKE = (
@@ -65,8 +64,10 @@ _SMOKE = (
     " && rm /tmp/smoke /tmp/smoke.c"
     f" && PYTHONPATH=/{VERIFIER_DIRECTORY} python3 -c 'import pytest, ctrf.main, requests, pexpect'"
 )
-# Byte code by content, not by time: grading imports pytest each time, and may not write there.
+# Byte code that is valid whatever the time stamps: grading imports pytest each time, and may not write there.
 _COMPILE = f"python3 -I -m compileall -q --invalidation-mode unchecked-hash /{VERIFIER_DIRECTORY}"
+_STEP_TIMEOUT_S = 120.0
+"""Time after which a program that a build runs in the new tree or on it is killed."""
 _log = logging.getLogger("errata.base")
 Progress = Callable[[str], None]
 
@@ -76,11 +77,11 @@ class BaseTree:
     """One base tree.
 
     Args:
-        name: What sessions ask for, e.g. ``default``.
-        root: Directory that becomes ``/``; nobody may write below it.
-        id: URL-safe name of exactly this tree, kept in snapshots.
-        writable: Directories the agent may write in, relative to the root. Only rootless mode asks: elsewhere owners
-            and modes say it.
+        name: The name that sessions use, e.g. ``default``.
+        root: Directory that becomes ``/``; its files never change.
+        id: URL-safe name of exactly this tree, which snapshots contain.
+        writable: Directories that the agent may write in, relative to the root. Used in rootless mode only; otherwise
+            owners and modes decide.
     """
 
     name: str
@@ -90,7 +91,7 @@ class BaseTree:
 
 
 def base_directories() -> list[Path]:
-    """Return the directories that are searched for trees, the one that `build_base` writes to first."""
+    """Return the directories to search for trees; `build_base` writes to the first one."""
     configured = os.environ.get("ERRATA_BASE_DIR")
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directories = [Path(cache) / "errata" / "bases", Path("/var/lib/errata/bases")]
@@ -98,17 +99,18 @@ def base_directories() -> list[Path]:
 
 
 def find_base(name: str = "default", named: Mapping[str, Path] | None = None) -> BaseTree:
-    """Return the tree that ``name`` means on this machine.
+    """Return the tree with a name or id on this machine.
 
     Args:
         name: A name, or the id of a tree.
-        named: Trees the operator named (``errata serve --base NAME=PATH``), before all others. A path is a tree of
-            ours (with ``base.json``) or any directory that can be ``/``. The id of the latter is a fingerprint of its
-            path, its list of installed packages and the names, types, modes and sizes in its top two levels: reading
-            it all would take seconds at each start. Do not change such a tree while sessions on it are kept.
+        named: Directories that the operator named (``errata serve --base NAME=PATH``), which are searched first. A path
+            is a base tree (with ``base.json``) or any directory that can be ``/``. The id of the latter is a hash of
+            its path, its list of installed packages and the names, types, modes and sizes in its top two levels,
+            because reading all files would take seconds at each start. Do not change such a tree while sessions on it
+            are kept.
 
     Raises:
-        SandboxUnavailable: There is none, or the named directory is not a system.
+        SandboxUnavailable: There is none, it cannot be read, or the named directory is not a system tree.
     """
     if named is not None and name in named:
         path = named[name]
@@ -141,10 +143,10 @@ def find_base(name: str = "default", named: Mapping[str, Path] | None = None) ->
 
 
 def check_owner(base: BaseTree) -> None:
-    """Refuse a tree that rootless mode cannot use: an overlay can write only over files of the user who mounts it.
+    """Check that rootless mode can use a tree: this user has to own it, because overlayfs copies up own files only.
 
     Raises:
-        SandboxUnavailable: It is another user's; the message has the command that copies it.
+        SandboxUnavailable: Another user owns it; the message has the command that copies it.
     """
     owner = base.root.stat().st_uid
     if owner != os.geteuid():
@@ -156,17 +158,17 @@ def check_owner(base: BaseTree) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that could be a path.
+    """Check that a string can be the name of a tree, and so is not a path.
 
     Raises:
-        SandboxUnavailable: It is one.
+        SandboxUnavailable: It has other characters than letters, digits, ``.``, ``_`` and ``-``.
     """
     if not _NAME.fullmatch(name):
         raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
 
 
 def needs_build(name: str = "default", directory: Path | None = None) -> bool:
-    """Return whether `build_base` would build: there is no tree, or today's recipe is another one."""
+    """Return whether `build_base` would build: there is no tree of this name, or it was made by another recipe."""
     return _current(name, directory or base_directories()[0]) is None
 
 
@@ -179,21 +181,21 @@ def build_base(
     system: Path | None = None,
     progress: Progress = lambda line: None,
 ) -> BaseTree:
-    """Make the tree with debootstrap, or return the one there is when it comes from today's recipe.
+    """Build a tree with debootstrap, or return the existing one if it was made by the current recipe.
 
-    Safe to call from several processes at once and to kill at any moment: a tree appears whole or not at all.
+    Several processes may call it at once, and it may be killed at any time: a tree appears complete or not at all.
 
     Args:
         name: Name of the tree.
         directory: Directory of bases; default: the first of `base_directories`.
         mirror: Package archive; default: the host's own.
-        suite: Release codename; default: the host's own. A tree of another suite is built anew.
-        system: Root directory of an installed Debian or Ubuntu with `PACKAGES`, instead of debootstrap's. It is moved,
-            or copied from another file system. For builds that may not mount, such as an image's.
+        suite: Release codename; default: the host's own. An existing tree of another suite is built again.
+        system: Root directory of an installed Debian or Ubuntu with `PACKAGES`, to use instead of debootstrap. It is
+            moved, or copied from another file system. For builds that may not mount, such as that of an image.
         progress: Called with one line for each stage.
 
     Raises:
-        SandboxUnavailable: Something is missing or failed: one line that says what to install or do.
+        SandboxUnavailable: A tool or space is missing, or a step failed; the message, one line, says what to do.
     """
     check_name(name)
     directory = (directory or base_directories()[0]).absolute()
@@ -210,7 +212,7 @@ def build_base(
     if free < NEEDED_BYTES:
         raise SandboxUnavailable(
             f"{directory} has {free // 1024**2} MiB free, a base tree needs {NEEDED_BYTES // 1024**2} MiB while it is "
-            "built: make room or set ERRATA_BASE_DIR to another disk"
+            "built: free space, or set ERRATA_BASE_DIR to another disk"
         )
     with locked(directory / f".{name}.lock", progress):
         current = _current(name, directory, suite)  # another process may have built it meanwhile
@@ -218,6 +220,7 @@ def build_base(
 
 
 def _build(name: str, directory: Path, source: AptSource, system: Path | None, progress: Progress) -> BaseTree:
+    """Build a tree and publish it under its name. The caller holds the lock of the name."""
     started = time.monotonic()
     packages = directory / ".packages"  # kept when a build fails, so that the next one does not download again
     packages.mkdir(exist_ok=True)
@@ -232,7 +235,7 @@ def _build(name: str, directory: Path, source: AptSource, system: Path | None, p
             suite = _adopt(system, root)
         progress("installing the packages of verifiers")
         _add_verifier_packages(root, mounts=system is None)
-        progress("trimming and closing the tree")
+        progress("trimming the tree and removing privileges")
         _prepare(root)
         _smoke(root, mounts=system is None)
         digest = content_digest(root)
@@ -249,7 +252,7 @@ def _build(name: str, directory: Path, source: AptSource, system: Path | None, p
             "size_bytes": size,
         }
         if not is_root:
-            close_tree(root)
+            restrict_modes(root)
             record["owner"] = os.geteuid()
         (work / "base.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(packages)
@@ -261,9 +264,10 @@ def _build(name: str, directory: Path, source: AptSource, system: Path | None, p
 
 @contextmanager
 def publish(name: str, directory: Path) -> Iterator[Path]:
-    """Give a directory to make a tree in; at the end it gets the id in its ``base.json`` and the link of ``name``.
+    """Yield a directory to make a tree in; then rename it to the id in its ``base.json`` and point ``name`` to it.
 
-    The lock of the name is held. A tree appears whole or not at all.
+    A tree appears complete or not at all: an exception deletes the directory. If a tree of this id exists, it stays and
+    only its ``base.json`` is replaced. The caller holds the lock of the name.
     """
     work = directory / f".{name}.building"
     _discard(work)  # of a build that was killed
@@ -276,9 +280,9 @@ def publish(name: str, directory: Path) -> Iterator[Path]:
         final = directory / identity
         if final.exists():
             (work / "base.json").replace(final / "base.json")
-            _discard(work)  # the same tree, byte for byte; sessions may be using it
+            _discard(work)  # the existing tree has the same content, and sessions may be using it
         else:
-            os.sync()  # the link below must not survive a power loss that the files did not
+            os.sync()  # after a power loss the link must not exist without the files
             work.rename(final)
         link = directory / f".{name}.link"
         link.unlink(missing_ok=True)
@@ -290,6 +294,7 @@ def publish(name: str, directory: Path) -> Iterator[Path]:
 
 
 def _check_machine() -> None:
+    """Raise SandboxUnavailable if a tool or privilege for a build is missing."""
     tools = {
         "debootstrap": "debootstrap",
         "unshare": "util-linux",
@@ -306,8 +311,19 @@ def _check_machine() -> None:
 
 
 def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress) -> None:
-    # Own namespaces: what debootstrap mounts and starts vanishes with it, even when it or we are killed, so that
-    # removing an unfinished tree can never reach through a mount into the host.
+    """Run debootstrap.
+
+    Args:
+        root: Directory to make.
+        source: Package archive.
+        packages: Cache for downloaded packages.
+        progress: Called every 50 packages.
+
+    Raises:
+        SandboxUnavailable: It failed; the message has its last errors and what to do.
+    """
+    # In namespaces of its own, so that the mounts and processes of debootstrap end with it, even if it or this process
+    # is killed: removing an unfinished tree must not reach through a mount into the host.
     command = ["setpriv", "--pdeathsig", "KILL", "--"]
     if os.geteuid() == 0:
         command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--"]
@@ -317,7 +333,7 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
     if source.keyring is not None:
         command.append(f"--keyring={source.keyring}")
     command += [source.suite, str(root), source.mirror]
-    environment = {  # package scripts run on this: nothing else of the host's environment
+    environment = {  # package scripts get no other variables of the host
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/",
         "LC_ALL": "C",
@@ -325,7 +341,8 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
         **proxy_environment(),
     }
     if os.geteuid() != 0:
-        environment["container"] = "lxc"  # then debootstrap binds the host's device nodes, as it would have to here
+        # Makes debootstrap bind-mount the host's device nodes, because this user cannot make any.
+        environment["container"] = "lxc"
     tail: deque[str] = deque(maxlen=200)
     counts: dict[str, int] = {}
     process = subprocess.Popen(
@@ -350,7 +367,7 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
         code = process.wait()
     finally:
         process.kill()
-        with process:  # reads to the end of the output: then nothing that writes into the tree is left
+        with process:  # at the end of the output no process is left that writes into the tree
             process.communicate()
     if code != 0:
         complaints = [line for line in tail if line.startswith(("E: ", "W: "))] or list(tail)[-3:]
@@ -358,41 +375,72 @@ def _bootstrap(root: Path, source: AptSource, packages: Path, progress: Progress
 
 
 def _fake_root() -> list[str]:
-    """Return what goes before a command that wants to be root: nothing where it is."""
+    """Return the command prefix that runs a program as if by root; empty if this process is root."""
     if os.geteuid() == 0:
         return []
     return [sys.executable, "-I", "-S", str(PROGRAMS / "fake_root.py")]
 
 
 def _prepare(root: Path) -> None:
+    """Call `recipe.prepare`, in a process that runs as if by root if this one does not.
+
+    Raises:
+        SandboxUnavailable: That process failed, or took more than `_STEP_TIMEOUT_S`.
+    """
     if os.geteuid() == 0:
         return prepare(root)
-    # It gives files to the agent, whom this user cannot name.
+    # It changes owners to the agent's uid, which this user may not.
     program = (
         "import sys, pathlib; sys.path[:] = sys.argv[2:]; from errata_server.sandbox.base_trees.recipe import prepare; "
     )
     program += "prepare(pathlib.Path(sys.argv[1]))"
     command = [*_fake_root(), sys.executable, "-c", program, str(root), *sys.path]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = _run_step(command)
     if result.returncode != 0:
         last = result.stderr.strip().rpartition("\n")[2]
         raise SandboxUnavailable(f"the new tree could not be made a base tree ({last}): report this")
     return None
 
 
+def _run_step(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of a build and return its result, whatever its exit status.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its environment; None for that of this process.
+
+    Raises:
+        SandboxUnavailable: It took more than `_STEP_TIMEOUT_S`, and was killed.
+    """
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_STEP_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxUnavailable(
+            f"a step of the new base tree's build took more than {_STEP_TIMEOUT_S:g} s and was killed: run this again "
+            "when the machine is less busy"
+        ) from error
+
+
 def _explain(complaint: str, source: AptSource) -> str:
-    said = f"debootstrap could not make {source.suite} from {source.mirror} ({complaint})"
+    """Return the message for a failed debootstrap, with what to change."""
+    message = f"debootstrap could not make {source.suite} from {source.mirror} ({complaint})"
     if "No such script" in complaint:
-        return f"{said}: this debootstrap is older than the release, name another with --suite"
+        return f"{message}: this debootstrap is older than the release, name another with --suite"
     if "keyring" in complaint or "signature" in complaint.lower():
-        return f"{said}: run `apt-get install debian-archive-keyring` (Ubuntu: ubuntu-keyring), then this again"
+        return f"{message}: run `apt-get install debian-archive-keyring` (Ubuntu: ubuntu-keyring), then this again"
     if "nodev" in complaint or "noexec" in complaint:
-        return f"{said}: set ERRATA_BASE_DIR to a disk mounted without nodev and noexec"
-    return f"{said}: check the network, http_proxy, or name a mirror with --mirror, then run this again"
+        return f"{message}: set ERRATA_BASE_DIR to a disk mounted without nodev and noexec"
+    return f"{message}: check the network, http_proxy, or name a mirror with --mirror, then run this again"
 
 
 def _adopt(system: Path, root: Path) -> str:
-    """Make ``system`` the new tree's root; return its release codename."""
+    """Move a system to the new tree's root, and return its release codename.
+
+    Raises:
+        SandboxUnavailable: It is no Debian or Ubuntu, or cannot be moved.
+    """
     release = system / "usr/lib/os-release"
     if not (system / "usr/bin/bash").is_file() or not release.is_file():
         raise SandboxUnavailable(f"{system} is not the root directory of an installed Debian or Ubuntu")
@@ -409,12 +457,23 @@ def _add_verifier_packages(root: Path, mounts: bool) -> None:
 
 
 def _smoke(root: Path, mounts: bool) -> None:
-    """Run the tools once as the agent: a tree that does not work is never published."""
+    """Run the tools as the agent, so that a tree that does not work is not published."""
     _inside(root, _SMOKE, f"{AGENT_UID}:{AGENT_UID}", mounts)
 
 
 def _inside(root: Path, script: str, user: str, mounts: bool) -> None:
-    """Run shell text with the new tree as its root; where mounts are allowed, in namespaces of its own."""
+    """Run a shell script in a chroot of the new tree, to finish or check the tree.
+
+    Args:
+        root: Directory of the tree.
+        script: Text for ``bash -c``.
+        user: ``uid:gid`` to run as.
+        mounts: Run in new mount, PID, network and IPC namespaces, with the host's ``/dev``. Otherwise use a plain
+            chroot, with ``/dev/null`` and ``/dev/urandom`` made for the run.
+
+    Raises:
+        SandboxUnavailable: The script's exit status is not 0, or it took more than `_STEP_TIMEOUT_S`.
+    """
     enter = f'mount --rbind /dev "$0/dev" && exec chroot --userspec={user} "$0" /bin/bash -c "$1"'
     command = [*_fake_root(), "unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--"]
     command += ["/bin/sh", "-c", enter, str(root), script]
@@ -427,7 +486,7 @@ def _inside(root: Path, script: str, user: str, mounts: bool) -> None:
             path.unlink(missing_ok=True)
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(*numbers))
             path.chmod(0o666)
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        result = _run_step(command, environment)
     finally:
         for path in devices:
             path.unlink(missing_ok=True)
@@ -436,6 +495,7 @@ def _inside(root: Path, script: str, user: str, mounts: bool) -> None:
 
 
 def _current(name: str, directory: Path, suite: str | None = None) -> BaseTree | None:
+    """Return the tree of a name if it was made by the current recipe and, if given, from this suite."""
     record = read_record(directory / name)
     if record is None or record["recipe"] != recipe_digest() or (suite is not None and suite != record["suite"]):
         return None
@@ -443,6 +503,11 @@ def _current(name: str, directory: Path, suite: str | None = None) -> BaseTree |
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
+    """Return the ``base.json`` of a tree's directory, None if there is none.
+
+    Raises:
+        SandboxUnavailable: It cannot be read.
+    """
     try:
         record: dict[str, Any] = json.loads((path / "base.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -453,6 +518,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _read(name: str, path: Path) -> BaseTree:
+    """Return the tree in a directory with ``base.json``; raise SandboxUnavailable if it has no /bin/bash."""
     record = read_record(path)
     assert record is not None
     root = _system(name, path.resolve() / "root")
@@ -462,11 +528,13 @@ def _read(name: str, path: Path) -> BaseTree:
 
 
 def _plain(name: str, path: Path) -> BaseTree:
+    """Return the tree for a directory without ``base.json``; raise SandboxUnavailable if it has no /bin/bash."""
     root = _system(name, path.absolute())
     return BaseTree(name, root, _fingerprint(root))
 
 
 def _system(name: str, root: Path) -> Path:
+    """Return ``root`` if it has /bin/bash, else raise SandboxUnavailable."""
     shell = root / "bin" / "bash"
     # lexists, because an absolute link inside the tree (bin -> /usr/bin) does not resolve from outside
     if not (os.path.lexists(shell) or os.path.lexists(root / "usr/bin/bash")):
@@ -475,6 +543,7 @@ def _system(name: str, root: Path) -> Path:
 
 
 def _fingerprint(root: Path) -> str:
+    """Return the id of a tree without ``base.json``; see `find_base`."""
     total = hashlib.sha256(os.fsencode(root.absolute()) + b"\0")
     status = root / "var/lib/dpkg/status"
     total.update(status.read_bytes() if status.is_file() and not status.is_symlink() else b"")
@@ -487,7 +556,8 @@ def _fingerprint(root: Path) -> str:
 
 @contextmanager
 def locked(path: Path, progress: Progress) -> Iterator[None]:
-    with path.open("w", encoding="ascii") as file:  # released by the kernel whatever becomes of us
+    """Hold an exclusive lock on a file, waiting for it; calls ``progress`` with a message if it has to wait."""
+    with path.open("w", encoding="ascii") as file:  # the kernel releases the lock when this process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -497,4 +567,4 @@ def locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _discard(work: Path) -> None:
-    as_owner.call(remove_tree, work)  # an ordinary user may not delete below directories of modes that forbid it
+    as_owner.call(remove_tree, work)  # modes may deny an ordinary user the deletion of own files

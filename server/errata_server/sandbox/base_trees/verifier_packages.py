@@ -1,7 +1,7 @@
-"""Installs the Python packages of verifiers into a base tree that is being built, with the operator's own pip or uv.
+"""Installs the Python packages of verifiers into a base tree that is being built, with this machine's pip or uv.
 
-pip reads its configuration (``PIP_INDEX_URL``, ``pip.conf``, ``PIP_FIND_LINKS``) as ever, so the packages come from the
-index that this machine uses, or from a directory of wheels. Their hashes are part of the recipe.
+pip reads its usual configuration (``PIP_INDEX_URL``, ``pip.conf``, ``PIP_FIND_LINKS``), so the packages come from the
+index that this machine uses, or from a directory of wheels. The recipe has their hashes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TIMEOUT_S = 600.0
 
 
 def install_verifier_packages(root: Path) -> None:
-    """Install `VERIFIER_PACKAGES` below ``root``, with byte code that does not depend on times.
+    """Install `VERIFIER_PACKAGES` into `VERIFIER_DIRECTORY` below ``root``, without byte code.
 
     Raises:
-        SandboxUnavailable: There is no pip, or it failed: one line that says what to do.
+        SandboxUnavailable: There is no pip or uv, or it failed; the message, one line, says what to do.
     """
     target = root / VERIFIER_DIRECTORY
     python = next((path for path in sorted((root / "usr/bin").glob("python3.*")) if path.name[8:].isdigit()), None)
@@ -37,12 +37,13 @@ def install_verifier_packages(root: Path) -> None:
             pins.write(f"{name}=={version} --hash=sha256:{digest}\n")
         pins.flush()
         _run([*_installer(python.name.removeprefix("python")), "--target", str(target), "-r", pins.name])
-    shutil.rmtree(target / "bin", ignore_errors=True)  # programs of the interpreter that installed them
+    shutil.rmtree(target / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _installer(version: str) -> list[str]:
+    """Return the command of pip, or else of uv, that installs wheels for a version of Python."""
     common = [
         "install",
         "--quiet",
@@ -66,6 +67,7 @@ def _installer(version: str) -> list[str]:
 
 
 def _run(command: list[str]) -> None:
+    """Run an installer; raise SandboxUnavailable if it fails."""
     environment = {**os.environ, **proxy_environment()}
     try:
         done = subprocess.run(

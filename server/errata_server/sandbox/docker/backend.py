@@ -1,4 +1,4 @@
-"""`DockerBackend`: sandboxes as containers of an engine that only the broker reaches."""
+"""`DockerBackend`: sandboxes as containers of an engine to which only the broker has access."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, Sandbox
 from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
 from .broker import Broker, BrokerRefused
-from .containers import Containers, Kind
+from .containers import ContainerPool, Kind
 from .layer_records import LayerRecord, LayerRecords
 from .program import DEFAULT_HOME
 from .sandbox import DockerSandbox
@@ -30,8 +30,8 @@ _HEARTBEAT_S = 10.0
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _NOTES = (
     "a snapshot is a commit of the container (some 0.1 s): take one for grading and forks, not for each step",
-    "inodes are not limited, and disk is counted twice a second: an engine on ext4 has no quota of its own",
-    "mounts of a verifier are copies that are there for one command",
+    "inodes are not limited, and disk is counted twice a second: an engine on ext4 has no quotas",
+    "mounts of a verifier are copies that exist during one command",
     "system calls are filtered by the engine's own profile",
 )
 
@@ -40,25 +40,25 @@ class DockerBackend(Backend):
     """See `Backend`.
 
     Args:
-        directory: For records of layers.
+        directory: Directory for the records of layers.
         broker: The broker's socket for this server.
-        limits: Limits of sandboxes opened without their own.
-        spare: Containers kept started ahead of need.
+        limits: Limits of sandboxes that are opened without limits.
+        spare: Number of started containers to keep ready.
     """
 
     def __init__(self, directory: Path, broker: Path, *, limits: Limits | None = None, spare: int = SPARE) -> None:
         self.live: dict[str, DockerSandbox] = {}
         self.broker = Broker(broker)
-        self.containers = Containers(self.broker, spare)
+        self.containers = ContainerPool(self.broker, spare)
         self.records = LayerRecords(directory / "layers")
         self.limits = limits or Limits()
         self.running_now = 0
         self._images: dict[str, str] = {}
-        self._untouched: dict[str, asyncio.Task[str]] = {}
+        self._base_containers: dict[str, asyncio.Task[str]] = {}
         self._trees: dict[str, dict[str, Entries]] = {}
         self._info: BackendInfo | None = None
         self._starting = asyncio.Lock()
-        self._heart: asyncio.Task[None] | None = None
+        self._health_check: asyncio.Task[None] | None = None
 
     async def start(self) -> BackendInfo:
         async with self._starting:
@@ -71,9 +71,9 @@ class DockerBackend(Backend):
                 raise SandboxUnavailable(error.message) from error
             self.records.start()
             self.containers.start()
-            for row in listed["containers"]:  # nobody but this server has this owner's socket: they are of a dead one
+            for row in listed["containers"]:  # left by an earlier process: the owner's socket is this server's alone
                 self.containers.remove(row["container"])
-            self._heart = asyncio.ensure_future(self._beat())
+            self._health_check = asyncio.ensure_future(self._keep_checking())
             enforces = {"memory_bytes", "pids", "file_size_bytes", "disk_bytes", "cpu_s", "open_files"}
             self._info = BackendInfo(
                 "docker",
@@ -82,11 +82,12 @@ class DockerBackend(Backend):
             )
             return self._info
 
-    async def _beat(self) -> None:
+    async def _keep_checking(self) -> None:
+        """Ping the broker every 10 s."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             with contextlib.suppress(SandboxFailed, SandboxUnavailable):
-                await self.broker.call("ping", timeout_s=15.0)  # keeps `trouble` true
+                await self.broker.call("ping", timeout_s=15.0)  # updates `trouble`
 
     @property
     def running(self) -> int:
@@ -146,7 +147,7 @@ class DockerBackend(Backend):
             base, workdir = record.base, record.workdir
         else:
             if not _IMAGE_ID.fullmatch(ref.id):
-                raise SandboxFailed(f"base {ref.id!r} is no image: it belongs to another backend")
+                raise SandboxFailed(f"base {ref.id!r} is not an image: it belongs to another backend")
             base, workdir = f"sha256:{ref.id}", WORKSPACE
         await self._base_container(base)
         try:
@@ -158,7 +159,11 @@ class DockerBackend(Backend):
     # Images
 
     async def _image(self, base: str) -> str:
-        """Return the id of the image of a base; the engine is asked once."""
+        """Return the id of the image of a base, asking the engine once for each base.
+
+        Raises:
+            SandboxUnavailable: There is no such image, or the broker does not allow it.
+        """
         if base not in self._images:
             name = base if "/" in base or ":" in base else f"errata/base:{base}"
             if _IMAGE_ID.fullmatch(base):  # an id that a snapshot of kind "base" has
@@ -173,34 +178,44 @@ class DockerBackend(Backend):
                     raise SandboxUnavailable(error.message) from error
                 raise
             image, container = str(answer["image"]), str(answer["container"])
-            if image in self._untouched:
+            if image in self._base_containers:
                 self.containers.remove(container)
             else:
-                self._untouched[image] = asyncio.ensure_future(_value(container))
+                self._base_containers[image] = asyncio.ensure_future(_value(container))
             self._images[base] = image
         return self._images[base]
 
     async def _base_container(self, image: str) -> str:
-        """Return a container of an image that is never started: what stands in the image is read from it."""
-        if image not in self._untouched:
-            self._untouched[image] = asyncio.ensure_future(self.containers.create(Kind.of(image, self.limits)))
+        """Return a container of an image that is never started, from which the image's files are read."""
+        if image not in self._base_containers:
+            self._base_containers[image] = asyncio.ensure_future(self.containers.create(Kind.of(image, self.limits)))
         try:
-            return await asyncio.shield(self._untouched[image])
+            return await asyncio.shield(self._base_containers[image])
         except BrokerRefused:
-            self._untouched.pop(image, None)
+            self._base_containers.pop(image, None)
             raise
 
     def tree_map(self, base: str) -> TreeMap:
+        """Return a reader of differences from a base image; what it has read of the image is shared."""
         return TreeMap(self.broker, lambda: self._base_container(base), self._trees.setdefault(base, {}))
 
     async def home(self, base: str, workdir: str) -> str:
+        """Return the agent's home directory: ``/home/agent`` if the base image has it, else ``workdir``.
+
+        Args:
+            base: Id of the base image.
+            workdir: The work directory.
+
+        Raises:
+            BrokerRefused: The image's files could not be read.
+        """
         return DEFAULT_HOME if await self.tree_map(base).base_has(DEFAULT_HOME) else workdir
 
-    # What is kept
+    # Layers
 
     async def collect(self, keep: Iterable[SnapshotRef]) -> CollectReport:
         await self.start()
-        await self.containers.removed()
+        await self.containers.wait_removed()
         layers = {str(row["image"]).removeprefix("sha256:"): row for row in (await self.broker.call("list"))["layers"]}
         records = {name: await asyncio.to_thread(self.records.read, name) for name in self.records.names()}
         wanted = [layer.id for box in list(self.live.values()) for layer in (box.image, box.layer) if layer is not None]
@@ -211,24 +226,25 @@ class DockerBackend(Backend):
                 kept.add(name)
                 record = records.get(name)
                 name = record.parent if record is not None else ""
-        gone = size = 0
+        deleted = size = 0
         depth = {name: record.depth for name, record in records.items() if record is not None}
         left = sorted({*layers, *records} - kept, key=lambda name: -depth.get(name, 0))
         while left:
-            # What has no record may stand below another layer; and a container of one may still be being removed.
+            # A layer without a record may be another one's parent, and a container of a layer may not be removed yet.
             again = [name for name in left if name in layers and not await self._removed(name)]
             for name in left:
                 if name not in again:
                     await asyncio.to_thread(self.records.remove, name)
-                    gone += 1
+                    deleted += 1
                     size += int(layers.get(name, {}).get("size_bytes", 0))
             if len(again) == len(left):
                 log.info("%d layers are still in use, and stay until the next collection", len(left))
                 break
             left = again
-        return CollectReport(layers=gone, size_bytes=size)
+        return CollectReport(layers=deleted, size_bytes=size)
 
     async def _removed(self, layer: str) -> bool:
+        """Remove a layer's image; return False if it is still in use."""
         try:
             await self.broker.call("remove_image", image=f"sha256:{layer}", timeout_s=330.0)
         except BrokerRefused as error:
@@ -238,16 +254,16 @@ class DockerBackend(Backend):
         return True
 
     async def close(self) -> None:
-        if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
-            self._heart = None
+        if self._health_check is not None:
+            self._health_check.cancel()
+            await asyncio.gather(self._health_check, return_exceptions=True)
+            self._health_check = None
         for box in list(self.live.values()):
             await box.destroy()
-        for task in self._untouched.values():
+        for task in self._base_containers.values():
             with contextlib.suppress(SandboxFailed, SandboxUnavailable):
                 self.containers.remove(await task)
-        self._untouched.clear()
+        self._base_containers.clear()
         self._images.clear()
         await self.containers.close()
         self._info = None

@@ -1,4 +1,4 @@
-"""`DockerType`: the docker backend as an entry point: its maker and its checks."""
+"""`DockerType`: the entry point of the docker backend, and its checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..base import Backend, BackendType, Finding, Place
+from ..base import Backend, BackendConfig, BackendType, Finding
 from .backend import SPARE, DockerBackend
 
 SOCKET_VARIABLE, SPARE_VARIABLE = "ERRATA_SANDBOXD_SOCKET", "ERRATA_SANDBOXD_SPARE"
@@ -23,10 +23,10 @@ class DockerType(BackendType):
     descriptors = 256  # connections to the broker
     snapshots_each_step = False
 
-    def create(self, place: Place) -> Backend:
-        return DockerBackend(place.directory, broker_socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
+    def create(self, config: BackendConfig) -> Backend:
+        return DockerBackend(config.directory, broker_socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
 
-    def checks(self, place: Place, *, usable: bool) -> Iterator[Finding]:
+    def checks(self, config: BackendConfig, *, usable: bool) -> Iterator[Finding]:
         path = broker_socket()
         try:
             answer = _ask(path, {"do": "ping"})
@@ -43,11 +43,18 @@ class DockerType(BackendType):
 
 
 def broker_socket() -> Path:
-    """Return where the broker is expected."""
+    """Return the path of the broker's socket: ``ERRATA_SANDBOXD_SOCKET``, or the default."""
     return Path(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
 
 
 def _ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Send a request without input to the broker, once, and return its answer; blocks.
+
+    Raises:
+        TimeoutError: The broker did not accept the connection, or did not answer, within 15 s each.
+        OSError: The broker cannot be reached.
+        ValueError: The answer is not JSON, or the broker closed the connection without one.
+    """
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(15.0)
         link.connect(str(path))

@@ -1,4 +1,4 @@
-"""`Broker`: the verbs of ``errata sandboxd`` as coroutines, each with a deadline of its own."""
+"""`Broker`: a client of ``errata sandboxd``. Each verb is a coroutine with a deadline."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 _LINE_BYTES = 64 * 1024**2
-_SENT_AT_ONCE = 512 * 1024
+_CHUNK_BYTES = 512 * 1024
 _GRACE_S = 45.0
-"""What the broker itself may take to end a program whose time is over."""
+"""Time that the broker may take to end a program after its deadline."""
 CALL_S, LONG_S = 60.0, 330.0
 
 Sink = Callable[[str, bytes], None]
 
 
 class BrokerRefused(SandboxFailed):
-    """The broker did not carry out a request.
+    """The broker refused a request or could not carry it out.
 
     Args:
-        why: Its code: ``unknown``, ``image_missing``, ``image_refused``, ``not_running``, ``conflict``, ``too_large``,
-            ``invalid``, ``engine_away``, ``engine_failed`` or ``deadline``.
-        message: Its words.
+        why: The error code: ``unknown``, ``image_missing``, ``image_refused``, ``not_running``, ``conflict``,
+            ``too_large``, ``invalid``, ``engine_away``, ``engine_failed`` or ``deadline``.
+        message: The broker's message.
     """
 
     def __init__(self, why: str, message: str) -> None:
@@ -45,10 +45,20 @@ class Broker:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: str | None = None
-        """Why the last request got no answer of the engine; None when it did."""
+        """Why the last request got no answer of the engine; None if it did."""
 
     async def call(self, verb: str, *, timeout_s: float = CALL_S, **arguments: Any) -> dict[str, Any]:
-        """Carry out a verb that has neither input nor output besides its answer."""
+        """Make a request without input and output, and return the broker's answer.
+
+        Args:
+            verb: Name of the request.
+            timeout_s: Deadline.
+            arguments: Its arguments.
+
+        Raises:
+            BrokerRefused: The broker refused it, closed the connection or did not answer in time.
+            SandboxUnavailable: No broker listens on the socket.
+        """
         async with self._request(verb, timeout_s, arguments) as (reader, _):
             return await _answer(verb, reader, _nothing)
 
@@ -64,19 +74,27 @@ class Broker:
         root: bool = False,
         stop: asyncio.Event | None = None,
     ) -> tuple[str, int | None]:
-        """Run a program; return why it ended (``exit``, ``timeout``, ``output``, ``stopped``) and its exit status.
+        """Run a program in a container.
 
-        Unless it ended by itself no process is left: the broker restarts the container, also when its caller went.
+        If the program is killed the broker restarts the container, so that no process is left. It also does so if this
+        call is cancelled.
 
         Args:
-            container: Where.
+            container: Id of the container.
             argv: Program and arguments.
-            stdin: Its standard input.
-            sink: Gets ``stdout`` or ``stderr`` and the next bytes of it.
-            timeout_s: Wall time until it is killed with all its processes.
-            output_bytes: Output until it is killed.
-            root: As root, which has no capabilities, instead of the agent.
-            stop: Set, it ends the program.
+            stdin: Content of standard input.
+            sink: Called with ``stdout`` or ``stderr`` and the next bytes of that stream.
+            timeout_s: Wall time after which the program is killed.
+            output_bytes: Output after which the program is killed.
+            root: Run it as root, without capabilities, instead of as the agent.
+            stop: When set, the program is killed.
+
+        Returns:
+            Why it ended (``exit``, ``timeout``, ``output`` or ``stopped``) and its exit status.
+
+        Raises:
+            BrokerRefused: The broker refused it, closed the connection or did not answer in time.
+            SandboxUnavailable: No broker listens on the socket.
         """
         arguments = {
             "container": container,
@@ -86,35 +104,46 @@ class Broker:
             "root": root,
         }
         async with self._request("exec", timeout_s + _GRACE_S, arguments) as (reader, writer):
-            giving = asyncio.ensure_future(_give(writer, stdin, stop))
+            sending = asyncio.ensure_future(_send_input(writer, stdin, stop))
             try:
                 answer = await _answer("exec", reader, sink)
             finally:
-                giving.cancel()
+                sending.cancel()
         return answer["ended"], answer["exit"]
 
     async def copy_in(self, container: str, archive: bytes) -> None:
-        """Unpack a tar archive at the root of a container."""
+        """Unpack a tar archive in the root directory of a container; raises as `call` does."""
         async with self._request("copy_in", LONG_S, {"container": container}) as (reader, writer):
-            giving = asyncio.ensure_future(_give(writer, archive))
+            sending = asyncio.ensure_future(_send_input(writer, archive))
             try:
                 await _answer("copy_in", reader, _nothing)
             finally:
-                giving.cancel()
+                sending.cancel()
 
     async def copy_out(self, container: str, path: str, sink: Sink, *, max_bytes: int = 2**40) -> dict[str, Any]:
-        """Give a tar archive of a path to ``sink``, which ends it early by raising `EnoughRead`."""
+        """Read a tar archive of a path; raises as `call` does.
+
+        Args:
+            container: Id of the container.
+            path: Path in the container.
+            sink: Called with the stream's name and the next bytes. It may raise `StopReading` to end the transfer.
+            max_bytes: Largest archive to accept.
+
+        Returns:
+            The broker's answer; empty if ``sink`` ended the transfer.
+        """
         arguments = {"container": container, "path": path, "max_bytes": max_bytes}
         async with self._request("copy_out", LONG_S, arguments) as (reader, _):
             try:
                 return await _answer("copy_out", reader, sink)
-            except EnoughRead:
+            except StopReading:
                 return {}
 
     @asynccontextmanager
     async def _request(
         self, verb: str, timeout_s: float, arguments: dict[str, Any]
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect and send a request; yield the streams for its answer. Sets `trouble`."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await self._connected()
@@ -140,6 +169,7 @@ class Broker:
             raise
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the broker; raise SandboxUnavailable if that fails."""
         try:
             return await asyncio.open_unix_connection(self.path, limit=_LINE_BYTES)
         except OSError as error:
@@ -148,18 +178,19 @@ class Broker:
             raise SandboxUnavailable(f"no broker answers on {self.path} ({why}): {fix}") from error
 
 
-class EnoughRead(Exception):
-    """What is wanted of an archive has come."""
+class StopReading(Exception):
+    """Raised by a sink to end a transfer, because it has what it needs."""
 
 
 def _nothing(_stream: str, _data: bytes) -> None:
     return None
 
 
-async def _give(writer: asyncio.StreamWriter, data: bytes, stop: asyncio.Event | None = None) -> None:
+async def _send_input(writer: asyncio.StreamWriter, data: bytes, stop: asyncio.Event | None = None) -> None:
+    """Send the data of a request and its end; then, when ``stop`` is set, the request to kill the program."""
     try:
-        for at in range(0, len(data), _SENT_AT_ONCE):
-            piece = base64.b64encode(data[at : at + _SENT_AT_ONCE]).decode("ascii")
+        for at in range(0, len(data), _CHUNK_BYTES):
+            piece = base64.b64encode(data[at : at + _CHUNK_BYTES]).decode("ascii")
             writer.write(json.dumps({"data": piece}).encode() + b"\n")
             await writer.drain()
         writer.write(b'{"end": true}\n')
@@ -167,11 +198,12 @@ async def _give(writer: asyncio.StreamWriter, data: bytes, stop: asyncio.Event |
         if stop is not None:
             await stop.wait()
             writer.write(b'{"stop": true}\n')
-    except OSError:  # the answer says why
+    except OSError:  # reading the answer reports the error
         return
 
 
 async def _answer(verb: str, reader: asyncio.StreamReader, sink: Sink) -> dict[str, Any]:
+    """Pass output to ``sink`` until the broker answers; return the answer, or raise `BrokerRefused`."""
     while True:
         line = await reader.readline()
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""`Containers`: makes, lends and removes containers: a pool ahead of need, and a reaper off everybody's path."""
+"""`ContainerPool`: starts containers before they are needed, and removes used ones in the background."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from errata_protocol.errors import SandboxFailed
+from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from ..base import Limits
 from .broker import Broker, BrokerRefused
@@ -20,7 +20,7 @@ _RETRY_S = (0.5, 2.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What containers have to be alike in to stand for each other.
+    """What has to be equal for one container to be used in place of another.
 
     Args:
         image: Id of the image, ``sha256:...``.
@@ -34,16 +34,16 @@ class Kind:
 
     @classmethod
     def of(cls, image: str, limits: Limits) -> Kind:
-        # The first process and the program that runs a command are not the agent's.
+        """Return the kind for an image and limits; 3 processes are added for those that are not the agent's."""
         return cls(image, limits.memory_bytes, limits.pids + 3)
 
 
-class Containers:
-    """Started containers, ready for a sandbox.
+class ContainerPool:
+    """A pool of started containers.
 
     Args:
-        broker: Makes them.
-        spare: So many are kept ready of the kind that was wanted last.
+        broker: The broker.
+        spare: Number of containers to keep ready, of the kind that was requested last.
     """
 
     def __init__(self, broker: Broker, spare: int) -> None:
@@ -51,22 +51,25 @@ class Containers:
         self._spare = spare
         self._ready: dict[Kind, list[str]] = {}
         self._filling: asyncio.Task[None] | None = None
-        self._dying: asyncio.Queue[str] = asyncio.Queue()
+        self._to_remove: asyncio.Queue[str] = asyncio.Queue()
         self._reapers: list[asyncio.Task[None]] = []
         self._closed = False
 
     def start(self) -> None:
-        """Start the reaper."""
+        """Start the tasks that remove containers."""
         self._closed = False
         if not self._reapers:
             self._reapers = [asyncio.ensure_future(self._reap()) for _ in range(_REMOVED_AT_ONCE)]
 
     async def take(self, kind: Kind, *, refill: bool) -> str:
-        """Return a started container that nobody has used.
+        """Return a started, unused container.
 
         Args:
-            kind: Which.
-            refill: More of this kind will be wanted.
+            kind: Its kind.
+            refill: Start further containers of this kind in the background.
+
+        Raises:
+            BrokerRefused: It cannot be made.
         """
         ready = self._ready.get(kind)
         made = ready.pop() if ready else await self._make(kind)
@@ -75,20 +78,26 @@ class Containers:
         return made
 
     async def fill(self, kind: Kind) -> None:
-        """Make the spare containers of a kind now."""
+        """Start containers of a kind until the pool has as many as it keeps ready.
+
+        Raises:
+            BrokerRefused: One cannot be made.
+        """
         while len(self._ready.setdefault(kind, [])) < self._spare and not self._closed:
             self._ready[kind].append(await self._make(kind))
 
     async def _fill(self, kind: Kind) -> None:
+        """Remove ready containers of other kinds, then start some of this kind; a failure is logged."""
         for other in [other for other in self._ready if other != kind]:
             for container in self._ready.pop(other):
                 self.remove(container)
         try:
             await self.fill(kind)
         except SandboxFailed as error:
-            log.warning("no spare container: %s", error.message)  # whoever needs one gets the error
+            log.warning("no spare container: %s", error.message)  # a caller that needs one gets the error
 
     async def _make(self, kind: Kind) -> str:
+        """Make and start a container; remove it if it cannot be started."""
         made = await self.create(kind)
         try:
             await self._broker.call("start", container=made)
@@ -98,29 +107,31 @@ class Containers:
         return made
 
     async def create(self, kind: Kind) -> str:
-        """Return a container that was not started."""
+        """Make a container without starting it, and return its id; raises as `Broker.call` does."""
         answer = await self._broker.call(
             "create", image=kind.image, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
         )
         return str(answer["container"])
 
     def remove(self, container: str) -> None:
-        """Have a container removed; returns at once."""
-        self._dying.put_nowait(container)
+        """Queue a container for removal; returns at once."""
+        self._to_remove.put_nowait(container)
 
-    async def removed(self) -> None:
-        """Wait until all that was given to `remove` is gone or was tried."""
-        await self._dying.join()
+    async def wait_removed(self) -> None:
+        """Wait until all queued containers are removed, or all attempts have failed."""
+        await self._to_remove.join()
 
     async def _reap(self) -> None:
+        """Remove queued containers one by one, for ever."""
         while True:
-            container = await self._dying.get()
+            container = await self._to_remove.get()
             try:
                 await self._remove(container)
             finally:
-                self._dying.task_done()
+                self._to_remove.task_done()
 
     async def _remove(self, container: str) -> None:
+        """Remove a container, with four retries; failures are logged."""
         for pause in (*_RETRY_S, None):
             try:
                 await self._broker.call("remove", container=container, timeout_s=90.0)
@@ -136,20 +147,22 @@ class Containers:
             await asyncio.sleep(pause)
 
     async def close(self, *, wait_s: float = 30.0) -> None:
-        """Remove what is ready, wait for the reaper and end it."""
+        """Remove all unused containers and end the background tasks.
+
+        Waits up to ``wait_s`` seconds for a container that is being started, and again for queued removals.
+        """
         self._closed = True
-        if self._filling is not None:
-            self._filling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._filling
-            self._filling = None
+        filling, self._filling = self._filling, None
+        if filling is not None:  # it ends after one container; if cancelled, the engine might still make it, unseen
+            with contextlib.suppress(TimeoutError, SandboxUnavailable):
+                await asyncio.wait_for(filling, wait_s)
         for ready in self._ready.values():
             for container in ready:
                 self.remove(container)
         self._ready.clear()
         if self._reapers:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._dying.join(), wait_s)
+                await asyncio.wait_for(self._to_remove.join(), wait_s)
         for reaper in self._reapers:
             reaper.cancel()
         await asyncio.gather(*self._reapers, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""`LayerRecords`: what the backend knows of its committed images, one JSON file each."""
+"""`LayerRecords`: metadata of the committed images, in one JSON file each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class LayerRecord:
     """One committed image.
 
     Args:
-        id: Its id in the engine, without ``sha256:``.
+        id: Id of the image, without ``sha256:``.
         base: Id of the base image.
-        parent: The sandbox's snapshot before it, empty for the first one.
-        workdir: The work directory of sandboxes on it.
-        digest: Merged digest over ``entries``.
-        depth: Layers above the base image.
-        entries: What differs from the base image.
+        parent: Id of the sandbox's previous snapshot; empty for the first one.
+        workdir: The work directory of sandboxes that continue from it.
+        digest: Merged digest: a hash of ``entries``.
+        depth: Number of layers on top of the base image, this one included.
+        entries: Differences from the base image.
     """
 
     id: str
@@ -39,20 +39,20 @@ class LayerRecord:
 
 
 class LayerRecords:
-    """Records below a directory."""
+    """The records in one directory. Methods block; all but `names` and `remove` raise SandboxFailed on I/O errors."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def start(self) -> None:
-        """Make the directory."""
+        """Make the directory if it is missing."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SandboxFailed(f"the directory of layer records could not be made: {error}") from error
 
     def write(self, record: LayerRecord) -> None:
-        """Keep a record."""
+        """Store a record, replacing one of the same id."""
         path = self._directory / f"{record.id}.json"
         new = path.with_suffix(".new")
         try:
@@ -62,7 +62,7 @@ class LayerRecords:
             raise SandboxFailed(f"the record of a layer could not be written: {error}") from error
 
     def read(self, name: str) -> LayerRecord | None:
-        """Return a record, None if there is none."""
+        """Return the record of a layer; None if there is none or the name cannot be a layer's."""
         if not _NAME.fullmatch(name):
             return None
         try:
@@ -73,9 +73,9 @@ class LayerRecords:
             raise SandboxFailed(f"the record of layer {name[:12]} cannot be read: {error}") from error
 
     def remove(self, name: str) -> None:
-        """Forget a layer."""
+        """Delete the record of a layer, if there is one."""
         (self._directory / f"{name}.json").unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Return the layers that have a record."""
+        """Return the ids of all layers that have a record."""
         return [path.stem for path in self._directory.glob("*.json") if _NAME.fullmatch(path.stem)]

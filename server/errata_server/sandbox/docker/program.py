@@ -1,7 +1,9 @@
-"""The program that runs a command in a container: text for bash, because an image need not have anything else.
+"""The program that runs a command in a container: a bash script, because an image need not have anything else.
 
-One exec of the engine runs it as the agent. It reads its own text from standard input, so that a command may hold any
-bytes, starts the agent's bash as a child, kills what that leaves behind, and ends standard error with a report.
+An exec request of the engine starts it as the agent. It reads its own text from standard input, so that a command may
+have any bytes, runs the command's bash as a child, kills the processes that it leaves, and writes a report at the end
+of standard error. It reads as many bytes as its input says that there are and never waits for the end of the stream,
+which an engine may lose (seen with Docker 20.10 on a loaded machine).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ ARGV = (
     'LC_ALL=C; IFS= read -r n && script=$(head -c "$n"; echo .) && eval "${script%.}"',
 )
 REPORT_BYTES = MAX_STATE_BYTES + 32 * 1024
-"""Most bytes of a report: what the end of standard error is searched for it."""
+"""Most bytes of a report; so much of the end of standard error is searched for it."""
 
 _COMMON = r"""
 exec 9>&2 2>/dev/null
@@ -62,7 +64,7 @@ _RUN = r"""
 place=/dev/shm/.errata-$$
 umask 077
 : >"$place.state" && exec 254>>"$place.state" 253<"$place.state" && printf %s "$startup" >&254
-if ((has_stdin)); then cat >"$place.stdin" && exec 8<"$place.stdin"; else exec 8</dev/null; fi
+if ((stdin_bytes)); then head -c "$stdin_bytes" >"$place.stdin" && exec 8<"$place.stdin"; else exec 8</dev/null; fi
 rm -f "$place".*
 umask 022
 (
@@ -124,14 +126,14 @@ if [[ $mode ]]; then why=$(chmod "$mode" -- "$at" 2>&1) || fail "$why"; fi
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the program says of a command, as the last thing on standard error.
+    """The program's report on a command, written at the end of standard error.
 
     Args:
         status: The shell's exit status.
-        oom_kills: Processes of this container that the kernel killed for memory since it started.
-        pids_refused: Forks that it refused since then.
-        left: Names of processes that outlived the command, and were killed.
-        state: What the shell saved.
+        oom_kills: Processes that the kernel killed at the memory limit since the container was started.
+        pids_refused: Forks that failed at the limit of processes since then.
+        left: Names of processes that were still running after the command, and were killed.
+        state: The shell state that was saved.
     """
 
     status: int
@@ -142,7 +144,7 @@ class Report:
 
 
 def nonce() -> bytes:
-    """Return what a report of one command begins with; no honest output holds it."""
+    """Return a random mark with which the report of one command begins; its output cannot contain it by chance."""
     return b"\nerrata-report-" + secrets.token_hex(16).encode() + b":"
 
 
@@ -156,7 +158,17 @@ def run(
     mark: bytes,
     stdin: bytes | None,
 ) -> bytes:
-    """Return the standard input of `ARGV` that runs a command."""
+    """Return the standard input with which `ARGV` runs a command.
+
+    Args:
+        command: The command.
+        startup: Shell text that bash reads before it; empty for none, and then no state is saved.
+        environment: All environment variables.
+        cwd: Working directory; ``/`` if it cannot be entered, after a message on standard error.
+        limits: Resource limits.
+        mark: Beginning of the report; see `nonce`.
+        stdin: Standard input of the command; None for an empty one.
+    """
     variables = b" ".join(quoted(name + b"=" + value) for name, value in environment.items())
     bounds = (
         "ulimit -c 0",
@@ -171,7 +183,8 @@ def run(
             b"command=" + quoted(command),
             b"cwd=" + quoted(cwd),
             b"environment=(" + variables + b")",
-            b"has_stdin=%d skip=%d most=%d" % (stdin is not None, len(startup), MAX_STATE_BYTES + 65 if startup else 0),
+            b"stdin_bytes=%d skip=%d" % (len(stdin or b""), len(startup)),
+            b"most=%d" % (MAX_STATE_BYTES + 65 if startup else 0),
             b"set_limits() { " + "; ".join(bounds).encode() + b"; }",
             _COMMON.encode(),
             _RUN.encode(),
@@ -181,27 +194,36 @@ def run(
 
 
 def clean_up(mark: bytes) -> bytes:
-    """Return the standard input of `ARGV` that kills what a command left whose own program was killed."""
+    """Return the standard input with which `ARGV` kills the processes of a command whose own program was killed."""
     text = b"nonce=" + quoted(mark) + b"\n" + _COMMON.encode() + _CLEAN_UP.encode()
     return b"%d\n" % len(text) + text
 
 
 def read(path: bytes, most: int) -> bytes:
-    """Return the standard input of `ARGV` that prints a file; exit status 9: refused, standard error says why."""
+    """Return the standard input with which `ARGV` prints the first ``most`` bytes of a file.
+
+    If the file is refused the exit status is 9, and standard error has the name or text of an errno.
+    """
     text = b"path=" + quoted(path) + b" most=%d\n" % most + _READ.encode() + _DO_READ.encode()
     return b"%d\n" % len(text) + text
 
 
 def write(path: bytes, data: bytes, mode: int | None) -> bytes:
-    """Return the standard input of `ARGV` that writes a file; exit status 9: refused, standard error says why."""
+    """Return the standard input with which `ARGV` writes a file and makes its missing parent directories.
+
+    If the file is refused the exit status is 9, and standard error has the name or text of an errno.
+    """
     mode_text = b"" if mode is None else b"%o" % mode
     head = b"path=" + quoted(path) + b" size=%d mode=%s\n" % (len(data), mode_text)
     text = head + _READ.encode() + _DO_WRITE.encode()
     return b"%d\n" % len(text) + text + data
 
 
-def parsed(data: bytes, mark: bytes) -> tuple[bytes, Report | None]:
-    """Split the end of standard error into the command's own bytes and the report; None: the program was killed."""
+def parse_report(data: bytes, mark: bytes) -> tuple[bytes, Report | None]:
+    """Split the end of standard error into the command's own bytes and the report.
+
+    The report is None if the program was killed before it wrote one, or if it is malformed.
+    """
     own, found, report = data.rpartition(mark)
     if not found:
         return data, None
@@ -214,12 +236,12 @@ def parsed(data: bytes, mark: bytes) -> tuple[bytes, Report | None]:
                 break
             names.append(name.decode("utf-8", "backslashreplace"))
         return own, Report(int(status), int(oom), int(refused), tuple(names), rest)
-    except ValueError:  # forged by the agent, or cut short
+    except ValueError:  # written by the agent, or incomplete
         return own, None
 
 
 def quoted(data: bytes) -> bytes:
-    """Return bytes as one word of bash."""
+    """Return bytes quoted as one word for bash."""
     return b"'" + data.replace(b"'", b"'\"'\"'") + b"'"
 
 
@@ -228,7 +250,7 @@ DEFAULT_HOME = "/home/agent"
 
 
 def encoded(text: str) -> bytes:
-    """Return text as the bytes that the kernel gets."""
+    """Return text as the bytes for system calls; surrogates that stand for no byte are encoded as such."""
     try:
         return os.fsencode(text)
     except UnicodeEncodeError:

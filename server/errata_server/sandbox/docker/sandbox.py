@@ -1,4 +1,4 @@
-"""`DockerSandbox`: one sandbox: a container, the image it was made of, a shell state."""
+"""`DockerSandbox`: one sandbox, made of a container, the image that it was made from, and a shell state."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, SandboxSpec
 from . import program, start_archive, tree_map
 from .broker import Broker, BrokerRefused
-from .containers import Containers, Kind
+from .containers import ContainerPool, Kind
 from .layer_records import LayerRecord, LayerRecords
 from .tree_map import Entries, TreeMap
 
 MAX_COMMAND_BYTES = 131_071
-"""The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
+"""The kernel's limit on the size of one argument (MAX_ARG_STRLEN, without its NUL)."""
 _FILE_TIMEOUT_S = 60.0
 _COUNT_S = 0.5
-"""Time between two counts of what a running command wrote."""
+"""Time between two counts of what a running command has written."""
 _REFUSED_STATUS, _KILLED_STATUS, _SIGXCPU_STATUS, _SIGXFSZ_STATUS = 9, 137, 152, 153
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 _MOUNT_BYTES = 1024**3
 
 
-class Host(Protocol):
-    """What a sandbox needs of the backend that made it.
+class BackendServices(Protocol):
+    """The part of `DockerBackend` that a sandbox uses.
 
     Attributes:
         live: Sandboxes that are not destroyed, by id.
         broker: The broker.
-        containers: Makes and removes them.
-        records: The layers.
+        containers: Makes and removes containers.
+        records: Records of the layers.
+        limits: Limits of sandboxes that are opened without limits.
+        running_now: Number of commands that are running.
     """
 
     live: dict[str, DockerSandbox]
     broker: Broker
-    containers: Containers
+    containers: ContainerPool
     records: LayerRecords
     limits: Limits
     running_now: int
 
     def tree_map(self, base: str) -> TreeMap:
-        """Return what reads differences from a base image."""
+        """Return a reader of differences from a base image."""
         ...
 
     async def home(self, base: str, workdir: str) -> str:
@@ -67,11 +69,11 @@ class DockerSandbox(Sandbox):
     """See `Sandbox`; made by `backend.DockerBackend`.
 
     Args:
-        host: The backend.
+        host: What it uses of the backend.
         name: Its id.
         base: Id of the base image, ``sha256:...``.
         record: The layer that it continues from; None for the base image.
-        shell: The shell state that it starts with.
+        shell: The shell state of its first command.
         workdir: The work directory.
         home: The agent's home directory.
         limits: Its limits.
@@ -79,7 +81,7 @@ class DockerSandbox(Sandbox):
 
     def __init__(
         self,
-        host: Host,
+        host: BackendServices,
         name: str,
         *,
         base: str,
@@ -92,7 +94,7 @@ class DockerSandbox(Sandbox):
         self.id = name
         self.base = base
         self.image = record
-        """The layer that its container is made of."""
+        """The layer from which its container is made."""
         self.layer = record
         """The newest snapshot."""
         self.container: str | None = None
@@ -105,7 +107,7 @@ class DockerSandbox(Sandbox):
         self._makes_layer = self._destroyed = False
         self._size = self._size_before = 0
         self._oom_kills = self._pids_refused = 0
-        self._pending: asyncio.Future[object] | None = None
+        self._pending: asyncio.Future[tuple[str, int | None]] | None = None
 
     @property
     def workdir(self) -> str:
@@ -136,7 +138,7 @@ class DockerSandbox(Sandbox):
                 raise ValueError(f"mount point {inside!r} must be absolute and without '..'")
         startup = b"" if clean else shell_state.startup(self._shell, text, env or {})
         mark = program.nonce()
-        given = program.run(
+        program_input = program.run(
             text,
             startup=startup,
             environment=self._environment(clean, env or {}),
@@ -147,16 +149,24 @@ class DockerSandbox(Sandbox):
         )
         self._host.running_now += 1
         try:
-            put = await self._put(mounts) if mounts else ()
+            copied = await self._copy_in(mounts) if mounts else ()
             try:
-                return await self._command(given, mark, timeout_s, saves=bool(startup))
+                return await self._command(program_input, mark, timeout_s, saves=bool(startup))
             finally:
-                if put:
-                    await self._remove(put)
+                if copied:
+                    await self._remove(copied)
         finally:
             self._host.running_now -= 1
 
-    async def _command(self, given: bytes, mark: bytes, timeout_s: float, *, saves: bool) -> CommandResult:
+    async def _command(self, program_input: bytes, mark: bytes, timeout_s: float, *, saves: bool) -> CommandResult:
+        """Run a prepared command and evaluate its end, its report and its limits.
+
+        Args:
+            program_input: Standard input of the program; see `program.run`.
+            mark: Beginning of the program's report.
+            timeout_s: Wall time after which it is killed.
+            saves: The command saves its shell state.
+        """
         limits = self._limits
         out, err, end = BoundedOutput(limits.keep_bytes), BoundedOutput(limits.keep_bytes), bytearray()
 
@@ -174,10 +184,10 @@ class DockerSandbox(Sandbox):
         budget = limits.output_bytes + program.REPORT_BYTES
         watch = asyncio.ensure_future(self._watch(stop))
         try:
-            ended, status = await self._exec(given, sink, timeout_s=timeout_s, output_bytes=budget, stop=stop)
+            ended, status = await self._exec(program_input, sink, timeout_s=timeout_s, output_bytes=budget, stop=stop)
         finally:
             watch.cancel()
-        own, report = program.parsed(bytes(end), mark)
+        own, report = program.parse_report(bytes(end), mark)
         err.feed(own)
         duration_s = time.monotonic() - started
         killed: LimitHit | None = None
@@ -221,6 +231,7 @@ class DockerSandbox(Sandbox):
         )
 
     def _environment(self, clean: bool, env: Mapping[str, str]) -> dict[bytes, bytes]:
+        """Return all environment variables of a command."""
         found: Mapping[str, str] = self.defaults() if clean or self._shell.pristine else {}
         encoded = {program.encoded(name): program.encoded(value) for name, value in found.items()}
         encoded[b"PWD"] = b"/" if clean else self._shell.cwd
@@ -232,7 +243,7 @@ class DockerSandbox(Sandbox):
         return encoded
 
     def defaults(self) -> Mapping[str, str]:
-        """Return the variables of a first command."""
+        """Return the variables of the first command."""
         return {
             "PATH": DEFAULT_PATH,
             "HOME": self._home,
@@ -245,10 +256,11 @@ class DockerSandbox(Sandbox):
             "PYTHONHASHSEED": "0",
         }
 
-    # Its container
+    # The container
 
     async def _own_container(self) -> str:
-        if self._pending is not None:  # a command whose caller went is still being ended
+        """Return this sandbox's container, taking one at the first call; waits for a cancelled command to end."""
+        if self._pending is not None:  # a command whose call was cancelled is still being killed
             pending, self._pending = self._pending, None
             await asyncio.wait([pending])
         self._check()
@@ -265,7 +277,7 @@ class DockerSandbox(Sandbox):
 
     async def _exec(
         self,
-        given: bytes,
+        program_input: bytes,
         sink: object,
         *,
         timeout_s: float,
@@ -273,6 +285,13 @@ class DockerSandbox(Sandbox):
         root: bool = False,
         stop: asyncio.Event | None = None,
     ) -> tuple[str, int | None]:
+        """Run `program.ARGV` in the container, starting it first if it is not running.
+
+        If this call is cancelled the program is killed, and the next use of the container waits for its end.
+
+        Returns:
+            Why it ended and its exit status; see `Broker.exec`.
+        """
         container = await self._own_container()
         stop = stop or asyncio.Event()
         self._entries = None
@@ -281,7 +300,7 @@ class DockerSandbox(Sandbox):
             return await self._host.broker.exec(
                 container,
                 program.ARGV,
-                given,
+                program_input,
                 sink,  # type: ignore[arg-type]
                 timeout_s=timeout_s,
                 output_bytes=output_bytes,
@@ -289,18 +308,18 @@ class DockerSandbox(Sandbox):
                 stop=stop,
             )
 
-        async def carried_out() -> tuple[str, int | None]:
+        async def start_and_run() -> tuple[str, int | None]:
             try:
                 return await once()
             except BrokerRefused as error:
                 if error.why != "not_running":
                     raise
-            # Whatever stopped it, the files are still there; the agent's doing or an engine that was restarted.
+            # The agent stopped the container, or the engine was restarted; the files are still there.
             await self._host.broker.call("start", container=container)
             self._oom_kills = self._pids_refused = 0
             return await once()
 
-        task = asyncio.ensure_future(carried_out())
+        task = asyncio.ensure_future(start_and_run())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -310,17 +329,19 @@ class DockerSandbox(Sandbox):
             raise
 
     async def _clean_up(self) -> program.Report | None:
-        """Kill what a command left that killed the program around it."""
+        """Kill the processes of a command that killed the program that runs it; return the program's report, if any."""
         mark, end = program.nonce(), bytearray()
-        given = program.clean_up(mark)
-        ended, _ = await self._exec(given, lambda _, data: end.extend(data), timeout_s=10.0, output_bytes=1024**2)
-        report = program.parsed(bytes(end), mark)[1]
+        program_input = program.clean_up(mark)
+        ended, _ = await self._exec(
+            program_input, lambda _, data: end.extend(data), timeout_s=10.0, output_bytes=1024**2
+        )
+        report = program.parse_report(bytes(end), mark)[1]
         if ended == "exit" and report is None:
             await self._host.broker.call("restart", container=await self._own_container())
         return report
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        """Stop a command that writes more than it may."""
+        """Set ``stop`` once the command has written more than its disk limit."""
         while True:
             await asyncio.sleep(_COUNT_S)
             if self.container is None:
@@ -328,51 +349,66 @@ class DockerSandbox(Sandbox):
             try:
                 answer = await self._host.broker.call("inspect", container=self.container, size=True)
             except BrokerRefused:
-                continue  # the count after the command is the one that has to be made
+                continue  # only the count after the command has to succeed
             now = answer["size_bytes"] - self._size_before
             if now > self._limits.disk_bytes and now > self._size:
                 stop.set()
                 return
 
     async def _count(self) -> bool:
-        """Count what was written since the last snapshot; return whether a command went beyond its limit."""
+        """Count what was written since the last snapshot; return whether the command exceeded the disk limit."""
         answer = await self._host.broker.call("inspect", container=await self._own_container(), size=True)
         now = answer["size_bytes"] - self._size_before
         beyond = now > self._limits.disk_bytes and now > self._size
         self._size = now
         return bool(beyond)
 
-    # Files for one command
+    # Mounts and files
 
-    async def _put(self, mounts: Mapping[str, Path]) -> tuple[str, ...]:
-        """Copy host directories in, as root's; return what has to be removed for them."""
+    async def _copy_in(self, mounts: Mapping[str, Path]) -> tuple[str, ...]:
+        """Copy directories of the host into the container, owned by root; return the paths to remove afterwards."""
         container = await self._own_container()
-        await self._alive(container)
-        above = await self._first_missing(list(mounts))
+        await self._ensure_running(container)
+        missing = await self._first_missing(list(mounts))
         archive = await asyncio.to_thread(_archive_of, mounts)
         await self._host.broker.copy_in(container, archive)
-        return above
+        return missing
 
-    async def _alive(self, container: str) -> None:
+    async def _ensure_running(self, container: str) -> None:
+        """Start the container if it does not run."""
         answer = await self._host.broker.call("inspect", container=container)
         if not answer["running"]:
             await self._host.broker.call("start", container=container)
             self._oom_kills = self._pids_refused = 0
 
     async def _first_missing(self, paths: list[str]) -> tuple[str, ...]:
-        """Return the topmost directory that does not exist yet on the way to each path."""
+        """Return the paths to remove so that nothing is left of ``paths``, which are about to be created.
+
+        For each path this is its topmost ancestor that does not exist yet, or the path itself if its parent exists.
+        Each is returned once.
+
+        Args:
+            paths: Absolute paths in the container.
+
+        Raises:
+            SandboxFailed: A path exists already, even as a dangling symlink.
+        """
         wanted: list[str] = []
         for path in paths:
-            above = posixpath.normpath(path)
-            while above != "/":
-                wanted.append(above)
-                above = posixpath.dirname(above)
+            part = posixpath.normpath(path)
+            while part != "/":
+                wanted.append(part)
+                part = posixpath.dirname(part)
         words = b" ".join(program.quoted(program.encoded(path)) for path in wanted)
         text = b"for p in " + words + b"; do [[ -e $p || -L $p ]] || printf '%s\\0' \"$p\"; done"
         found = bytearray()
-        given = b"%d\n" % len(text) + text
+        program_input = b"%d\n" % len(text) + text
         await self._exec(
-            given, lambda _, data: found.extend(data), timeout_s=_FILE_TIMEOUT_S, output_bytes=1024**2, root=True
+            program_input,
+            lambda _, data: found.extend(data),
+            timeout_s=_FILE_TIMEOUT_S,
+            output_bytes=1024**2,
+            root=True,
         )
         missing = {os.fsdecode(path) for path in bytes(found).split(b"\0") if path}
         tops = []
@@ -380,7 +416,7 @@ class DockerSandbox(Sandbox):
             at = posixpath.normpath(path)
             if at not in missing:
                 raise SandboxFailed(
-                    f"{path} is there already in the image, and a container cannot have it replaced for one command"
+                    f"{path} exists in the sandbox, and a container cannot have it replaced for one command"
                 )
             while posixpath.dirname(at) in missing:
                 at = posixpath.dirname(at)
@@ -388,15 +424,24 @@ class DockerSandbox(Sandbox):
         return tuple(dict.fromkeys(tops))
 
     async def _remove(self, paths: tuple[str, ...]) -> None:
+        """Delete files and directories of the container as root (``rm -rf``: a missing path is no error).
+
+        Raises:
+            SandboxFailed: One could not be deleted, or the time was up.
+        """
         text = b"rm -rf -- " + b" ".join(program.quoted(program.encoded(path)) for path in paths)
-        given = b"%d\n" % len(text) + text
-        said = bytearray()
+        program_input = b"%d\n" % len(text) + text
+        output = bytearray()
         ended, status = await self._exec(
-            given, lambda _, data: said.extend(data), timeout_s=_FILE_TIMEOUT_S, output_bytes=1024**2, root=True
+            program_input,
+            lambda _, data: output.extend(data),
+            timeout_s=_FILE_TIMEOUT_S,
+            output_bytes=1024**2,
+            root=True,
         )
         if (ended, status) != ("exit", 0):
-            why = bytes(said[:300]).decode("utf-8", "replace")
-            raise SandboxFailed(f"what a command was lent could not be removed: {why or ended}")
+            why = bytes(output[:300]).decode("utf-8", "replace")
+            raise SandboxFailed(f"the mounts of a command could not be removed: {why or ended}")
 
     async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
         found = bytearray()
@@ -413,6 +458,17 @@ class DockerSandbox(Sandbox):
         await self._count()
 
     async def _file_request(self, path: str, make: object, found: bytearray, output_bytes: int) -> None:
+        """Run a program that reads or writes a file.
+
+        Args:
+            path: The path as the caller gave it.
+            make: Returns the program's input for the absolute path.
+            found: Gets its standard output.
+            output_bytes: Most output.
+
+        Raises:
+            PathRefused: The program refused the path.
+        """
         self._check()
         raw = program.encoded(path)
         if not raw or b"\0" in raw:
@@ -420,16 +476,16 @@ class DockerSandbox(Sandbox):
         if len(raw) >= 4096:
             raise _refused(path[:200] + "...", errno.ENAMETOOLONG)
         full = raw if raw.startswith(b"/") else self._shell.cwd.rstrip(b"/") + b"/" + raw
-        said = bytearray()
+        errors = bytearray()
 
         def sink(stream: str, data: bytes) -> None:
-            (found if stream == "stdout" else said).extend(data)
+            (found if stream == "stdout" else errors).extend(data)
 
-        given = make(full)  # type: ignore[operator]
-        ended, status = await self._exec(given, sink, timeout_s=_FILE_TIMEOUT_S, output_bytes=output_bytes)
+        program_input = make(full)  # type: ignore[operator]
+        ended, status = await self._exec(program_input, sink, timeout_s=_FILE_TIMEOUT_S, output_bytes=output_bytes)
         if (ended, status) == ("exit", 0):
             return
-        words = said.decode("utf-8", "backslashreplace").strip()
+        words = errors.decode("utf-8", "backslashreplace").strip()
         if (ended, status) == ("exit", _REFUSED_STATUS):
             number = getattr(errno, words, None) or _NUMBERS.get(words)
             if number is not None:
@@ -439,13 +495,18 @@ class DockerSandbox(Sandbox):
     # Snapshots
 
     async def prepare(self, spec: SandboxSpec) -> None:
-        """Make what ``spec`` wants; called by `DockerBackend.open`."""
+        """Make the files of ``spec``; called by `DockerBackend.open`.
+
+        Raises:
+            SpecRefused: The image has something else at the path of an entry.
+            SandboxFailed: The files could not be made.
+        """
         self._workdir = spec.workdir
         self._home = await self._host.home(self.base, spec.workdir)
         self._shell = ShellState.starting(spec.workdir, spec.env, self.defaults())
         if not spec.makes_files:
             return
-        paths, question = start_archive.questions(spec)
+        paths, question = start_archive.probe(spec)
         answer = bytearray()
         await self._exec(
             question, lambda _, data: answer.extend(data), timeout_s=_FILE_TIMEOUT_S, output_bytes=2**24, root=True
@@ -456,10 +517,12 @@ class DockerSandbox(Sandbox):
         self._makes_layer = True
 
     async def _recount(self) -> None:
+        """Take the present size of the container as the base for the disk limit."""
         answer = await self._host.broker.call("inspect", container=await self._own_container(), size=True)
         self._size_before, self._size = answer["size_bytes"], 0
 
     async def _changed(self) -> Entries:
+        """Return the differences from the base image, reading them if a command ran since the last time."""
         if self._entries is None:
             container = await self._own_container()
             before = self.image.entries if self.image else {}
@@ -474,6 +537,7 @@ class DockerSandbox(Sandbox):
         return SandboxSnapshot(self._ref(), self._shell.pack())
 
     async def _commit(self, entries: Entries) -> None:
+        """Commit the container as a new layer with these differences from the base image."""
         container = await self._own_container()
         facts = {"base": self.base, "workdir": self._workdir}
         answer = await self._host.broker.call("commit", container=container, facts=facts, timeout_s=330.0)
@@ -513,7 +577,11 @@ class DockerSandbox(Sandbox):
 
 
 def _archive_of(mounts: Mapping[str, Path]) -> bytes:
-    """Return a tar archive of host directories, all root's, without what a sandbox may not hold."""
+    """Return a tar archive of directories of the host, owned by root, with files, directories and symlinks only.
+
+    Raises:
+        SandboxFailed: A directory cannot be read or is larger than 1 GiB.
+    """
     written = io.BytesIO()
 
     def clean(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -1,6 +1,7 @@
-"""`TreeMap`: what differs from the base image, entry by entry, and the digest over it.
+"""`TreeMap`: the differences of a container from its base image, entry by entry, and their digest.
 
-The engine lists changed paths; what they are is read from archives of them, so this costs O(what changed).
+The engine lists the changed paths, whose attributes and contents are read from tar archives, at a cost proportional to
+the changes.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from .broker import Broker, BrokerRefused, EnoughRead
+from .broker import Broker, BrokerRefused, StopReading
 
 GONE = "gone"
 _MANY = 16
-"""From so many changed entries in one directory on, it is read as a whole."""
+"""A directory with more changed entries than this is read as a whole."""
 _NOISE = ("__pycache__", ".pytest_cache")
 _MODIFIED, _ADDED, _DELETED = 0, 1, 2
 
 Entries = dict[str, str]
+"""Hash of each entry by absolute path, or `GONE` for a removed one."""
 
 
 class TreeMap:
-    """Reads what a container changed.
+    """Reads the differences of containers from their base image.
 
     Args:
-        broker: Where containers are.
-        base_container: Returns a container of the base image in which nothing was changed.
-        base: What was read of the base image so far; shared by all sandboxes on it.
+        broker: The broker.
+        base_container: Returns an unchanged container of the base image.
+        base: Cache of what was read of the base image; shared by all sandboxes on it.
     """
 
     def __init__(self, broker: Broker, base_container: Callable[[], Awaitable[str]], base: dict[str, Entries]) -> None:
@@ -41,11 +43,14 @@ class TreeMap:
         self._base = base
 
     async def read(self, container: str, before: Mapping[str, str]) -> Entries:
-        """Return all that differs from the base image.
+        """Return all differences of a container from the base image.
 
         Args:
             container: The container.
-            before: What its image differs in already.
+            before: The differences of the image that the container was made from.
+
+        Raises:
+            BrokerRefused: The engine failed.
         """
         answer = await self._broker.call("inspect", container=container, changes=True, timeout_s=330.0)
         changes = dict(answer["changes"])
@@ -54,7 +59,7 @@ class TreeMap:
         tops: dict[str, int] = {}
         for path in sorted(changes):
             parent = path.rpartition("/")[0]
-            if "\ufffd" in path:  # the engine's list is no place for names that are not UTF-8
+            if "\ufffd" in path:  # the engine's list cannot represent names that are not UTF-8
                 while "\ufffd" in parent:
                     parent = parent.rpartition("/")[0]
                 whole.add(parent or "/")
@@ -77,12 +82,13 @@ class TreeMap:
         return found
 
     async def base_has(self, path: str) -> bool:
-        """Return whether the base image has something at a path."""
+        """Return whether the base image has an entry at a path."""
         return await self._of_base(path, one=True) is not None
 
     async def _replace(
         self, container: str, path: str, found: Entries, before: Mapping[str, str], *, is_new: bool = False
     ) -> None:
+        """Read the tree at ``path`` again, and replace its part of ``found`` by the differences from the base image."""
         current = await self._tree(container, path)
         base = {} if is_new and not before else await self._of_base(path)
         prefix = path.rstrip("/") + "/"
@@ -92,6 +98,7 @@ class TreeMap:
         found.update((at, GONE) for at in base if at not in current)
 
     async def _modified(self, container: str, path: str, found: Entries) -> None:
+        """Update the difference of one entry, without those below it."""
         entry = await self._one(container, path)
         base = await self._of_base(path, one=True)
         if entry is None or entry == base:
@@ -100,6 +107,7 @@ class TreeMap:
             found[path] = entry
 
     async def _of_base(self, path: str, *, one: bool = False) -> Any:
+        """Return what the base image has at ``path``: the hash of one entry, or all entries; cached."""
         key = ("one:" if one else "all:") + path
         if key not in self._base:
             container = await self._base_container()
@@ -111,17 +119,19 @@ class TreeMap:
         return self._base[key].get(path) if one else self._base[key]
 
     async def _one(self, container: str, path: str) -> str | None:
-        """Return the entry of a path alone; for a file with its content, for a directory without what is in it."""
+        """Return the hash of one entry, of a directory without its entries; None if it does not exist."""
         reader = _Reader(path, first_directory_only=True)
         await self._fetch(container, path, reader)
         return reader.entries.get(path)
 
     async def _tree(self, container: str, path: str) -> Entries:
+        """Return the entries at and below ``path``."""
         reader = _Reader(path)
         await self._fetch(container, path, reader)
         return reader.entries
 
     async def _fetch(self, container: str, path: str, reader: _Reader) -> None:
+        """Feed the archive of a path to ``reader``; an empty one if the path does not exist."""
         try:
             await self._broker.copy_out(container, path, reader.take)
         except BrokerRefused as error:
@@ -134,7 +144,12 @@ class TreeMap:
 
 
 class _Reader(io.RawIOBase):
-    """Hashes the members of a tar archive as it comes, in a thread of its own."""
+    """Hashes the members of a tar archive while it is received, in its own thread.
+
+    Args:
+        path: The path that the archive is of.
+        first_directory_only: Stop after the first member if that is a directory.
+    """
 
     def __init__(self, path: str, *, first_directory_only: bool = False) -> None:
         self.entries: Entries = {}
@@ -148,13 +163,13 @@ class _Reader(io.RawIOBase):
         self._thread.start()
 
     def take(self, _stream: str, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes of the archive; raises `StopReading` once no more are needed."""
         if self._enough:
-            raise EnoughRead
+            raise StopReading
         self._pieces.put(data)
 
     def end(self) -> None:
-        """Wait until all is hashed."""
+        """Mark the end of the archive and wait until all of it is hashed."""
         self._pieces.put(b"")
         self._thread.join()
 
@@ -175,27 +190,29 @@ class _Reader(io.RawIOBase):
         try:
             self._members()
         except tarfile.ReadError as error:
-            self.trouble = error if self._began else None  # nothing came: the path does not exist
+            self.trouble = error if self._began else None  # an empty archive: the path does not exist
         except Exception as error:
             self.trouble = error
         self._enough = True
 
     def _members(self) -> None:
-        above = self._path.rstrip("/").rpartition("/")[0]
+        """Hash every member of the archive."""
+        parent = self._path.rstrip("/").rpartition("/")[0]
         with tarfile.open(
             fileobj=io.BufferedReader(self), mode="r|", encoding="utf-8", errors="surrogateescape"
         ) as archive:
             for member in archive:
                 name = member.name.rstrip("/")
-                # The engine names members from the last part of the path on; of the root they have no first part.
-                at = f"{above}/{name}" if self._path != "/" else "/" + name.removeprefix("./").lstrip("/")
-                self.entries[at.rstrip("/") or "/"] = self._entry(archive, member, above)
+                # Members' names begin with the last part of the path; those of the root directory have no such part.
+                at = f"{parent}/{name}" if self._path != "/" else "/" + name.removeprefix("./").lstrip("/")
+                self.entries[at.rstrip("/") or "/"] = self._entry(archive, member, parent)
                 if self._only_first and member.isdir():
                     return
 
-    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, above: str) -> str:
-        if member.islnk():  # a second name of a file
-            target = f"{above}/{member.linkname}" if self._path != "/" else "/" + member.linkname.lstrip("/")
+    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: str) -> str:
+        """Return the hash of a member: type, mode, owner, and content, target or device numbers."""
+        if member.islnk():  # a hard link
+            target = f"{parent}/{member.linkname}" if self._path != "/" else "/" + member.linkname.lstrip("/")
             return self.entries.get(target, "link:" + member.linkname)
         parts: list[Any] = [member.type.decode(), member.mode & 0o7777, member.uid, member.gid]
         if member.isreg():
@@ -212,7 +229,7 @@ class _Reader(io.RawIOBase):
 
 
 def digest(entries: Mapping[str, str]) -> str:
-    """Return ``sha256:<hex>`` over what counts of a map: caches that embed times do not."""
+    """Return ``sha256:<hex>`` over entries, without caches that embed times."""
     counted = sorted((path, entry) for path, entry in entries.items() if not _is_noise(path))
     return "sha256:" + hashlib.sha256(json.dumps(counted).encode()).hexdigest()
 
@@ -222,6 +239,7 @@ def _is_noise(path: str) -> bool:
 
 
 def _below(path: str, done: set[str]) -> bool:
+    """Return whether a path is in a set or below one of its paths."""
     while path:
         if path in done:
             return True

@@ -1,7 +1,7 @@
-"""`FakeBackend`: sandboxes in memory, deterministic, with switches for the failures that tests need.
+"""`FakeBackend`: deterministic sandboxes in memory, with injected faults for tests.
 
-It keeps the promises of `base` (chained layers, O(1) restore, merged digests, saved shell state) and runs commands
-with `shell`. A `FakeDisk` outlives its backend, so that a second backend on it is a restarted server.
+It behaves as `base` demands (chained layers, restore in constant time, merged digests, saved shell state) and runs
+commands with `shell`. A `FakeDisk` outlives its backend: a second backend on it stands for a restarted server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,15 @@ _NOISE = ("__pycache__", ".pytest_cache")
 
 @dataclass(frozen=True, slots=True)
 class FakeLayer:
-    """One frozen layer: the whole tree as it was, which in memory costs no more than the difference."""
+    """One frozen layer: all files of the sandbox, not only the changes; contents are shared, so this costs little.
+
+    Args:
+        base: Name of the base tree.
+        parent: Name of the layer below; empty for the base tree.
+        files: All files by absolute path; None for a directory.
+        digest: Chained digest.
+        workdir: The work directory.
+    """
 
     base: str
     parent: str
@@ -56,7 +64,9 @@ class FakeDisk:
     """What survives a crash of the server: base trees and layers.
 
     Args:
-        bases: Files by absolute path for each base tree; None is a directory.
+        bases: Base trees by name: content by absolute path, None for a directory.
+        layers: Layers by name.
+        made: Number of layers made so far, for their names.
     """
 
     bases: dict[str, FakeFiles] = field(default_factory=lambda: {"default": _BASE_FILES})
@@ -66,14 +76,14 @@ class FakeDisk:
 
 @dataclass(slots=True)
 class FakeFaults:
-    """Failures to inject. Counters count down with each call they break.
+    """Faults to inject. A counter is decremented with each call that it makes fail.
 
     Args:
-        runs: So many next `Sandbox.run` raise SandboxFailed.
-        snapshots: So many next `Sandbox.snapshot` raise SandboxFailed, as when the disk of the layers is full.
-        restores: So many next `Backend.restore` raise SandboxFailed.
-        unavailable: `Backend.start` raises SandboxUnavailable with this text while it is not empty.
-        before_run: Awaited before each command; a test can hold a command back here or raise.
+        runs: Number of the next calls of `Sandbox.run` that raise SandboxFailed.
+        snapshots: Number of the next calls of `Sandbox.snapshot` that raise SandboxFailed, as with a full disk.
+        restores: Number of the next calls of `Backend.restore` that raise SandboxFailed.
+        unavailable: While not empty, `Backend.start` raises SandboxUnavailable with this text.
+        before_run: Awaited before each command; a test can delay a command or raise here.
     """
 
     runs: int = 0
@@ -83,7 +93,7 @@ class FakeFaults:
     before_run: Callable[[FakeSandbox, str], Awaitable[None]] | None = None
 
     def spend(self, counter: str) -> None:
-        """Raise SandboxFailed and count down if ``counter`` (a field name) is above 0."""
+        """Decrement the counter of this name and raise SandboxFailed if it was above 0."""
         left = getattr(self, counter)
         if left > 0:
             setattr(self, counter, left - 1)
@@ -91,12 +101,12 @@ class FakeFaults:
 
 
 def is_noise(path: str) -> bool:
-    """Tell whether ``path`` is left out of digests (caches that embed times), although the file is kept."""
+    """Return whether a file is left out of digests, as caches are that embed times."""
     return path.endswith(".pyc") or any(part in _NOISE for part in path.split("/"))
 
 
 def _entries(files: FakeFiles, base: FakeFiles) -> dict[str, str]:
-    """Return what differs from ``base`` as path -> entry hash, a removed path as ``gone``; noise left out."""
+    """Return the differences from ``base`` by path: the content's hash, ``dir`` or ``gone``; without noise."""
     changed = {
         path: "dir" if content is None else hashlib.sha256(content).hexdigest()
         for path, content in files.items()
@@ -111,7 +121,7 @@ def _digest(*parts: object) -> str:
 
 
 class FakeSandbox(Sandbox):
-    """See `Sandbox`. ``commands`` lists what was run."""
+    """See `Sandbox`. ``commands`` is the list of commands that were run."""
 
     def __init__(self, backend: FakeBackend, name: str, base: str, limits: Limits) -> None:
         self.id = name
@@ -135,7 +145,7 @@ class FakeSandbox(Sandbox):
 
     @property
     def cwd(self) -> str:
-        """The shell's saved working directory."""
+        """The shell's current directory."""
         return str(self._shell.get("cwd", self._workdir))
 
     async def run(
@@ -184,6 +194,7 @@ class FakeSandbox(Sandbox):
         return self._result(shell, exit_code, timeout_s)
 
     def _result(self, shell: FakeShell, exit_code: int | None, timeout_s: float) -> CommandResult:
+        """Return the result of a command that a shell has run; ``exit_code`` is None after a timeout."""
         streams = []
         for data in (shell.stdout, shell.stderr):
             stream = BoundedOutput(self._limits.keep_bytes)
@@ -229,10 +240,11 @@ class FakeSandbox(Sandbox):
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     def _missing(self, full: str) -> str:
-        above = posixpath.dirname(full)
-        while above not in self._files:
-            above = posixpath.dirname(above)
-        return "ENOENT" if self._files[above] is None else "ENOTDIR"
+        """Return the errno name for a path that does not exist: ENOTDIR if it leads through a file, else ENOENT."""
+        parent = posixpath.dirname(full)
+        while parent not in self._files:
+            parent = posixpath.dirname(parent)
+        return "ENOENT" if self._files[parent] is None else "ENOTDIR"
 
     async def snapshot(self) -> SandboxSnapshot:
         self._check()
@@ -246,11 +258,11 @@ class FakeSandbox(Sandbox):
         return SandboxSnapshot(ref=self._ref(), shell=shell)
 
     def _freeze(self) -> None:
-        """Make a layer of the files as they are."""
+        """Make a layer of the current files."""
         disk = self._backend.disk
         before = disk.layers[self._layer].files if self._layer else disk.bases[self._base]
-        above = disk.layers[self._layer].digest if self._layer else self._base
-        digest = _digest(above, _entries(self._files, before))
+        chained = disk.layers[self._layer].digest if self._layer else self._base
+        digest = _digest(chained, _entries(self._files, before))
         disk.made += 1
         name = f"layer-{disk.made}"
         files = MappingProxyType(dict(self._files))
@@ -258,7 +270,11 @@ class FakeSandbox(Sandbox):
         self._layer = name
 
     def prepare(self, spec: SandboxSpec) -> None:
-        """Make what ``spec`` wants; called by `FakeBackend.open`. Owners, modes and times do not exist here."""
+        """Make the files of ``spec``, without owners, modes and times; called by `FakeBackend.open`.
+
+        Raises:
+            SpecRefused: ``spec`` has a symlink, or the base tree has something else at the path of an entry.
+        """
         self._workdir = spec.workdir
         for entry in (Directory(spec.workdir), *spec.entries):
             if not isinstance(entry, Directory | File):
@@ -290,7 +306,7 @@ class FakeSandbox(Sandbox):
         self._backend.live.pop(self.id, None)
 
     def resume(self, snapshot: SandboxSnapshot) -> None:
-        """Continue from ``snapshot``; called by `FakeBackend.restore`."""
+        """Take over the files and shell state of a snapshot; called by `FakeBackend.restore`."""
         if snapshot.ref.kind == "layer":
             self._layer = snapshot.ref.id
             self._files = dict(self._backend.disk.layers[self._layer].files)
@@ -299,7 +315,7 @@ class FakeSandbox(Sandbox):
 
     @property
     def layer(self) -> str:
-        """The newest frozen layer, empty on the base tree."""
+        """Name of the newest layer; empty if there is none."""
         return self._layer
 
 
@@ -307,8 +323,8 @@ class FakeBackend(Backend):
     """See `Backend`.
 
     Args:
-        disk: What a former backend left; None starts empty.
-        limits: Limits of sandboxes opened without their own.
+        disk: The disk of an earlier backend; None for a new one.
+        limits: Limits of sandboxes that are opened without limits.
     """
 
     def __init__(self, disk: FakeDisk | None = None, *, limits: Limits | None = None) -> None:
@@ -374,6 +390,7 @@ class FakeBackend(Backend):
 
 
 def _host_files(mounts: Mapping[str, Path]) -> Files:
+    """Read the files of host directories, by path in the sandbox."""
     found: Files = {}
     for at, source in mounts.items():
         found[at] = source.read_bytes() if source.is_file() else None

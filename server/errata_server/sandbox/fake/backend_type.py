@@ -1,13 +1,13 @@
-"""`FakeType`: the fake backend as an entry point."""
+"""`FakeType`: the entry point of the fake backend."""
 
 from __future__ import annotations
 
-from ..base import Backend, BackendType, Place
+from ..base import Backend, BackendConfig, BackendType
 from .backend import FakeBackend
 
 
 class FakeType(BackendType):
-    """A backend without isolation and without files: its shell is a toy."""
+    """The fake backend: no isolation, files in memory, a few shell commands."""
 
-    def create(self, place: Place) -> Backend:
+    def create(self, config: BackendConfig) -> Backend:
         return FakeBackend()

@@ -2,8 +2,8 @@
 
 Commands: ``echo printf cat cd pwd export unset env true false : exit sleep mkdir rm ls test [``, assignments,
 ``$NAME``, ``$?``, ``$((...))``, ``$(...)``, both kinds of quotes, ``;``, ``&&``, ``||``, newlines, ``> >> < 2>&1``.
-Anything else is ``command not found`` or a syntax error, in bash's words. It exists so that tests of the server need no
-machine.
+Anything else is ``command not found`` or a syntax error, worded as by bash. Tests of the server use it instead of real
+processes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FakeShell:
         cwd: Absolute working directory.
         env: Exported variables.
         timeout_s: Virtual seconds after which `TimedOut` is raised; only ``sleep`` passes virtual time.
-        stdin: What the command reads.
+        stdin: Content of standard input.
     """
 
     files: Files
@@ -96,6 +96,7 @@ class FakeShell:
         self.stderr += f"/bin/bash: line {line}: {text}\n".encode()
 
     def _list(self, tokens: list[_Token]) -> None:
+        """Run the simple commands of a list as ``&&``, ``||`` and ``;`` demand."""
         simple: list[_Token] = []
         wanted = True
         for token in [*tokens, _Token(";", 0, True)]:
@@ -110,6 +111,7 @@ class FakeShell:
             wanted = {"&&": self.status == 0, "||": self.status != 0}.get(token.text, True)
 
     def _simple(self, tokens: list[_Token]) -> None:
+        """Run one simple command with its redirections and assignments."""
         words: list[str] = []
         line = tokens[0].line
         target: tuple[str, str] | None = None
@@ -157,6 +159,7 @@ class FakeShell:
         self.stderr += err
 
     def _redirection_problem(self, path: str) -> str:
+        """Return why a file cannot be written, worded as by bash; "" if it can."""
         full = self._path(path)
         if full in self.files and self.files[full] is None:
             return "Is a directory"
@@ -169,6 +172,7 @@ class FakeShell:
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     def _builtin(self, words: list[str], stdin: bytes, out: bytearray, err: bytearray, line: int) -> int:
+        """Call the method that implements a command; unknown ones are ``command not found``, status 127."""
         name, args = words[0], words[1:]
         method = {":": "true", "[": "test", "printenv": "env"}.get(name, name)
         found = getattr(self, f"_do_{method}", None)
@@ -340,6 +344,7 @@ class FakeShell:
         return self.variables.get(name, self.env.get(name, ""))
 
     def _substitute(self, command: str) -> str:
+        """Run a command substitution in a copy of this shell; return its output without trailing newlines."""
         inner = FakeShell(
             self.files,
             self.cwd,
@@ -356,6 +361,7 @@ class FakeShell:
         return inner.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def _arithmetic(self, text: str) -> int:
+        """Expand variables in an arithmetic expression and return its value."""
         text = re.sub(r"\$?([A-Za-z_]\w*)", lambda m: self._variable(m[1]) or "0", text).replace("/", "//")
         try:
             return _evaluate(ast.parse(text.strip() or "0", mode="eval").body)
@@ -364,6 +370,7 @@ class FakeShell:
 
 
 def _evaluate(node: ast.expr) -> int:
+    """Return the value of an arithmetic expression of integers; KeyError, AttributeError or ValueError for others."""
     if isinstance(node, ast.BinOp):
         return _ARITHMETIC[type(node.op)](_evaluate(node.left), _evaluate(node.right))
     if isinstance(node, ast.UnaryOp):
@@ -410,6 +417,7 @@ def _word_end(text: str, at: int, line: int) -> int:
 
 
 def _tokens(text: str) -> list[_Token]:
+    """Split a command into words and operators, without comments; raise `_SyntaxError` for a word without an end."""
     tokens: list[_Token] = []
     at, line = 0, 1
     while at < len(text):

@@ -1,4 +1,4 @@
-"""File trees of sandboxes on the host: walked, counted, packed, removed, also where their modes forbid it.
+"""Walks, counts, packs and removes file trees of sandboxes on the host, also where file modes deny access.
 
-Knows nothing of sessions, layers on disk or mounts.
+It knows nothing of sessions, of layers on disk or of mounts.
 """

@@ -1,8 +1,8 @@
-"""Calls functions on files whose modes refuse their owner (``chmod 000``), from a helper process in a user namespace.
+"""Calls functions on files whose modes deny their owner access (``chmod 000``), in a helper process.
 
-In rootless mode the agent's files belong to the server's user, who is refused what their modes refuse. In a user
-namespace of its own a process of that user is not. The call is then made there, by another interpreter: a process with
-threads cannot enter one. That costs some 60 ms, and only for who needs it.
+In rootless mode the agent's files belong to the server's user, whom their modes may deny access. A process that is root
+of a user namespace has CAP_DAC_OVERRIDE over files of that user. A process with threads cannot enter one, so the call
+is made by another interpreter, which costs some 60 ms.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ sys.stdout.buffer.write(pickle.dumps(outcome))
 
 
 def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return ``function(*args)``; where a mode of a file of ours stands in the way, call it where it does not.
+    """Call a function, and once more in a user namespace if it raises PermissionError and this process is not root.
 
     Args:
-        function: A function of a module here; it may be called twice.
-        args: Its arguments, which can be pickled, as its result.
+        function: A module-level function of `errata_server`. The first call may have done a part of the work.
+        args: Positional arguments; they and the result can be pickled.
+        kwargs: Keyword arguments.
 
     Raises:
-        OSError: What the function raised.
+        OSError: The function raised it, or no user namespace can be made.
     """
     try:
         return function(*args, **kwargs)
@@ -59,18 +60,20 @@ def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def call_in_namespace(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return ``function(*args)``, called in a user namespace.
+    """Call a function in a helper process that is root of a user namespace; see `call`.
 
     Raises:
-        OSError: What the function raised, or no user namespace can be had.
+        OSError: The function raised it, or no user namespace can be made.
     """
     package, here = __name__.partition(".")[0], str(Path(__file__).parents[2])
     name = (function.__module__, function.__name__)
-    order = pickle.dumps((sys.path, package, here, str(PROGRAMS), name, pickle.dumps((args, kwargs))))
-    result = subprocess.run([sys.executable, "-I", "-S", "-c", _PROGRAM], input=order, capture_output=True, check=False)
+    request = pickle.dumps((sys.path, package, here, str(PROGRAMS), name, pickle.dumps((args, kwargs))))
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM], input=request, capture_output=True, check=False
+    )
     if result.returncode != 0:
         last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise OSError(f"files that their modes close could not be opened in a user namespace: {last}")
+        raise OSError(f"files whose modes deny access could not be opened in a user namespace: {last}")
     is_done, outcome = pickle.loads(result.stdout)
     if not is_done:
         raise OSError(*outcome)

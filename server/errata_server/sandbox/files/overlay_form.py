@@ -1,4 +1,4 @@
-"""The on-disk marks of overlayfs for deleted files and opaque directories, for root and for rootless mode."""
+"""How overlayfs marks deleted files and opaque directories on disk, in root mode and in rootless mode."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OverlayForm:
-    """Attributes of a mode.
+    """The on-disk form of an upper layer.
 
     Args:
-        prefix: Names of the overlay's own extended attributes start with it.
-        owner: Uid and gid that every entry counts as in digests; None for those it has on disk.
-        options: Mount options besides those of every mode.
+        prefix: Prefix of the names of overlayfs' own extended attributes.
+        owner: Uid and gid that digests use for every entry; None for those on disk.
+        options: Further mount options of the mode.
     """
 
     prefix: str
@@ -21,13 +21,13 @@ class OverlayForm:
 
     @property
     def opaque(self) -> str:
-        """Name of the attribute of a directory that hides what lies below it."""
+        """Name of the attribute of an opaque directory, which hides the same directory of lower layers."""
         return f"{self.prefix}opaque"
 
     def is_private(self, name: str) -> bool:
-        """Tell whether an extended attribute belongs to the overlay, not to the agent.
+        """Return whether an extended attribute is overlayfs' own rather than the agent's.
 
-        The agent's own attributes of that prefix are escaped by a second one.
+        Overlayfs escapes attributes of the agent that have its prefix by inserting ``overlay.``.
         """
         return name.startswith(self.prefix) and not name.startswith(f"{self.prefix}overlay.")
 
@@ -36,5 +36,5 @@ ROOT_FORM = OverlayForm("trusted.overlay.", None)
 
 
 def rootless_form(owner: int) -> OverlayForm:
-    """Return the form where an ordinary user mounts, and owns every file: each counts as the agent's, ``owner``."""
+    """Return the form of rootless mode, where one user owns all files and digests use ``owner``, the agent's uid."""
     return OverlayForm("user.overlay.", owner, ("userxattr",))

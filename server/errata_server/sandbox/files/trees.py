@@ -1,11 +1,12 @@
-"""File trees in memory: reads what a layer changes, merges layers, and computes a Merkle digest of the result.
+"""File trees in memory: reads the changes of a layer, merges layers, and computes a Merkle digest of the result.
 
-A `Node` is immutable and shared: folding one layer on a thousand copies only the directories it touches, and each
-node keeps its digest, so that a digest after a step costs what the step changed (a Merkle tree).
+A `Node` is immutable and shared: merging a layer over a thousand others copies only the directories that it changes.
+Each node keeps its digest, so the digest after a step costs only what the step changed.
 
-The digest of a folded tree names the differences from the base tree, so two roads to the same tree give the same
-digest: an entry equal to the base's does not count, nor how something was removed. Of an entry count path bytes, kind,
-mode, owner, size, content or symlink target; not times, inode numbers or link counts, nor the names in `NOISE`.
+The digest of a merged tree covers the differences from the base tree, so equal trees have equal digests whatever the
+steps: an entry equal to the base tree's does not count, nor does the way in which something was removed. For an entry,
+its path, type, mode, owner and content or symlink target count; times, inode numbers, link counts and the names in
+`NOISE` do not.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ _PATH_MAX = 4096
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One entry of a layer or of several folded ones.
+    """One entry of a layer or of several merged layers.
 
     Args:
-        kind: ``f d l p s``, or ``w`` for an entry that is removed.
-        mark: Hash over what counts of the entry itself.
-        opaque: A directory that hides what lies below it.
-        children: Entries of a directory.
-        digest: Digest relative to the base tree, None until it is asked for; b"" when equal to the base.
+        kind: ``f`` file, ``d`` directory, ``l`` symlink, ``p`` FIFO, ``s`` socket, ``x`` other, or ``w`` for a whiteout
+            (a removed entry).
+        mark: Hash of the entry itself: kind, mode, owner and content or target.
+        opaque: It is a directory that hides the same directory of lower layers.
+        children: Entries of a directory by name.
+        digest: Digest relative to the base tree; None until it is computed, b"" if equal to the base tree's entry.
     """
 
     kind: bytes
@@ -58,7 +60,7 @@ ROOT = Node(b"d")
 
 
 def is_noise(name: str, parent: str) -> bool:
-    """Tell whether an entry is left out of digests.
+    """Return whether an entry is left out of digests.
 
     Args:
         name: Its name.
@@ -68,7 +70,7 @@ def is_noise(name: str, parent: str) -> bool:
 
 
 def _mark(name: str, info: os.stat_result, dir_fd: int, form: OverlayForm) -> tuple[bytes, bytes]:
-    """Return kind and hash of an entry. Opens regular files and symlinks only, never a FIFO or device."""
+    """Return kind and hash of an entry; see `Node`. Opens regular files only, because opening a FIFO would block."""
     file_type = stat.S_IFMT(info.st_mode)
     if file_type == stat.S_IFCHR and info.st_rdev == 0:
         return _GONE, b""
@@ -88,7 +90,7 @@ def _mark(name: str, info: os.stat_result, dir_fd: int, form: OverlayForm) -> tu
 
 
 def is_opaque(visit: Visit, form: OverlayForm) -> bool:
-    """Say whether a directory of a layer hides the one below it."""
+    """Return whether a directory of a layer hides the same directory of lower layers."""
     fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
         return os.getxattr(fd, form.opaque) in (b"y", b"x")
@@ -101,14 +103,17 @@ def is_opaque(visit: Visit, form: OverlayForm) -> bool:
 
 
 def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
-    """Return what the writable directory of an overlay changes. Noise is left out.
+    """Return the changes in an upper directory of an overlay as a tree, without the entries that `is_noise` names.
 
     Args:
-        upper: The upper directory, not in use.
-        form: How the overlay left it.
+        upper: The upper directory, which is not mounted.
+        form: Its on-disk form.
+
+    Raises:
+        OSError: It cannot be read.
     """
     open_dirs: list[tuple[str, dict[str, Node]]] = [("", {})]
-    seen: dict[int, tuple[bytes, bytes]] = {}  # a file with thousands of names is read once
+    seen: dict[int, tuple[bytes, bytes]] = {}  # by inode: a file with many hard links is read once
     hidden = 0  # depth of the noise directory the walk is in
     for visit in walk(upper):
         if hidden and visit.depth > hidden:
@@ -131,12 +136,12 @@ def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
 
 
 def scan_packed(upper: Path, form: OverlayForm) -> bytes:
-    """Return ``pack(scan(upper, form))``, which can be handed between processes."""
+    """Return ``pack(scan(upper, form))``, which another process can send back."""
     return pack(scan(upper, form))
 
 
 def fold(below: Node, layer: Node) -> Node:
-    """Return ``layer`` laid over ``below``; neither is changed. Iterative: trees may be thousands deep."""
+    """Return ``layer`` merged over ``below``; neither is changed. Not recursive: trees may be thousands deep."""
     plan: list[tuple[Node, Node | None, int, str, bool]] = [(layer, below, -1, "", layer.opaque)]
     at = 0
     while at < len(plan):
@@ -145,7 +150,7 @@ def fold(below: Node, layer: Node) -> Node:
             merged = under if under is not None and under.kind == b"d" and not opaque else None
             for name, child in over.children.items():
                 found = None if merged is None else merged.children.get(name)
-                # A directory made where something else was hides whatever the base has there.
+                # A directory in place of a file or whiteout hides what the base tree has at that path.
                 hides = child.opaque or (found is not None and found.kind != b"d")
                 plan.append((child, found, at, name, hides))
         at += 1
@@ -166,11 +171,11 @@ def fold(below: Node, layer: Node) -> Node:
 
 
 def own_entries(tree: Node, layer: Node) -> int:
-    """Return how many directory entries ``tree`` holds for itself: those of the directories that ``layer`` touched.
+    """Return how many directory entries ``tree`` does not share: those of the directories that ``layer`` changed.
 
     Args:
-        tree: ``layer`` folded over something.
-        layer: What was changed.
+        tree: ``layer`` merged over another tree.
+        layer: The changes.
     """
     count = 0
     todo = [(tree, layer)]
@@ -182,13 +187,16 @@ def own_entries(tree: Node, layer: Node) -> int:
 
 
 def tree_digest(root: Node, base: Path, base_id: str, form: OverlayForm = ROOT_FORM) -> str:
-    """Return ``sha256:<hex>`` of a folded tree; digests of nodes are kept in them.
+    """Return ``sha256:<hex>`` of a merged tree relative to the base tree, and store the digests of its nodes in them.
 
     Args:
-        root: What all layers together change.
+        root: The changes of all layers together.
         base: Root directory of the base tree.
-        base_id: Its name in the digest.
-        form: How the overlay left the layers.
+        base_id: Id of the base tree, which is part of the digest.
+        form: On-disk form of the layers.
+
+    Raises:
+        OSError: The base tree cannot be read.
     """
     base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -199,11 +207,11 @@ def tree_digest(root: Node, base: Path, base_id: str, form: OverlayForm = ROOT_F
         while at < len(plan):
             _, node, _, opaque, above = plan[at]
             if node.digest is None and node.kind == b"d":
-                # Asked level by level, so that no symlink of the base is followed, to the host's own files at worst.
+                # Checked level by level: following a symlink of the base tree could lead to files of the host.
                 here = above and _is_directory(dirs[at], base_fd)
                 for child_name, child in node.children.items():
                     plan.append((child_name, child, at, opaque or child.opaque, here))
-                    # Past the length of a path the base has nothing, and the paths of a deep tree would be quadratic.
+                    # The base tree has no longer paths, and building them for a deep tree would take quadratic time.
                     deep = len(dirs[at]) >= _PATH_MAX
                     dirs.append(dirs[at] if deep else dirs[at] + b"/" + os.fsencode(child_name))
             at += 1
@@ -218,6 +226,7 @@ def tree_digest(root: Node, base: Path, base_id: str, form: OverlayForm = ROOT_F
 
 
 def _is_directory(path: bytes, base_fd: int) -> bool:
+    """Return whether the base tree has a directory at a path; False for a symlink."""
     if len(path) >= _PATH_MAX:
         return False
     try:
@@ -229,9 +238,9 @@ def _is_directory(path: bytes, base_fd: int) -> bool:
 def _node_digest(
     node: Node, path: bytes, name: str, opaque: bool, base_fd: int | None, form: OverlayForm, *, is_root: bool
 ) -> bytes:
-    """Return the digest of a node whose children have theirs; b"" when the base has the same.
+    """Return the digest of a node whose children have theirs; b"" if the base tree has the same entry.
 
-    ``base_fd`` is None where the base has not even the directory.
+    ``base_fd`` is None if the base tree does not have the parent directory.
     """
     theirs: tuple[bytes, bytes] | None = None
     names: list[str] = []
@@ -254,7 +263,7 @@ def _node_digest(
         return _SAME
     own = _SAME if theirs == (node.kind, node.mark) else node.kind + node.mark
     parts = {child_name: child.digest or _SAME for child_name, child in node.children.items()}
-    # What an opaque directory hides is as gone as what was removed by name.
+    # Entries that an opaque directory hides count like entries with whiteouts.
     parts.update((hidden, _GONE) for hidden in names if hidden not in parts and not is_noise(hidden, name))
     rows = sorted((os.fsencode(child_name), digest) for child_name, digest in parts.items() if digest)
     if not own and not rows:
@@ -266,7 +275,7 @@ def _node_digest(
 
 
 def pack(root: Node) -> bytes:
-    """Return the bytes of a tree that `unpack` reads."""
+    """Serialize a tree for `unpack`."""
     rows: list[bytes] = []
     todo = [("", root, 0)]
     while todo:
@@ -278,7 +287,7 @@ def pack(root: Node) -> bytes:
 
 
 def unpack(data: bytes) -> Node:
-    """Return the tree that `pack` wrote."""
+    """Return the tree that `pack` serialized."""
     open_dirs: list[dict[str, Node]] = []
     at, root = 0, ROOT
     while at < len(data):

@@ -1,7 +1,7 @@
-"""Walks, counts and removes trees that an agent made: any depth, any bytes in a name, no symlink followed.
+"""Walks, counts and removes trees that an agent made: of any depth, with any bytes in names, following no symlink.
 
-A path of 3,000 nested directories is longer than the kernel takes, so every step is relative to a directory descriptor;
-only one is held at a time, and the way back up is ``..``, checked against what was there on the way down.
+A path of 3,000 nested directories is longer than the kernel allows, so every step is relative to a directory
+descriptor. Only one is open at a time; the walk returns to a parent by ``..`` and checks that it is the same directory.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TreeChanged(OSError):
-    """A directory moved while it was walked; only a walk beside a running command meets this."""
+    """A directory was moved during a walk; this happens only while a command is running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One entry, valid until the walk goes on.
+    """One entry of a walk, valid until the next one is requested.
 
     Args:
         depth: 1 for the entries of the root.
         name: Name in its directory.
-        info: Its lstat.
+        info: Result of lstat(2).
         dir_fd: Descriptor of its directory.
-        leaving: A directory after its entries; False when it is met first.
+        leaving: It is a directory that is yielded the second time, after its entries.
     """
 
     depth: int
@@ -39,7 +39,7 @@ class Visit:
 
     @property
     def is_dir(self) -> bool:
-        """The entry is a directory."""
+        """Whether the entry is a directory."""
         return stat.S_ISDIR(self.info.st_mode)
 
 
@@ -49,10 +49,10 @@ def walk(root: Path | str, *, leaving: bool = False, missing_ok: bool = False) -
     Args:
         root: A directory.
         leaving: Yield directories a second time, after their entries.
-        missing_ok: Entries that vanish meanwhile are passed over.
+        missing_ok: Skip entries that are removed during the walk.
 
     Raises:
-        TreeChanged: A directory was moved away below the walk.
+        TreeChanged: A directory was moved during the walk.
         OSError: The tree cannot be read.
     """
     fd = os.open(root, _OPEN_DIR)
@@ -100,13 +100,14 @@ def _names(fd: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a tree holds.
+    """The size of a tree.
 
     Args:
-        entries: Files, directories and everything else.
-        size_bytes: Blocks on disk, holes of files included; a file with several names counts once.
-        whiteouts: Removed entries: no use of the disk, but a walk meets each.
-        allocated_bytes: Blocks on disk, holes left out.
+        entries: Entries of every type except whiteouts.
+        size_bytes: The greater of length and disk space of each file, so holes count; a file with several names counts
+            once.
+        whiteouts: Whiteouts (removed entries), which use no disk space but cost a walk time.
+        allocated_bytes: Disk space, without holes.
     """
 
     entries: int = 0
@@ -116,13 +117,16 @@ class Usage:
 
 
 def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: int | None = None) -> Usage:
-    """Count a tree, beside a running command too; stops when a bound is passed.
+    """Count a tree, which a command may be changing; stop early, with what was counted, once a bound is exceeded.
 
     Args:
         root: A directory.
         max_entries: Bound on entries.
-        max_bytes: Bound on bytes.
+        max_bytes: Bound on `Usage.size_bytes`.
         max_whiteouts: Bound on whiteouts; None for no bound.
+
+    Raises:
+        OSError: The tree cannot be read. A directory that is moved during the walk ends the count without an error.
     """
     entries = size = whiteouts = allocated = 0
     linked: set[int] = set()
@@ -130,7 +134,7 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: 
         for visit in walk(root, missing_ok=True):
             info = visit.info
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-                whiteouts += 1  # removing files is no use of the disk, and is bounded by what was there
+                whiteouts += 1  # they use no disk space, and their number is bounded by that of the files
                 if max_whiteouts is not None and whiteouts > max_whiteouts:
                     break
                 continue
@@ -139,18 +143,18 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: 
                 if info.st_ino in linked:
                     continue
                 linked.add(info.st_ino)
-            # A hole is not on the disk, but whoever reads the file reads it all, the digest of a snapshot first of all.
+            # A hole uses no disk space, but reading the file costs its whole length, as for the digest of a snapshot.
             allocated += info.st_blocks * 512
             size += max(info.st_blocks * 512, info.st_size if stat.S_ISREG(info.st_mode) else 0)
             if entries > max_entries or size > max_bytes:
                 break
     except TreeChanged:
-        pass  # a lower bound is enough for a poll; the count after the command meets no other process
+        pass  # a lower bound is enough while a command runs; the count after it has no such race
     return Usage(entries, size, whiteouts, allocated)
 
 
 def remove_tree(root: Path) -> Usage:
-    """Delete ``root`` and everything below it; return what that was. A missing root is nothing to delete."""
+    """Delete ``root`` and everything below it; return its size. If ``root`` does not exist, do nothing."""
     entries = size = 0
     try:
         for visit in walk(root, leaving=True):

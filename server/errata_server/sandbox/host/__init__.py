@@ -1,4 +1,4 @@
-"""What the host's kernel offers to a sandbox: privileges, cgroups, seccomp filters, descriptors.
+"""The host's kernel as the sandbox uses it: privileges, cgroups, the seccomp filter, descriptors.
 
-What differs from host to host; how a command is started with it belongs in `namespace`.
+It finds out what this host has; `namespace` uses that to run commands.
 """

@@ -1,7 +1,8 @@
-"""The memory, pids and cpu cgroups of commands: found at start, one directory a slot, used again by the next command.
+"""The memory, pids and cpu cgroups of commands. Each slot has a directory, which later commands use again.
 
-Probed in this order: cgroup v2 with both controllers, v1 hierarchies of both, none. Moving a process between cgroups is
-slow, so a runner joins its slot's before it is lent, and a command costs at most a write per limit that differs.
+`find` tries cgroup v2 with both controllers, then the two v1 hierarchies, then uses none. Moving a process between
+cgroups is slow, so a runner joins its slot's cgroup before it gets a command, and a command costs at most one write for
+each limit that differs from the last command's.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ from ..base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
 _LEAF = "errata-server"
-"""Where the server itself goes in version 2, beside the places of sandboxes; the launcher knows the name too."""
+"""Cgroup of the server itself in version 2, next to those of sandboxes; the launcher uses the same name."""
 _EMPTYING = 8
+"""Attempts to reclaim the page cache of a v1 cgroup until a lower limit can be set."""
 _SOCKET_SHARE = 4
+"""TCP buffers of a v1 slot are limited to the memory limit divided by this."""
 _CPU_WEIGHT = {1: 8 * 1024, 2: 8 * 100}
-"""Of all sandboxes together, eight times that of an ordinary process: they are many, and with the weight of one a
-trivial command took twice as long on a busy machine."""
+"""CPU weight of all sandboxes together, by cgroup version: eight times the default. With the default weight a trivial
+command took twice as long on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How often the kernel stopped processes of a slot, since it was made."""
+    """Events in a slot since its cgroup was made.
+
+    Args:
+        oom_kills: Processes that the kernel killed at the memory limit.
+        pids_refused: Forks that failed at the limit of processes.
+    """
 
     oom_kills: int = 0
     pids_refused: int = 0
@@ -38,12 +46,12 @@ class Cgroups:
     """The cgroup directories of one data directory.
 
     Args:
-        name: Name of our directory in each hierarchy; the same after a restart.
-        version: 2, 1, or 0 where there is none.
-        memory: Our directory in the hierarchy that has the memory controller.
-        pids: Likewise for pids; the same directory in version 2.
-        note: Why there is none, empty otherwise.
-        cpu: Likewise for cpu, which shares the processors out evenly between slots; None where it cannot be had.
+        name: Name of the directory in each hierarchy; the same after a restart.
+        version: 2, 1, or 0 if no cgroups can be used.
+        memory: The directory in the hierarchy that has the memory controller.
+        pids: The directory in the hierarchy that has the pids controller; the same as ``memory`` in version 2.
+        note: Why no cgroups can be used; else empty.
+        cpu: The directory with the cpu controller, which gives slots equal shares of the CPU; None if there is none.
     """
 
     def __init__(
@@ -59,26 +67,30 @@ class Cgroups:
 
     @property
     def roots(self) -> list[str]:
-        """Directories below which a slot has its own."""
+        """The directories, one per hierarchy, below which each slot has a directory."""
         places = [self._memory, self._pids, *([self._cpu] if self._cpu else [])]
         return list(dict.fromkeys(str(place) for place in places)) if self.version else []
 
     @property
     def shares_cpu(self) -> bool:
-        """Whether a slot full of busy processes gets no more of the processors than another."""
+        """Whether each slot gets the same share of the CPU, however many busy processes it has."""
         return self._cpu is not None
 
     @property
     def launcher_procs(self) -> list[str]:
-        """The files the launcher writes itself into: a leaf, because v2 allows no process beside children."""
+        """``cgroup.procs`` files for the launcher, of leaves: v2 forbids processes in a cgroup with children."""
         return [f"{root}/launcher/cgroup.procs" for root in self.roots]
 
     def has(self, slot: str, limits: Limits) -> bool:
-        """Say whether a slot has these limits already."""
+        """Return whether a slot has these limits already; True without cgroups."""
         return not self.version or self._applied.get(slot) == (limits.memory_bytes, limits.pids)
 
     def apply(self, slot: str, limits: Limits) -> None:
-        """Set the limits of a slot, where they differ from what it has. May block: less memory means reclaim."""
+        """Set the limits of a slot unless it has them. May block: a lower memory limit makes the kernel reclaim pages.
+
+        Raises:
+            OSError: A limit cannot be set.
+        """
         wanted = (limits.memory_bytes, limits.pids)
         if self.has(slot, limits):
             return
@@ -88,17 +100,21 @@ class Cgroups:
             _write(memory / "memory.max", limits.memory_bytes)
             _write_if_there(memory / "memory.swap.max", 0)
         else:
-            # The limit with swap may never be below the one without, whichever way both move.
+            # The limit with swap may never be lower than the one without: so it is lifted first.
             swap = memory / "memory.memsw.limit_in_bytes"
             _write_if_there(swap, -1)
             _write_limit(memory, limits.memory_bytes)
             _write_if_there(swap, limits.memory_bytes)
-            # Version 1 counts socket buffers apart, and not at all without a limit: 400 connections held 1.6 GiB.
+            # Version 1 counts socket buffers separately, and only if they have a limit: 400 connections held 1.6 GiB.
             _write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // _SOCKET_SHARE)
         self._applied[slot] = wanted
 
     def counters(self, slot: str) -> Counters:
-        """Read a slot's counters."""
+        """Return a slot's counters; zeros without cgroups.
+
+        Raises:
+            OSError: They cannot be read.
+        """
         if not self.version:
             return Counters()
         events = "memory.events" if self.version == 2 else "memory.oom_control"
@@ -108,21 +124,27 @@ class Cgroups:
         )
 
     def forget(self) -> None:
-        """Forget what was applied: a new launcher starts."""
+        """Forget which limits were set, because a new launcher makes new cgroups."""
         self._applied.clear()
 
     def remove(self) -> None:
-        """Kill what runs in our cgroups and remove them. Called before a launcher starts and after it ended."""
+        """Kill the processes in these cgroups and remove them, for at most 10 s per hierarchy.
+
+        Called before a launcher starts and after it has ended. What cannot be removed stays, without an error; a
+        directory with another user's process in it is not waited for.
+        """
         for root in self.roots:
             directory = Path(root)
             deadline = time.monotonic() + 10.0
             while directory.is_dir() and time.monotonic() < deadline:
-                if not _kill_below(directory) and _remove_below(directory):
+                killed, kept = _kill_below(directory)
+                if not killed and (_remove_below(directory) or kept):
                     break
                 time.sleep(0.01)
 
 
 def _write(path: Path, value: int) -> None:
+    """Write a number to a file of a cgroup."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, b"%d" % value)
@@ -131,19 +153,24 @@ def _write(path: Path, value: int) -> None:
 
 
 def _write_limit(memory: Path, value: int) -> None:
-    """Set a v1 memory limit. Pages of files that the slot's last command wrote still count, and may be in the way."""
+    """Set a v1 memory limit, reclaiming the page cache of the slot's last command if it exceeds the new limit.
+
+    Raises:
+        OSError: EBUSY: too much memory is still in use.
+    """
     for _ in range(_EMPTYING):
         try:
             return _write(memory / "memory.limit_in_bytes", value)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-        with contextlib.suppress(OSError):  # EBUSY here too, while pages are being written back
+        with contextlib.suppress(OSError):  # EBUSY too, while pages are being written back
             _write(memory / "memory.force_empty", 0)
     return _write(memory / "memory.limit_in_bytes", value)
 
 
 def _write_if_there(path: Path, value: int) -> None:
+    """Write a number to a file of a cgroup; ignore errors, because not every kernel has the file."""
     try:
         _write(path, value)
     except OSError:
@@ -151,6 +178,7 @@ def _write_if_there(path: Path, value: int) -> None:
 
 
 def _read_counter(path: Path, key: bytes) -> int:
+    """Return the number behind a key in a cgroup's file; 0 if the key is missing."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for line in os.read(fd, 4096).splitlines():
@@ -161,39 +189,57 @@ def _read_counter(path: Path, key: bytes) -> int:
     return 0
 
 
-def _kill_below(directory: Path) -> int:
-    """Kill every process in ``directory`` and below; return how many there were."""
-    count = 0
-    for path in [directory, *(child for child in directory.iterdir() if child.is_dir())]:
+def _kill_below(directory: Path) -> tuple[int, int]:
+    """Kill every process in the cgroup ``directory`` and its children.
+
+    Returns:
+        How many of them were killed or had just ended, and how many stay because they are another user's.
+    """
+    killed = kept = 0
+    for path in [directory, *_children(directory)]:
         try:
             pids = [int(pid) for pid in (path / "cgroup.procs").read_text().split()]
         except OSError:
             continue
         for pid in pids:
-            count += 1
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-    return count
+            except PermissionError:
+                kept += 1
+                continue
+            killed += 1
+    return killed, kept
 
 
 def _remove_below(directory: Path) -> bool:
+    """Remove a cgroup and those of its children that have no processes; return False if any is left."""
+    for path in (*_children(directory), directory):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    return not directory.is_dir()
+
+
+def _children(directory: Path) -> list[Path]:
+    """Return the child cgroups of a cgroup; none if it is gone."""
     try:
-        for child in directory.iterdir():
-            if child.is_dir():
-                child.rmdir()
-        directory.rmdir()
+        return [child for child in directory.iterdir() if child.is_dir()]
     except OSError:
-        return False
-    return True
+        return []
 
 
 def find(name: str) -> Cgroups:
-    """Return the cgroups to use on this machine, with nothing made yet but our directory.
+    """Make a directory for sandboxes in each cgroup hierarchy, in version 2 or else in version 1.
+
+    Directories of this name that an earlier process left are removed, and the processes in them killed. A limit is set
+    in a child cgroup as a test, and the sandboxes together get a higher CPU weight.
 
     Args:
-        name: Name of our directory.
+        name: Name of the directories.
+
+    Returns:
+        The cgroups; with version 0 if neither version can be used: `Cgroups.note` then says why.
     """
     own = _own_paths()
     problems = []
@@ -204,7 +250,6 @@ def find(name: str) -> Cgroups:
         cpu = _cpu_place(own, version, places[0])
         found = Cgroups(name, version, memory, pids, cpu=cpu and cpu / name)
         try:
-            # What a dead owner left there must be gone before anything else.
             found.remove()
             for root in found.roots:
                 if version == 2:
@@ -230,8 +275,8 @@ def find(name: str) -> Cgroups:
 
 
 def _own_paths() -> dict[str, str]:
-    """Return this process's cgroup by controller; v2's under the empty name."""
-    found = {}
+    """Return the paths of this process's cgroups by controller name; the name of the v2 one is empty."""
+    found: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         found.update((controller, path) for controller in controllers.split(","))
@@ -239,11 +284,12 @@ def _own_paths() -> dict[str, str]:
 
 
 def _v2_places(own: dict[str, str]) -> tuple[Path, Path] | None:
+    """Return the parent cgroups for memory and pids in v2, which are the same; None if a controller is missing."""
     place = _ROOT / own.get("", "/").lstrip("/")
     if not (place / "cgroup.procs").exists():
         place = _ROOT  # as in version 1: the host's path, in a container
     if place.name == _LEAF:
-        place = place.parent  # an earlier start moved us; the places of sandboxes stay where they were
+        place = place.parent  # an earlier start moved this process; sandboxes use the parent as before
     try:
         controllers = (place / "cgroup.controllers").read_text().split()
     except OSError:
@@ -252,15 +298,16 @@ def _v2_places(own: dict[str, str]) -> tuple[Path, Path] | None:
 
 
 def _v1_places(own: dict[str, str]) -> tuple[Path, Path] | None:
+    """Return the parent cgroups for memory and pids in v1; None if one is not mounted."""
     places = tuple(_ROOT / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids"))
     if not all((place / "cgroup.procs").exists() for place in places):
-        # In a container /proc/self/cgroup may name the host's path while only the container's own is mounted.
+        # In a container /proc/self/cgroup may have paths of the host, while only the container's cgroup is mounted.
         places = tuple(_ROOT / name for name in ("memory", "pids"))
     return (places[0], places[1]) if all((place / "cgroup.procs").exists() for place in places) else None
 
 
 def _cpu_place(own: dict[str, str], version: int, memory: Path) -> Path | None:
-    """Return where the cpu controller is; in v2 the tree we use anyway, if it is handed down to us there."""
+    """Return the parent cgroup for the cpu controller, None without one; in v2 it is ``memory``, if enabled there."""
     if version == 2:
         return memory if "cpu" in (memory / "cgroup.controllers").read_text().split() else None
     for place in (_ROOT / "cpu" / own.get("cpu", "/").lstrip("/"), _ROOT / "cpu"):
@@ -270,20 +317,20 @@ def _cpu_place(own: dict[str, str], version: int, memory: Path) -> Path | None:
 
 
 def _enable_cpu(place: Path) -> None:
-    """Hand cpu down, too, if possible: unlike memory and pids, commands can do without it."""
+    """Enable the cpu controller for the children of a v2 cgroup if possible; it is optional, so errors are ignored."""
     for level in (place.parent, place):
         with contextlib.suppress(OSError):
             (level / "cgroup.subtree_control").write_text("+cpu")
 
 
 def _enable_controllers(place: Path) -> None:
-    """Hand memory and pids down to the children of ``place``.
+    """Enable the memory and pids controllers for the children of a v2 cgroup.
 
-    A v2 cgroup with processes of its own cannot (but the real root); then its processes move into a leaf, if all of
-    them are this one or its ancestors and children: in a container they are, in a shared login session they are not.
+    The kernel refuses that for a cgroup with processes, except the root. Then its processes are moved into a leaf, but
+    only if all are this process, its ancestors or its descendants: so in a container, not in a shared login session.
 
     Raises:
-        OSError: The controllers cannot be had here.
+        OSError: The controllers cannot be enabled.
     """
     control = place / "cgroup.subtree_control"
     if {"memory", "pids"} <= set(control.read_text().split()):
@@ -292,8 +339,8 @@ def _enable_controllers(place: Path) -> None:
         control.write_text("+memory +pids")
     except OSError:
         pids = [int(pid) for pid in (place / "cgroup.procs").read_text().split()]
-        ours = {os.getpid(), *_ancestors(os.getpid())}
-        if any(pid not in ours and os.getpid() not in _ancestors(pid) for pid in pids):
+        related = {os.getpid(), *_ancestors(os.getpid())}
+        if any(pid not in related and os.getpid() not in _ancestors(pid) for pid in pids):
             raise
         leaf = place / _LEAF
         leaf.mkdir(exist_ok=True)
@@ -303,7 +350,7 @@ def _enable_controllers(place: Path) -> None:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """Return the parents of a process up to the first of its pid namespace."""
+    """Return the ancestors of a process, up to pid 1 of the pid namespace."""
     found: list[int] = []
     while pid > 1:
         try:

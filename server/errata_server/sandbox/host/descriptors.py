@@ -1,4 +1,4 @@
-"""Makes file descriptors that are given to a command."""
+"""Makes file descriptors to pass to a command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def memory_file(content: bytes) -> int:
-    """Return a read-only descriptor of ``content``."""
+    """Return a read-only descriptor of a memory file with this content."""
     fd = os.memfd_create("content")
     try:
         view = memoryview(content)
@@ -19,11 +19,11 @@ def memory_file(content: bytes) -> int:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close them, and forget them one by one: what is closed twice may be another's by then."""
+    """Close descriptors and remove each from the list, so that none is closed twice: its number may be in use again."""
     while fds:
         os.close(fds.pop())
 
 
 def append_only(fd: int) -> int:
-    """Return another descriptor of a memory file that only appends."""
+    """Return another descriptor of a memory file, which can only append to it."""
     return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Decides which mode the namespace sandbox runs in here, and names the switch that is off where it runs in none.
+"""Decides in which mode the namespace sandbox can run, and names the setting to change if it can run in none.
 
-Root with CAP_SYS_ADMIN gets root mode, an ordinary user rootless mode. Root without that capability gets neither: in
-rootless mode commands run as the server's user, and root's uid has power without any capability (it may write to
+Root with CAP_SYS_ADMIN uses root mode, an ordinary user rootless mode. Root without that capability can use neither: in
+rootless mode commands run as the server's user, and uid 0 may do harm without any capability (it may write to
 ``/proc/sys``).
 """
 
@@ -29,14 +29,14 @@ def mode_of(uid: int) -> Mode:
 
 
 def check_privileges(uid: int | None = None, *, proc: Path = _PROC) -> None:
-    """Refuse where the mode of user ``uid`` cannot work, as far as this can be read.
+    """Check what can be read from /proc: whether the sandbox mode of user ``uid`` can work.
 
     Args:
         uid: Effective uid; None is this process's.
         proc: Where procfs is mounted.
 
     Raises:
-        SandboxUnavailable: One line that names what is missing and how to get it.
+        SandboxUnavailable: It cannot; the message, one line, names what is missing and how to get it.
     """
     uid = os.geteuid() if uid is None else uid
     if uid == 0 and not _capabilities(proc) >> _CAP_SYS_ADMIN & 1:
@@ -54,12 +54,12 @@ def check_privileges(uid: int | None = None, *, proc: Path = _PROC) -> None:
 
 @functools.cache
 def may_raise_limits() -> bool:
-    """Say whether this process may raise a resource limit above its hard one; root in many containers may not."""
+    """Return whether this process may raise a hard resource limit; root in many containers may not."""
     return bool(_capabilities(_PROC) >> _CAP_SYS_RESOURCE & 1)
 
 
 def closed_switch(proc: Path = _PROC) -> str:
-    """Return which setting turns user namespaces off for users, and how to turn it on; empty when none does."""
+    """Return the setting that disables user namespaces for ordinary users and the command to enable them, or ""."""
     if _number(proc / "sys/kernel/unprivileged_userns_clone") == 0:
         return (
             "kernel.unprivileged_userns_clone is 0: run `sysctl -w kernel.unprivileged_userns_clone=1` as root, or "
@@ -74,7 +74,7 @@ def closed_switch(proc: Path = _PROC) -> str:
 
 
 def why_refused(proc: Path = _PROC) -> str:
-    """Return what most likely refuses a user namespace or its powers, and how to change that."""
+    """Return the likely reason why a user namespace, or an operation in one, was refused, and how to change that."""
     if switch := closed_switch(proc):
         return switch
     if _number(proc / "sys/kernel/apparmor_restrict_unprivileged_userns") == 1:
@@ -90,17 +90,19 @@ def why_refused(proc: Path = _PROC) -> str:
 
 
 def _number(path: Path) -> int | None:
+    """Return the number in a file of /proc; None if it cannot be read."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return None  # a kernel without this switch
+        return None  # a kernel without this setting
 
 
 def _capabilities(proc: Path) -> int:
+    """Return the effective capabilities of this process as a bit mask; 0 if they cannot be read."""
     try:
         for line in (proc / "self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
                 return int(line.split()[1], 16)
     except OSError:
-        pass  # a process that gave up its uid may not read its own status, and has no capabilities either
+        pass  # a process that changed its uid may be unable to read its status; it has no capabilities either
     return 0

@@ -1,8 +1,8 @@
-"""The system call filter of every process in a sandbox, as raw BPF: no library, no compiler.
+"""The seccomp filter of every process in a sandbox, assembled as raw BPF without a library.
 
-Root was dropped before it is set, so most of what it refuses would fail anyway; it removes the ways in which
-unprivileged code reaches rarely used kernel code (user namespaces, io_uring, bpf, keyrings) and the one that needs no
-namespace at all (AF_VSOCK reaches the hypervisor from any network namespace).
+The processes have no privileges, so most refused calls would fail anyway. The filter keeps unprivileged code from
+rarely used kernel code (user namespaces, io_uring, bpf, keyrings), and from AF_VSOCK, which reaches the hypervisor from
+any network namespace.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ioperm": (173, None),
 }
 
-# Refused as if the kernel had no such call, so that libraries fall back to the plain one.
+# Refused with ENOSYS, so that libraries fall back to an older call.
 _ABSENT: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),  # its flags are behind a pointer, which a filter cannot read
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
 }
-# Refused as if the file system could not do it: 150 calls would fill a disk between two counts of what a session holds.
-# posix_fallocate then writes zeros, which the count meets in time.
+# Refused with EOPNOTSUPP: 150 calls would fill a disk between two counts of what a session uses. posix_fallocate then
+# falls back to writing zeros, which is slow enough for the count to notice in time.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {"fallocate": (285, 47)}
 _CLONE = (56, 220)
 _SOCKET = (41, 198)
@@ -83,10 +83,10 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter as an array of ``struct sock_filter``.
+    """Return the filter as the bytes of an array of ``struct sock_filter``.
 
     Args:
-        machine: ``x86_64`` or ``aarch64``; None is this machine.
+        machine: ``x86_64`` or ``aarch64``; None for this machine's architecture.
 
     Raises:
         LookupError: There is no filter for this architecture.

@@ -1,7 +1,8 @@
-"""The second program: a process that puts commands into namespaces, as root or as the server's user (rootless).
+"""The launcher: a second program, which puts commands into namespaces, as root or as the server's user (rootless).
 
-It starts with ``python -I -S`` and has this folder alone on ``sys.path``, so its modules import each other by bare name
-and nothing else of ours. The server starts its programs by path; it imports `kernel` alone.
+It runs under ``python -I -S`` with this folder alone on ``sys.path``, so its modules import each other by bare name and
+can import nothing else of this project. The server starts the programs by path, and imports `kernel` and `messages`
+only. `make check` runs mypy on this folder a second time, under the names that the modules have in the program.
 """
 
 from pathlib import Path

@@ -1,16 +1,20 @@
-"""System calls the launcher and its runners need and Python has no names for.
+"""System calls that the launcher and its runners need and that Python has no functions for.
 
-Imported by these programs as a top-level module: they are started without the server's import path, and nothing here
-may import more than a few modules of the standard library, because every fork copies what was imported.
+These programs import it as a top-level module. It imports few modules, and not `pathlib`: every fork copies the memory
+of what was imported. Every function here raises OSError, with the call and the errno in its text, if the call fails.
 """
-
-# pathlib and what it imports would be copied by every fork.
 
 import _socket
 import ctypes
 import marshal
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWUSER = 0x20000000, 0x40000000, 0x10000000
@@ -30,22 +34,39 @@ RESOLVE_NO_MAGICLINKS = 2
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result, what):
+class FilterProgram(ctypes.Structure):
+    """``struct sock_fprog``: a BPF program for PR_SET_SECCOMP."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
+def check(result: int, what: str) -> int:
+    """Return what a system call returned; raise OSError, its text starting with ``what``, if that is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-def mount(source, target, kind, flags=0, data=""):
+def mount(source: "str | bytes", target: "str | bytes", kind: str, flags: int = 0, data: str = "") -> None:
+    """Call mount(2). ``kind`` is the type of the file system, empty for a bind mount or a change of flags."""
     result = libc.mount(
         os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(data)
     )
-    check(result, f"mount {kind or source} on {target}")
+    check(result, f"mount {kind or source!s} on {target!s}")
 
 
-def mapped_clone(path, users, attributes=0):
-    """Return a descriptor of a mount of ``path``, attached nowhere, on which owners are seen through ``users``."""
+def clone_id_mapped(path: "str | Path", userns: int, attributes: int = 0) -> int:
+    """Return a descriptor of a detached id-mapped mount of ``path``.
+
+    Args:
+        path: A directory.
+        userns: Descriptor of the user namespace whose mapping the mount uses.
+        attributes: Further ``MOUNT_ATTR_*`` flags.
+
+    Raises:
+        OSError: The kernel or the file system of ``path`` has no id-mapped mounts (EINVAL), or the call failed.
+    """
     fd = check(
         libc.syscall(
             ctypes.c_long(SYS_OPEN_TREE),
@@ -55,7 +76,7 @@ def mapped_clone(path, users, attributes=0):
         ),
         f"open_tree {path}",
     )
-    wanted = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP | attributes, 0, 0, users)
+    wanted = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP | attributes, 0, 0, userns)
     try:
         check(
             libc.syscall(
@@ -74,9 +95,9 @@ def mapped_clone(path, users, attributes=0):
     return fd
 
 
-def mount_mapped(path, target, users, attributes=0):
-    """Mount ``path`` on ``target``, with owners seen through the user namespace ``users``."""
-    fd = mapped_clone(path, users, attributes)
+def mount_id_mapped(path: str, target: str, userns: int, attributes: int = 0) -> None:
+    """Mount ``path`` on ``target`` with the id mapping of a user namespace; see `clone_id_mapped`."""
+    fd = clone_id_mapped(path, userns, attributes)
     try:
         check(
             libc.syscall(
@@ -93,20 +114,24 @@ def mount_mapped(path, target, users, attributes=0):
         os.close(fd)
 
 
-def unshare(flags):
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces, given as ``CLONE_NEW*`` flags."""
     check(libc.unshare(flags), f"unshare {flags:#x}")
 
 
-def setns(fd, kind):
+def setns(fd: int, kind: int) -> None:
+    """Move this process into the namespace of a descriptor, whose type is the ``CLONE_NEW*`` flag ``kind``."""
     check(libc.setns(fd, kind), f"setns {kind:#x}")
 
 
-def prctl(option, *values):
+def prctl(option: int, *values: "Any") -> None:
+    """Call prctl(2) with up to four arguments; missing ones are 0."""
     padded = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in (*values, 0, 0, 0, 0)[:4]]
     check(libc.prctl(option, *padded), f"prctl {option}")
 
 
-def write_file(path, data):
+def write_file(path: str, data: bytes) -> None:
+    """Write ``data`` to an existing file in one call, as files of /proc and cgroups want it."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, data)
@@ -114,6 +139,7 @@ def write_file(path, data):
         os.close(fd)
 
 
-def send(sock, message, fds=()):
+def send(sock: _socket.socket, message: "tuple[Any, ...]", fds: "Sequence[int]" = ()) -> None:
+    """Send a marshalled message as one packet, with copies of descriptors."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds))]
     sock.sendmsg([marshal.dumps(message)], ancillary if fds else [])

@@ -3,17 +3,16 @@
     server --(socket)--> launcher --fork--> runner: init (pid 1 of its own pid namespace)
                                                     `-- child (pid 2): waits, then becomes bash
 
-A runner is made ahead of need and serves one request. It already has its namespaces, /proc, /dev, an empty network
-namespace and a cgroup, so that a command only costs the overlay mount, the switch of the root and the start of bash.
-The server talks to the two halves directly: requests go to the child, ``kill`` to init and the end comes from init.
+A runner is made before it is needed and serves one request. It already has its namespaces, /proc, /dev, an empty
+network namespace and a cgroup, so a command only costs the overlay mount, pivot_root and the start of bash. The server
+sends the request to the child and ``kill`` to init, and init reports the end.
 
-Only the standard library, few imports: a fork copies what was imported. One thread: forks and namespace calls need it.
-Whoever dies takes everything below along: the server (pidfd), the launcher (PDEATHSIG), init (its pid namespace).
+It imports few modules, of the standard library only, because a fork copies the memory of what was imported, and it has
+one thread, because fork and the namespace calls need that. The death of a process ends everything below it: that of the
+server is seen through a pidfd, that of the launcher by PR_SET_PDEATHSIG, and with init the kernel kills its pid
+namespace.
 """
 
-# pathlib and what it imports would be copied by every fork.
-
-import _signal
 import _socket
 import ctypes
 import fcntl
@@ -41,7 +40,7 @@ from kernel import (
     PR_SET_NAME,
     PR_SET_SECUREBITS,
     SECBIT_NO_SETUID_FIXUP,
-    mapped_clone,
+    clone_id_mapped,
     mount,
     prctl,
     send,
@@ -52,14 +51,23 @@ from kernel import (
 from runner_init import run_init
 from user_namespace import become_root, bind_device, fork_into
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal  # which the stubs of the standard library describe; importing it needs `enum`
+    from collections.abc import Iterable
+
+    from messages import LauncherConfig, Slot
+else:
+    import _signal
+
 LAST_UID = 0x6FFFFFFF
-"""Up to here users are themselves inside; `NamespaceBackend` takes those of commands from above."""
-NO_TIME_WAIT = "/proc/sys/net/ipv4/tcp_max_tw_buckets"
+"""Uids up to here are mapped to themselves; the host uids that `NamespaceBackend` uses for commands are higher."""
+MAX_TIME_WAIT = "/proc/sys/net/ipv4/tcp_max_tw_buckets"
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
-def hide_arguments():
-    """Blank the command line: /proc/1/cmdline in a sandbox would show the path of this file on the host."""
+def hide_arguments() -> None:
+    """Overwrite this process's command line: /proc/1/cmdline in a sandbox would show a path of the host."""
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rsplit(b")", 1)[1].split()
     start, end = int(fields[45]), int(fields[46])
@@ -68,31 +76,42 @@ def hide_arguments():
 
 
 class Slots:
-    """Network namespaces, cgroups and host uids, each lent to one runner at a time. Made on demand and used again."""
+    """Network namespaces, cgroups and user namespaces: one of each for a runner, made on demand and used again.
 
-    def __init__(self, cgroups, uid, first_uid):
+    Args:
+        cgroups: Directories below which each slot gets a cgroup.
+        uid: The agent's uid inside a sandbox.
+        first_uid: First of the host uids of commands; None if commands share a host uid.
+    """
+
+    def __init__(self, cgroups: list[str], uid: int, first_uid: int | None) -> None:
         self.cgroups = cgroups
         self.uid = uid
         self.first_uid = first_uid
         self.made = 0
-        self.free = []
+        self.free: list[Slot] = []
         self.own_network = os.open("/proc/self/ns/net", os.O_RDONLY)
 
-    def take(self):
+    def take(self) -> "Slot":
+        """Return a free slot, or a new one; the caller appends it to `free` after use.
+
+        Raises:
+            OSError: A new one could not be made; nothing of it is left open.
+        """
         if self.free:
             return self.free.pop()
-        opened = []
+        opened: list[int] = []
         try:
             slot = self.make(opened)
         except BaseException:
-            for fd in opened:  # else each attempt while descriptors are short would take some for good
+            for fd in opened:  # or each attempt while descriptors are short would leak some
                 os.close(fd)
             raise
         self.made += 1
         return slot
 
-    def make(self, opened):
-        """Return a new slot; ``opened`` gets its descriptors as they are opened."""
+    def make(self, opened: list[int]) -> "Slot":
+        """Return a new slot; append each descriptor to ``opened`` once it is open."""
         unshare(CLONE_NEWNET)
         try:
             network = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -100,26 +119,30 @@ class Slots:
             with_lo = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
             fcntl.ioctl(with_lo.fileno(), 0x8914, b"lo".ljust(16, b"\0") + b"\x41\0".ljust(24, b"\0"))  # IFF_UP
             with_lo.close()
-            # A closed connection of the last borrower must not keep its port in TIME_WAIT for the next one.
-            write_file(NO_TIME_WAIT, b"0")
+            # A closed connection of one command must not keep its port in TIME_WAIT for the next command.
+            write_file(MAX_TIME_WAIT, b"0")
         finally:
             setns(self.own_network, CLONE_NEWNET)
         name = f"s{self.made}"
-        joins = []
+        cgroup_procs: list[int] = []
         for root in self.cgroups:
             os.makedirs(f"{root}/{name}", exist_ok=True)
-            joins.append(os.open(f"{root}/{name}/cgroup.procs", os.O_WRONLY))
-            opened.append(joins[-1])
-        users = None if self.first_uid is None else user_namespace(self.uid, self.first_uid + self.made + 1)
-        return name, network, joins, users
+            cgroup_procs.append(os.open(f"{root}/{name}/cgroup.procs", os.O_WRONLY))
+            opened.append(cgroup_procs[-1])
+        userns = None if self.first_uid is None else make_user_namespace(self.uid, self.first_uid + self.made + 1)
+        return name, network, cgroup_procs, userns
 
 
-def user_namespace(inside, outside):
-    """Return a descriptor of a user namespace in which the host's uid and gid ``outside`` are ``inside``.
+def make_user_namespace(inside: int, outside: int) -> int:
+    """Return a descriptor of a new user namespace that maps uid and gid ``inside`` to the host's ``outside``.
 
-    All others are themselves (root owns the base tree, and overlayfs works as root), without any power: whoever enters
-    gives up every capability. Its owner is ``outside`` too, because the kernel counts inotify instances and the like
-    against the owner as well: were it root, all sandboxes would share root's.
+    All other ids up to `LAST_UID` are mapped to themselves, because root owns the base tree and overlayfs works as
+    root; a process that enters drops every capability. The namespace's owner is ``outside`` too: the kernel counts
+    inotify instances and similar resources against the owner, so with root as owner all sandboxes would share one
+    limit.
+
+    Raises:
+        OSError: The kernel refuses user namespaces, or resources are short.
     """
     made_read, made_write = os.pipe()
     try:
@@ -137,7 +160,7 @@ def user_namespace(inside, outside):
     if pid == 0:
         try:
             os.close(end_write)
-            prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # some distributions let only root make one
+            prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # some distributions allow user namespaces to root only
             os.setresgid(outside, outside, outside)
             os.setresuid(outside, outside, outside)
             unshare(CLONE_NEWUSER)
@@ -163,20 +186,29 @@ def user_namespace(inside, outside):
         os.waitpid(pid, 0)
 
 
-def try_mapping(config):
-    """Return a user namespace for id-mapped mounts of the data directory, or None and why there is none here."""
+def probe_id_mapping(config: "LauncherConfig") -> tuple[int | None, str]:
+    """Try an id-mapped mount of the data directory.
+
+    Returns:
+        The descriptor of a user namespace to try other directories with, and ""; or None and the reason why commands
+        cannot have a host uid each.
+    """
     if config["first_uid"] is None:
         return None, "not asked for"
     try:
-        users = user_namespace(config["uid"], config["first_uid"] - 1)
-        os.close(mapped_clone(config["data"], users))
+        userns = make_user_namespace(config["uid"], config["first_uid"] - 1)
+        os.close(clone_id_mapped(config["data"], userns))
     except OSError as error:
         return None, str(error)
-    return users, ""
+    return userns, ""
 
 
-def prepare_stage(stage, rootless):
-    """Mount what all runners share: the place where a root is put together, and a read-only /dev."""
+def prepare_stage(stage: str, rootless: bool) -> None:
+    """Mount what all runners share on the directory ``stage``: mount points for a root's parts, and a read-only /dev.
+
+    Raises:
+        OSError: A mount failed.
+    """
     mount("stage", stage, "tmpfs", MS_NOSUID, "mode=755,size=1m")
     for name in ("root", "proc", "dev", "data", "base"):
         os.mkdir(f"{stage}/{name}")
@@ -194,7 +226,7 @@ def prepare_stage(stage, rootless):
     os.mkdir(f"{dev}/pts")
     os.mkdir(f"{dev}/shm")
     os.umask(0o022)
-    # What hides a file of /proc; a bind of a read-only mount is read-only too.
+    # Runners bind it over files of /proc to hide them; a bind of a read-only mount is read-only too.
     empty = f"{stage}/empty"
     os.close(os.open(empty, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
     mount(empty, empty, "", MS_BIND)
@@ -202,20 +234,31 @@ def prepare_stage(stage, rootless):
     mount("dev", dev, "", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "")
 
 
-def make_sysctl_writable():
-    """Allow writes below /proc/sys in this mount namespace, where a container has a read-only mount over it."""
-    if not os.access(NO_TIME_WAIT, os.W_OK):  # of a directory there it would say no everywhere
+def make_sysctl_writable() -> None:
+    """Remount /proc/sys writable in this mount namespace if a container has it read-only."""
+    if not os.access(MAX_TIME_WAIT, os.W_OK):  # a directory there is never writable
         mount("", "/proc/sys", "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NOEXEC)
 
 
-def launch(slot, config, unwanted):
-    """Fork a runner; return its pid in the launcher's pid namespace, and the server's ends of its two sockets."""
+def launch(
+    slot: "Slot", config: "LauncherConfig", launcher_fds: "Iterable[int]"
+) -> tuple[int, tuple[_socket.socket, _socket.socket]]:
+    """Fork a runner.
+
+    Args:
+        slot: What it uses.
+        config: The launcher's configuration.
+        launcher_fds: Descriptors that the runner closes.
+
+    Returns:
+        Its pid in the launcher's pid namespace, and the server's ends of its request and control sockets.
+    """
     request_server, request_child = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     control_server, control_init = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     pid = fork_into(CLONE_NEWPID)
     if pid == 0:
         try:
-            for fd in unwanted:
+            for fd in launcher_fds:
                 os.close(fd)
             request_server.close()
             control_server.close()
@@ -232,39 +275,55 @@ def launch(slot, config, unwanted):
     return pid, (request_server, control_server)
 
 
-def make_runner(sock, slots, busy, config, unwanted):
-    """Make one and hand it to the server, or say why not."""
+def make_runner(
+    sock: _socket.socket,
+    slots: Slots,
+    busy: "dict[int, Slot]",
+    config: "LauncherConfig",
+    launcher_fds: "Iterable[int]",
+) -> None:
+    """Make a runner and send it to the server: ``("runner", pid, slot)`` with two sockets.
+
+    If that fails, send ``("failed", message, errno)``. ``busy`` gets the runner's slot by pid; the main loop reports
+    the end of every runner in it.
+    """
     slot = None
     try:
         slot = slots.take()
-        pid, ends = launch(slot, config, unwanted)
-        busy[pid] = slot  # from here on its end is told, whether or not it can be handed over
-        slot = None
+        pid, ends = launch(slot, config, launcher_fds)
     except OSError as error:
         if slot is not None:
             slots.free.append(slot)
-        return send(sock, ("failed", str(error), error.errno))
+        send(sock, ("failed", str(error), error.errno))
+        return
+    busy[pid] = slot
     try:
         send(sock, ("runner", pid, busy[pid][0]), [end.fileno() for end in ends])
     except OSError as error:  # it ends when its sockets are closed
         send(sock, ("failed", str(error), error.errno))
     for end in ends:
         end.close()
-    return None
 
 
-def clean_up(config, busy):
-    """Kill the runners and remove our cgroups: a server killed by SIGKILL cannot, and might never start again."""
+def clean_up(config: "LauncherConfig", busy: "Iterable[int]") -> None:
+    """Kill the runners and remove the backend's cgroups, since a server killed by SIGKILL cannot do it.
+
+    Errors are ignored: the next start on the same data directory removes the cgroups again.
+
+    Args:
+        config: The launcher's configuration.
+        busy: Pids of the runners.
+    """
     for pid in busy:
         try:
             os.kill(pid, _signal.SIGKILL)
             os.waitpid(pid, 0)
         except OSError:
-            pass  # gone and reaped already
+            pass  # it has ended and was reaped
     for root in config["cgroups"]:
         parent = os.path.dirname(root)
         try:
-            # In v2 only a leaf may hold processes; the server's own is one.
+            # In cgroup v2 only a leaf may contain processes; the server's own cgroup is one.
             leaf = f"{parent}/errata-server"
             write_file(f"{leaf if os.path.isdir(leaf) else parent}/cgroup.procs", b"0")
             for name in os.listdir(root):
@@ -272,48 +331,64 @@ def clean_up(config, busy):
                     remove_cgroup(f"{root}/{name}")
             remove_cgroup(root)
         except OSError:
-            pass  # the next start on this data directory tries again
+            pass
 
 
-def remove_cgroup(path):
-    """Remove an empty cgroup; the kernel calls it busy for a moment after its last process was reaped."""
+def remove_cgroup(path: str) -> None:
+    """Kill the processes of a cgroup and remove it; it must have no child cgroups.
+
+    The kernel reports EBUSY for a moment after the last process was reaped; this retries for 3 s.
+
+    Raises:
+        OSError: It is missing, is still busy after 3 s, or cannot be removed.
+    """
     for _ in range(300):
         try:
-            return os.rmdir(path)
+            os.rmdir(path)
+            return
         except OSError as error:
             if error.errno != 16:  # EBUSY
                 raise
         with open(f"{path}/cgroup.procs") as procs:
             for pid in procs.read().split():
-                os.kill(int(pid), _signal.SIGKILL)
+                try:
+                    os.kill(int(pid), _signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # it ended after the file was read
         time.sleep(0.01)
-    return os.rmdir(path)
+    os.rmdir(path)
 
 
-def main():
+def main() -> None:
+    """Set up what runners share, then make and reap runners for the server until it closes the socket or ends.
+
+    The socket to the server is the descriptor that the first argument gives. Sends ``("users", why)`` when ready, with
+    the user namespace of `probe_id_mapping` if there is one, or ``("broken", message)``; then answers any message but
+    ``("kill", pid)`` with `make_runner`, and sends ``("ended", pid)`` for each runner that has ended.
+    """
     sock = _socket.socket(fileno=int(sys.argv[1]))
     hide_arguments()
     prctl(PR_SET_NAME, ctypes.c_char_p(b"errata-launch"))
-    config = marshal.loads(sock.recv(1 << 20))
+    config: LauncherConfig = marshal.loads(sock.recv(1 << 20))
     try:
         for procs in config["own_cgroups"]:
             write_file(procs, b"0")
         server = os.pidfd_open(config["server"])
         if config["rootless"]:
             become_root()
-            # The way back from a sandbox's network needs power over the one to come back to.
+            # setns back from a slot's network namespace needs CAP_SYS_ADMIN over the namespace to return to.
             unshare(CLONE_NEWNET)
         unshare(CLONE_NEWNS)
         mount("", "/", "", MS_REC | MS_PRIVATE)
         if not config["rootless"]:
             make_sysctl_writable()
         prepare_stage(config["stage"], config["rootless"])
-        users, why_shared = try_mapping(config)
-        slots = Slots(config["cgroups"], config["uid"], None if users is None else config["first_uid"])
-        send(sock, ("users", why_shared), () if users is None else (users,))
+        userns, why_shared = probe_id_mapping(config)
+        slots = Slots(config["cgroups"], config["uid"], None if userns is None else config["first_uid"])
+        send(sock, ("users", why_shared), () if userns is None else (userns,))
     except OSError as error:
         send(sock, ("broken", str(error)))
-        return None
+        return
     os.chdir("/")
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.set_wakeup_fd(wake_write)
@@ -323,30 +398,32 @@ def main():
         poll.register(fd, select.POLLIN)
     gc.disable()
     gc.freeze()
-    unwanted = (sock.fileno(), wake_read, wake_write, server)
-    busy = {}
+    launcher_fds = (sock.fileno(), wake_read, wake_write, server)
+    busy: dict[int, Slot] = {}
     while True:
         for fd, _ in poll.poll():
             if fd == server:
-                return clean_up(config, busy)
+                clean_up(config, busy)
+                return
             if fd == wake_read:
                 os.read(wake_read, 512)
                 continue
             message = sock.recv(4096)
             if not message:
-                return clean_up(config, busy)
+                clean_up(config, busy)
+                return
             order = marshal.loads(message)
             if order[0] == "kill":
                 if order[1] in busy:
                     os.kill(order[1], _signal.SIGKILL)
                 continue
-            make_runner(sock, slots, busy, config, unwanted)
+            make_runner(sock, slots, busy, config, launcher_fds)
         while busy:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             slots.free.append(busy.pop(pid))
-            send(sock, ("gone", pid))
+            send(sock, ("ended", pid))
 
 
 if __name__ == "__main__":

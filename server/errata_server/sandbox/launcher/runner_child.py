@@ -1,9 +1,8 @@
 """A runner's child: takes one request, drops every privilege, then executes bash or reads or writes one file."""
 
-# pathlib and what it imports would be copied by every fork.
+# A fork copies the memory of what was imported, so no pathlib.
 # ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH112, PTH114, PTH123
 
-import _signal
 import _socket
 import ctypes
 import marshal
@@ -29,10 +28,11 @@ from kernel import (
     PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,
     PR_SET_SECCOMP,
+    FilterProgram,
     check,
     libc,
     mount,
-    mount_mapped,
+    mount_id_mapped,
     prctl,
     send,
     setns,
@@ -40,41 +40,56 @@ from kernel import (
 )
 from runner_files import read, write
 from runner_start import prepare
-from user_namespace import become_agent, protect
+from user_namespace import become_agent, keep_writable, make_read_only
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal  # which the stubs of the standard library describe; importing it needs `enum`
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from messages import LauncherConfig, PrepareRequest, ReadRequest, Request, RunRequest, WriteRequest
+else:
+    import _signal
 
 EINVAL = 22
 STATE_FD = 254
 
 
-class Program(ctypes.Structure):
-    """struct sock_fprog"""
-
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
-
-
 class Child:
-    """Pid 2: takes one request, puts its root together, gives up every privilege and does it.
+    """Pid 2: takes one request, mounts the sandbox's root, drops every privilege and carries the request out.
 
-    With a user namespace ``users`` it runs under a host uid that no other command has at the time. The layers and the
-    base belong to one uid on disk; they are mounted so that this uid is the command's own, and inside the namespace it
-    has the number it has on disk again.
+    With a user namespace it runs under a host uid that no other command has at the time. On disk the agent's files in
+    the layers and the base tree have one uid; id-mapped mounts present it as that host uid, and the user namespace maps
+    the host uid back, so that inside the sandbox files have the uid that they have on disk.
+
+    Args:
+        config: The launcher's configuration.
+        socket: This process's end of the request socket.
+        mount_points: Write end of the pipe to init, for the list of mount points.
+        userns: Descriptor of the user namespace; None if commands share a host uid, and in rootless mode.
     """
 
-    def __init__(self, config, request, made, users):
+    def __init__(self, config: "LauncherConfig", socket: _socket.socket, mount_points: int, userns: int | None) -> None:
         self.config = config
-        self.request = request
-        self.made = made
-        self.users = users
+        self.socket = socket
+        self.mount_points = mount_points
+        self.userns = userns
         self.code = ctypes.create_string_buffer(config["seccomp"], len(config["seccomp"]))
-        self.filter = Program(len(config["seccomp"]) // 8, ctypes.addressof(self.code))
-        # Version 3, this thread; then effective, permitted, inheritable twice, all empty.
+        self.filter = FilterProgram(len(config["seccomp"]) // 8, ctypes.addressof(self.code))
+        # Arguments of capset(2): version 3 and this thread; then the effective, permitted and inheritable sets, empty.
         self.no_capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 
-    def serve(self):
+    def serve(self) -> "NoReturn":
+        """Wait for the request, carry it out and exit, or become bash.
+
+        Raises:
+            OSError: The root could not be set up or a privilege could not be dropped.
+        """
         os.setsid()
-        prctl(PR_SET_DUMPABLE, 1)  # or its own files in /proc would be root's; init's are, in rootless mode
+        prctl(PR_SET_DUMPABLE, 1)  # or root would own this process's files in /proc
         with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")  # when the machine runs out of memory, never the server in place of an agent
+            score.write("1000")  # when the machine runs out of memory, the kernel kills an agent, not the server
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         with open("/proc/sys/kernel/cap_last_cap") as last:
             self.capabilities = [ctypes.c_ulong(capability) for capability in range(int(last.read()) + 1)]
@@ -82,7 +97,7 @@ class Child:
         if self.config["cgroups"]:
             unshare(CLONE_NEWCGROUP)
         self.warm_up()
-        data, ancillary, flags, _ = self.request.recvmsg(1 << 20, 1024, _socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self.socket.recvmsg(1 << 20, 1024, _socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
         if flags & _socket.MSG_CTRUNC:
@@ -92,80 +107,102 @@ class Child:
             for _, _, packed in ancillary
             for at in range(0, len(packed), 4)
         ]
-        order = marshal.loads(data)
-        self.enter_root(order)
-        if order["do"] == "prepare":
-            self.prepare(order, fds[0])
-        self.give_up(order, fds[1:3])
-        if order["do"] == "run":
-            self.run(order, fds)
+        request: Request = marshal.loads(data)
+        self.enter_root(request)
+        if request["do"] == "prepare":
+            self.prepare(request, fds[0])
+        self.drop_privileges(request, fds[1:3])
+        if request["do"] == "run":
+            self.run(request, fds)
         else:
-            self.files(order, fds[0])
+            self.access_file(request, fds[0])
 
-    def drop_bounding_set(self):
+    def drop_bounding_set(self) -> None:
+        """Remove every capability from the bounding set, so that no execve can bring one back."""
         for capability in self.capabilities:
             check(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl")
 
-    def warm_up(self):
-        """Go through the calls of a request once, in forms that fail or change nothing.
+    def warm_up(self) -> None:
+        """Make the system calls of a request once, with arguments that fail or change nothing.
 
-        A forked process takes a page fault for each page it meets first; here they cost nobody's time.
+        A forked process takes a page fault on first access to each page; here no request waits for them.
         """
         marshal.loads(marshal.dumps({"do": "run", "argv": [b"", b""], "env": {b"A": b"B"}, "limits": [(1, (2, 3))]}))
-        for call in (
+        calls: Sequence[Callable[[], Any]] = (
             lambda: mount("overlay", "", "overlay", MS_NOSUID, f"lowerdir={self.config['home']}"),
             lambda: check(libc.pivot_root(b"", b""), "pivot_root"),
             lambda: check(libc.umount2(b"", MNT_DETACH), "umount"),
-            lambda: mount_mapped("/proc", "", -1),
+            lambda: mount_id_mapped("/proc", "", -1),
             lambda: setns(-1, CLONE_NEWUSER),
             lambda: check(libc.capset(None, None), "capset"),
             lambda: resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)),
             lambda: prctl(PR_SET_PDEATHSIG, _signal.SIGKILL),
             lambda: os.execve("/proc/none", [b"none"], {b"A": b"B"}),
             lambda: os.unlink("/proc/none"),
-        ):
+        )
+        for call in calls:
             try:
                 call()
             except OSError:
                 pass
 
-    def enter_root(self, order):
+    def enter_root(self, request: "Request") -> None:
+        """Mount the sandbox's overlay with /proc, /dev and the request's bind mounts, and make it this process's root.
+
+        Writes the marshalled list of mount points that `bind` returned to the pipe to init.
+
+        Raises:
+            OSError: A mount failed.
+        """
         stage = self.config["stage"]
-        if not order["mapped"]:
-            self.users = None
-        lower = f"{order['lower']}:{order['base']}" if order["lower"] else order["base"]
-        if self.users is None:
+        if not request["mapped"]:
+            self.userns = None
+        lower = f"{request['lower']}:{request['base']}" if request["lower"] else request["base"]
+        if self.userns is None:
             os.chdir(self.config["home"])
         else:
-            mount_mapped(order["base_root"], f"{stage}/base", self.users, MOUNT_ATTR_RDONLY)
+            mount_id_mapped(request["base_root"], f"{stage}/base", self.userns, MOUNT_ATTR_RDONLY)
             os.chdir(f"{stage}/data/layers")
-            lower = f"{order['lower']}:../../base" if order["lower"] else "../../base"
+            lower = f"{request['lower']}:../../base" if request["lower"] else "../../base"
         root = f"{stage}/root"
         try:
-            # Left by the last `volatile` mount of this work directory; says "was not synced", which nobody needs.
-            os.unlink(f"{order['work']}/work/incompat/volatile/dirty")
-            os.rmdir(f"{order['work']}/work/incompat/volatile")
+            # The last mount with `volatile` left this mark, which would refuse the next one: "was not synced".
+            os.unlink(f"{request['work']}/work/incompat/volatile/dirty")
+            os.rmdir(f"{request['work']}/work/incompat/volatile")
         except FileNotFoundError:
             pass
-        options = f"lowerdir={lower},upperdir={order['upper']},workdir={order['work']}"
+        options = f"lowerdir={lower},upperdir={request['upper']},workdir={request['work']}"
         mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, f"{options},{self.config['overlay']}")
         os.chdir(root)
         mount(f"{stage}/proc", "proc", "", MS_MOVE)
         mount(f"{stage}/dev", "dev", "", MS_MOVE)
-        made = []
-        for source, inside in order["mounts"]:
-            made += self.bind(source, inside)
-        if self.config["rootless"] and order["do"] != "prepare":
-            protect(order["writable"])
-        os.write(self.made, b"\0".join(made))
+        read_only = self.config["rootless"] and request["do"] != "prepare"
+        if read_only:
+            keep_writable(request["writable"])
+        mount_points: list[tuple[bytes, bool]] = []
+        for source, inside in request["mounts"]:
+            mount_points += self.bind(source, inside)
+        if read_only:
+            make_read_only()
+        os.write(self.mount_points, marshal.dumps(mount_points))
         pivot = libc.pivot_root(b".", b".")
         check(pivot, "pivot_root")
         check(libc.umount2(b".", MNT_DETACH), "umount of the host's root")
         os.chdir("/")
 
-    def bind(self, source, inside):
-        """Mount ``source`` read-only on ``inside`` below the current directory; return the directories made."""
-        made, path = [], "."
+    def bind(self, source: str, inside: str) -> list[tuple[bytes, bool]]:
+        """Bind-mount ``source`` read-only on ``inside`` below the current directory; make the parts that are missing.
+
+        Returns:
+            Absolute paths inside the sandbox, each with whether it was made here. Init unmounts all of them after the
+            command and removes those that were made. They are the parts of ``inside`` that were missing, outermost
+            first, or ``inside`` alone if none was.
+
+        Raises:
+            OSError: A part of ``inside`` is a symlink or cannot be made, or the mount failed.
+        """
+        made: list[tuple[bytes, bool]] = []
+        path = "."
         parts = [part for part in inside.split("/") if part]
         for at, part in enumerate(parts):
             path = f"{path}/{part}"
@@ -178,36 +215,43 @@ class Child:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             else:
                 os.mkdir(path, 0o755)
-            made.append(os.fsencode(path[1:]))
+            made.append((os.fsencode(path[1:]), True))
         self.bind_read_only(source, path)
-        return made or [os.fsencode(path[1:])]
+        return made or [(os.fsencode(path[1:]), False)]
 
-    def bind_read_only(self, source, path):
-        if self.users is not None:
+    def bind_read_only(self, source: str, path: str) -> None:
+        """Bind-mount ``source`` on ``path`` read-only, id-mapped where this process has a user namespace."""
+        if self.userns is not None:
             try:
-                mount_mapped(source, path, self.users, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+                mount_id_mapped(source, path, self.userns, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
                 return
             except OSError as error:
-                # A file system without id-mapped mounts; there only files of the agent's own uid look like nobody's.
+                # The file system has no id-mapped mounts. Without, files of the agent's uid seem to belong to nobody.
                 if error.errno != EINVAL:
                     raise
         mount(source, path, "", MS_BIND)
         mount("", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
-    def give_up(self, order, outputs):
-        for name, value in order["rlimits"]:
+    def drop_privileges(self, request: "Request", outputs: "Sequence[int]") -> None:
+        """Set the resource limits, become the agent's user without capabilities, and load the seccomp filter.
+
+        Args:
+            request: The request.
+            outputs: Descriptors that the agent's user has to own: the pipes of stdout and stderr.
+        """
+        for name, value in request["rlimits"]:
             resource.setrlimit(name, value)
         uid = self.config["uid"]
         if self.config["rootless"]:
             become_agent(uid)
-        elif self.users is not None:
-            setns(self.users, CLONE_NEWUSER)
-        if self.config["rootless"] or self.users is not None:
-            self.drop_bounding_set()  # whoever enters has every capability there, the bounding set included
-            resource.setrlimit(resource.RLIMIT_NPROC, order["own_processes"])
+        elif self.userns is not None:
+            setns(self.userns, CLONE_NEWUSER)
+        if self.config["rootless"] or self.userns is not None:
+            self.drop_bounding_set()  # entering a user namespace restores it, with every other capability
+            resource.setrlimit(resource.RLIMIT_NPROC, request["own_processes"])
         if not self.config["rootless"]:
             for fd in outputs:
-                os.fchown(fd, uid, uid)  # or nobody inside could open /dev/stdout and /dev/stderr
+                os.fchown(fd, uid, uid)  # or the command could not open /dev/stdout and /dev/stderr
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
@@ -216,7 +260,13 @@ class Child:
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         prctl(PR_SET_SECCOMP, 2, ctypes.byref(self.filter))
 
-    def run(self, order, fds):
+    def run(self, request: "RunRequest", fds: "Sequence[int]") -> "NoReturn":
+        """Execute bash with the request's descriptors, arguments and environment.
+
+        Args:
+            request: The request.
+            fds: Descriptors of stdin, stdout, stderr and, optionally, the shell's state.
+        """
         stdin, stdout, stderr = fds[:3]
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
@@ -224,26 +274,29 @@ class Child:
         if len(fds) > 3:
             os.dup2(fds[3], STATE_FD)
         try:
-            os.chdir(order["cwd"])
+            os.chdir(request["cwd"])
         except OSError as error:
-            # The agent removed or closed its own directory: it has to read that, and be able to go on.
-            os.write(2, b"/bin/bash: cd: " + order["cwd"] + b": " + os.strerror(error.errno).encode() + b"\n")
+            # The agent removed its own working directory or its permissions: a message for the agent, not a failure.
+            os.write(2, b"/bin/bash: cd: " + request["cwd"] + b": " + os.strerror(error.errno or 0).encode() + b"\n")
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
-        os.execve("/bin/bash", order["argv"], order["env"])
+        os.execve("/bin/bash", request["argv"], request["env"])
 
-    def prepare(self, order, data):
+    def prepare(self, request: "PrepareRequest", data: int) -> "NoReturn":
+        """Make the files that the sandbox starts with, send the answer and exit."""
         prctl(PR_SET_DUMPABLE, 0)
-        if self.users is not None:
-            setns(self.users, CLONE_NEWUSER)  # there the agent's uid is the one it has on disk
-        send(self.request, prepare(order, data))
+        if self.userns is not None:
+            setns(self.userns, CLONE_NEWUSER)  # maps the agent's uid to the one it has on disk
+        send(self.socket, prepare(request, data))
         os._exit(0)
 
-    def files(self, order, data):
+    def access_file(self, request: "ReadRequest | WriteRequest", data: int) -> "NoReturn":
+        """Read or write a file, send ``("done",)`` or ``("refused", errno)`` and exit."""
         prctl(PR_SET_DUMPABLE, 0)
+        answer: tuple[Any, ...]
         try:
-            answer = read(order, data) if order["do"] == "read" else write(order, data)
+            answer = read(request, data) if request["do"] == "read" else write(request, data)
         except OSError as error:
             answer = ("refused", error.errno)
-        send(self.request, answer)
+        send(self.socket, answer)
         os._exit(0)

@@ -1,4 +1,4 @@
-"""The overlay layers that snapshots and forks are made of: stored, chained, flattened, collected.
+"""The overlay layers of snapshots and forks: stored, chained, flattened and deleted.
 
-Which step needs which layer is the journal's knowledge; this package stores and removes them.
+This package does not know which step needs which layer; the journal does.
 """

@@ -1,4 +1,4 @@
-"""Merges many layers into one directory that overlayfs can mount, with hard links to their files."""
+"""Merges many layers into one directory that overlayfs can mount, with hard links to the layers' files."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ _Times = tuple[int, int]
 
 
 def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path, form: OverlayForm = ROOT_FORM) -> None:
-    """Lay ``layers`` over each other in ``target``.
+    """Merge ``layers`` into a new directory ``target``.
 
-    Opaque marks stay, and so do whiteouts that hide something of the base tree, which still lies below. The layers do
-    not change: their files get one more name.
+    Opaque marks are kept, and so are whiteouts that hide something of the base tree, over which ``target`` is mounted.
+    The layers do not change, except that their files get another hard link.
 
     Args:
-        layers: Directories with overlay upper layers, oldest first.
+        layers: Upper directories of overlays, oldest first.
         target: Directory to make.
-        scratch: Name for trees being removed, on the same file system.
+        scratch: Unused path on the same file system, for trees that are being removed.
         base: Root of the base tree.
-        form: How the overlay left the layers.
+        form: On-disk form of the layers.
 
     Raises:
-        OSError: The disk is full or broken.
+        OSError: A file system operation failed, e.g. because the disk is full.
     """
     target.mkdir(mode=0o755)
     copies: dict[int, int] = {}
     times: dict[int, _Times] = {}
     try:
         for layer in layers:
-            _lay_over(layer, target, scratch, copies, times, form)
+            _merge_layer(layer, target, scratch, copies, times, form)
     finally:
         for fd in copies.values():
             os.close(fd)
-    _drop_idle_whiteouts(target, base, form)
-    # Last of all: every link into a directory and every name taken out of it changed its time.
+    _drop_unneeded_whiteouts(target, base, form)
+    # Last, because every link made or removed in a directory changes its times.
     for visit in walk(target, leaving=True):
         if visit.leaving:
             os.utime(visit.name, ns=times[visit.info.st_ino], dir_fd=visit.dir_fd, follow_symlinks=False)
 
 
-def _drop_idle_whiteouts(target: Path, base: Path, form: OverlayForm) -> None:
-    """Remove each whiteout that hides nothing of the base.
+def _drop_unneeded_whiteouts(target: Path, base: Path, form: OverlayForm) -> None:
+    """Remove each whiteout that hides nothing of the base tree.
 
-    Where the base has no such directory, or an opaque mark cuts it off, the overlay merges nothing and lists what the
-    directory holds: a whiteout there is a broken device that the agent can see and cannot remove.
+    If the base tree does not have the directory, or it is opaque, overlayfs merges nothing and lists the directory
+    unfiltered: the agent would see a whiteout there as a device that it cannot remove.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    below: list[int | None] = [os.open(base, flags)]  # the base's directory at each level, None where nothing merges
+    below: list[int | None] = [
+        os.open(base, flags)
+    ]  # the base tree's directory at each level, None where nothing is merged
     try:
         for visit in walk(target, leaving=True):
             under = below[-1]
@@ -74,17 +76,19 @@ def _drop_idle_whiteouts(target: Path, base: Path, form: OverlayForm) -> None:
 
 
 def _open_dir(name: str, under: int, flags: int) -> int | None:
+    """Open a subdirectory of the base tree; None if there is none that overlayfs would merge."""
     try:
         return os.open(name, flags, dir_fd=under)
     except OSError as error:
-        # No entry, no directory, or a symlink, which an overlay does not merge either. Anything else says nothing about
-        # the base, and taken for "nothing there" would uncover what the agent deleted.
+        # No entry, no directory, or a symlink, which overlayfs does not merge either. Any other error says nothing of
+        # the base tree: treating it as "no directory" could make files visible that the agent deleted.
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise
 
 
 def _exists(name: str, under: int | None) -> bool:
+    """Return whether the base tree's directory ``under`` has an entry; False if ``under`` is None."""
     if under is None:
         return False
     try:
@@ -94,11 +98,21 @@ def _exists(name: str, under: int | None) -> bool:
     return True
 
 
-def _lay_over(
+def _merge_layer(
     layer: Path, target: Path, scratch: Path, copies: dict[int, int], times: dict[int, _Times], form: OverlayForm
 ) -> None:
+    """Merge one layer over the target.
+
+    Args:
+        layer: Upper directory of an overlay.
+        target: The directory that is being made.
+        scratch: Unused path for trees that are being removed.
+        copies: See `_link`; shared by all layers.
+        times: Gets the access and modification times of the layer's directories by inode of the target's directory.
+        form: On-disk form of the layer.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    # The walk of the layer moves one directory at a time; a second descriptor follows it through the target.
+    # The descriptor follows the walk of the layer through the same directories of the target.
     fd = os.open(target, flags)
     try:
         for visit in walk(layer, leaving=True):
@@ -113,14 +127,18 @@ def _lay_over(
                 os.close(fd)
                 fd = below
             else:
-                _clear(visit.name, fd, scratch)
+                _remove_entry(visit.name, fd, scratch)
                 _link(visit, fd, copies)
     finally:
         os.close(fd)
 
 
 def _enter_dir(visit: Visit, fd: int, scratch: Path, form: OverlayForm) -> None:
-    """Make sure that the target has this directory, with the attributes of the newest layer."""
+    """Make a directory of a layer in the target, or change an existing one, with the layer's owner and mode.
+
+    If the target has something else, or the layer's directory is opaque, the target's entry is removed first. A
+    directory in place of a file becomes opaque. Of overlayfs' own attributes only the opaque mark is copied.
+    """
     source = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
         marks = {name: os.getxattr(source, name) for name in os.listxattr(source)}
@@ -129,7 +147,7 @@ def _enter_dir(visit: Visit, fd: int, scratch: Path, form: OverlayForm) -> None:
         except FileNotFoundError:
             there = None
         if there is not None and (not stat.S_ISDIR(there.st_mode) or form.opaque in marks):
-            _clear(visit.name, fd, scratch)
+            _remove_entry(visit.name, fd, scratch)
             if not stat.S_ISDIR(there.st_mode):
                 marks.setdefault(form.opaque, b"y")
             there = None
@@ -148,8 +166,8 @@ def _enter_dir(visit: Visit, fd: int, scratch: Path, form: OverlayForm) -> None:
         os.close(source)
 
 
-def _clear(name: str, fd: int, scratch: Path) -> None:
-    """Remove an entry of the target, whatever it is."""
+def _remove_entry(name: str, fd: int, scratch: Path) -> None:
+    """Remove an entry of the target, of any type; do nothing if there is none."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=fd)
@@ -161,13 +179,13 @@ def _clear(name: str, fd: int, scratch: Path) -> None:
 
 
 def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
-    """Give an entry of a layer one more name, in the target directory ``fd``.
+    """Make a hard link to an entry of a layer in the target directory, or a copy if it has too many links.
 
     Args:
         visit: The entry.
-        fd: Where to.
-        copies: Descriptors of copies by inode of the original: a file system bounds the names of one file (ext4:
-            65,000), and beyond that a copy goes on in its place.
+        fd: Descriptor of the target directory.
+        copies: Descriptors of copies by inode of the original. A file system limits the links of a file (ext4: 65,000);
+            when the limit is reached, further links are to a copy.
     """
     try:
         copy = copies.get(visit.info.st_ino)

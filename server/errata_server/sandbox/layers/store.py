@@ -1,12 +1,14 @@
-"""`LayerStore`: frozen layers on disk: what each step changed, chained to its parent.
+"""`LayerStore`: frozen layers on disk. Each has the changes of a step and names its parent.
 
-    layers/<id>/d        the changed files, as the overlay left them
-    layers/<id>/meta     parent, base, digests, counts (JSON)
+    layers/<id>/d        the changed files, as overlayfs left them
+    layers/<id>/meta     parent, base tree, digests, counts (JSON)
     layers/<id>/tree     the changes as a packed `Node`
-    layers/<id>/f        in some: all files up to here in one directory (hard links), with its own packed tree ``ftree``
+    layers/<id>/f        in some: all files up to this layer, merged in one directory (hard links)
+    layers/<id>/ftree    with ``f``: its packed `Node`
 
-A layer is written once, by renames that put it there whole. Chains are kept short for the kernel by ``f`` directories,
-which are only ever added: mounting and folding start at the newest one and no layer changes.
+A layer is made in another directory and appears complete, by a rename; it never changes afterwards. The ``f``
+directories keep chains short, because the kernel limits the number of layers: mounting and merging start at the newest
+one.
 """
 
 from __future__ import annotations
@@ -33,30 +35,32 @@ from ..spec import WORKSPACE
 from .flatten import flatten
 
 MAX_CHAIN = 48
-"""Layers mounted above an ``f`` directory before the next one is made."""
+"""Length of a chain of layers at which the next layer gets an ``f`` directory."""
 _CACHED_ENTRIES = 400_000
-"""Entries of directories that cached trees hold beyond what they share: some 250 bytes each."""
+"""Directory entries that the cached trees may have in total, without those that they share; some 250 bytes each."""
 _TREE_ENTRIES = 6
-"""What a cached tree takes beside its entries, counted in these."""
+"""Memory of a cached tree apart from its entries, in entries."""
 _CACHED_METAS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMeta:
-    """What is known of a layer without reading it.
+    """The metadata of a layer.
 
     Args:
         id: Its name.
-        parent: The layer below, empty on the base tree.
+        parent: Id of the layer below; empty for a layer directly on the base tree.
         base: Id of the base tree.
         base_name: The base tree's name.
-        digest: Chained digest: over the parent's and, when anything that counts changed, the merged one.
+        digest: Chained digest: a hash of the parent's chained digest and ``merged``; the parent's own if ``merged`` is
+            equal to the parent's.
         merged: Digest of the whole tree at this layer.
-        chain: Layers from here down to the next ``f`` directory or the base, this one included.
+        chain: Number of layers from this one down to the next ``f`` directory or the base tree, both ends included.
         entries: Entries in ``d``.
         size_bytes: Bytes in ``d``.
         workdir: The sandbox's work directory.
-        writable: Places that the agent owns besides the base tree's, relative to the root. Only rootless mode asks.
+        writable: Directories and files, besides the base tree's, that the agent owns, relative to the root. Used in
+            rootless mode only.
     """
 
     id: str
@@ -73,13 +77,13 @@ class LayerMeta:
 
 
 class LayerStore:
-    """The layers of one data directory. Methods block; callers choose the thread.
+    """The layers of one data directory. Methods block and can be called from any thread.
 
     Args:
         root: Directory of the layers.
-        trash: Directory on the same file system where deleted trees wait.
+        trash: Directory on the same file system for trees that are being made or deleted.
         sync: A layer is on stable storage when `freeze` returns.
-        form: How overlays leave their layers.
+        form: On-disk form of the layers.
     """
 
     def __init__(self, root: Path, trash: Path, *, sync: bool = False, form: OverlayForm = ROOT_FORM) -> None:
@@ -93,10 +97,10 @@ class LayerStore:
         self._lock = threading.Lock()
 
     def meta(self, name: str) -> LayerMeta:
-        """Return what is known of layer ``name``.
+        """Return the metadata of a layer, cached.
 
         Raises:
-            SandboxFailed: There is no such layer.
+            SandboxFailed: There is no such layer, or its metadata cannot be read.
         """
         found = self._metas.get(name)
         if found is not None:
@@ -113,13 +117,18 @@ class LayerStore:
         return found
 
     def _remember(self, meta: LayerMeta) -> None:
+        """Add metadata to the cache, which drops the oldest when it is full."""
         with self._lock:
             self._metas[meta.id] = meta
             while len(self._metas) > _CACHED_METAS:
                 self._metas.popitem(last=False)
 
     def lowers(self, name: str) -> list[str]:
-        """Return the directories to mount for layer ``name``, newest first, relative to `root`, without the base."""
+        """Return the directories to mount for a layer, newest first, relative to `root`, without the base tree.
+
+        Raises:
+            SandboxFailed: A layer of the chain does not exist.
+        """
         found: list[str] = []
         while name:
             meta = self.meta(name)
@@ -131,7 +140,12 @@ class LayerStore:
         return found
 
     def tree(self, name: str) -> Node:
-        """Return what all layers up to ``name`` change, folded."""
+        """Return the merged changes of a layer and all below it; the empty tree for no layer ("").
+
+        Raises:
+            SandboxFailed: A layer of the chain does not exist.
+            OSError: A layer cannot be read.
+        """
         chain: list[str] = []
         tree = ROOT
         while name:
@@ -149,13 +163,21 @@ class LayerStore:
                 break
             chain.append(name)
             name = meta.parent
-        for above in reversed(chain):
-            changes = unpack((self.root / above / "tree").read_bytes())
+        for layer in reversed(chain):
+            changes = unpack((self.root / layer / "tree").read_bytes())
             tree = fold(tree, changes)
-            self._keep_tree(above, tree, changes)
+            self._keep_tree(layer, tree, changes)
         return tree
 
     def _keep_tree(self, name: str, tree: Node, changes: Node) -> None:
+        """Add a layer's tree to the cache, and drop the least recently used trees while it is too large.
+
+        Args:
+            name: The layer.
+            tree: Its whole tree.
+            changes: What it changes in its parent's tree. Entries that are shared with the parent's tree do not count
+                towards the size of the cache.
+        """
         size = own_entries(tree, changes) + _TREE_ENTRIES
         with self._lock:
             self._drop_tree(name)
@@ -165,9 +187,9 @@ class LayerStore:
                 self._drop_tree(next(iter(self._trees)))
 
     def release(self, name: str, used: Collection[str]) -> None:
-        """Forget what is known of layer ``name`` and of those below it, down to one of ``used``; the files stay.
+        """Remove a layer and those below it, down to one of ``used``, from the caches; the files stay.
 
-        Called when a sandbox is over: whoever comes back to its layers reads them again.
+        Called when a sandbox is destroyed. A later access reads the layers from disk again.
         """
         with self._lock:
             while name and name not in used:
@@ -178,13 +200,18 @@ class LayerStore:
                 name = meta.parent
 
     def _drop_tree(self, name: str) -> None:
-        """Forget a tree. The lock is held."""
+        """Remove a tree from the cache. The caller holds the lock."""
         found = self._trees.pop(name, None)
         if found is not None:
             self._cached_entries -= found[1]
 
     def merged_digest(self, parent: str, upper: Path | None, base: BaseTree) -> str:
-        """Return the digest of the tree at layer ``parent`` with ``upper`` over it."""
+        """Return the digest of the tree at layer ``parent`` with the changes in ``upper``, if given.
+
+        Raises:
+            SandboxFailed: A layer does not exist.
+            OSError: Files cannot be read.
+        """
         if upper is None and parent:
             return self.meta(parent).merged
         tree = self.tree(parent)
@@ -208,18 +235,20 @@ class LayerStore:
         workdir: str = WORKSPACE,
         writable: tuple[str, ...] = (),
     ) -> LayerMeta:
-        """Make a layer of ``upper``, which is moved away, on top of ``parent``.
+        """Make a layer from an upper directory, which is moved into it.
 
         Args:
-            upper: What changed.
-            parent: The layer below, empty on the base tree.
+            upper: The upper directory, which is not mounted.
+            parent: Id of the layer below; empty for the base tree.
             base: The base tree.
-            usage: What ``upper`` holds.
+            usage: Size of ``upper``.
             workdir: See `LayerMeta`.
             writable: See `LayerMeta`.
 
         Raises:
-            OSError: The disk of the layers is full or broken; ``upper`` is where it was.
+            SandboxFailed: A layer of the chain does not exist.
+            OSError: A file system operation failed. ``upper`` stays where it was, unless only the final rename or the
+                sync failed.
         """
         changes = self._scan(upper)
         tree = fold(self.tree(parent), changes)
@@ -254,7 +283,7 @@ class LayerStore:
                 arguments = ([*lowers, upper], made / "f", made / "shared", base.root, self._form)
                 if self._form.owner is None:
                     flatten(*arguments)
-                else:  # it makes directories of modes that keep their owner out, and goes on in them
+                else:  # it makes directories whose modes deny their owner access, and writes into them
                     as_owner.call_in_namespace(flatten, *arguments)
             upper.rename(made / "d")
         except BaseException:
@@ -272,14 +301,14 @@ class LayerStore:
         return {path.name for path in self.root.iterdir()}
 
     def delete(self, candidates: set[str], keep: Iterable[str]) -> tuple[int, int]:
-        """Delete the layers of ``candidates`` that are neither in ``keep`` nor below one that is.
+        """Delete those of the candidates that are neither in ``keep`` nor an ancestor of a layer in ``keep``.
 
         Args:
-            candidates: Names of layers.
-            keep: Names of layers to keep; unknown ones are passed over.
+            candidates: Names of layers; those that do not exist are skipped.
+            keep: Names of layers to keep; those that do not exist are skipped.
 
         Returns:
-            Count and bytes of what was deleted.
+            Number of deleted layers and the disk space that they used, in bytes.
         """
         kept: set[str] = set()
         for name in keep:
@@ -291,22 +320,22 @@ class LayerStore:
                     break
         count = size = 0
         for name in candidates - kept:
-            gone = self.trash / f"{name}-{secrets.token_hex(4)}"
+            trash = self.trash / f"{name}-{secrets.token_hex(4)}"
             try:
-                # Out of sight at once, so that a crash while deleting leaves no half layer.
-                (self.root / name).rename(gone)
+                # Renamed first, so that a crash during the deletion leaves no incomplete layer.
+                (self.root / name).rename(trash)
             except FileNotFoundError:
                 continue
             with self._lock:
                 self._metas.pop(name, None)
                 self._drop_tree(name)
             count += 1
-            size += as_owner.call(remove_tree, gone).size_bytes
+            size += as_owner.call(remove_tree, trash).size_bytes
         return count, size
 
 
 def _sync_file_system(path: Path) -> None:
-    """Bring everything on the file system of ``path`` to stable storage: one call for any number of files."""
+    """Write all data of the file system of ``path`` to stable storage, with one syncfs(2) for any number of files."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:

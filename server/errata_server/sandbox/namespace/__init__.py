@@ -1,4 +1,4 @@
-"""The sandbox backend made of Linux namespaces, overlayfs and cgroups; no daemon.
+"""The sandbox backend that uses Linux namespaces, overlayfs and cgroups, without a daemon.
 
-The code that runs with privileges is in `launcher`, in a process of its own.
+The code that needs privileges is in `launcher` and runs in another process.
 """

@@ -1,7 +1,7 @@
-"""`NamespaceBackend`: sandboxes from Linux namespaces and overlayfs; no daemon, no process between commands.
+"""`NamespaceBackend`: sandboxes made of Linux namespaces and overlayfs, without a daemon or processes between commands.
 
-`NamespaceBackend` owns the data directory, the layers and the launcher; `sandbox` is one session's side of it;
-`exchange`, `runner_pool` and the launcher run one command.
+`NamespaceBackend` owns the data directory, the layers and the launcher; `sandbox` has the part of one session;
+`exchange`, `runner_pool` and the launcher run a command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
@@ -34,47 +33,50 @@ from ..files.walk import Usage, remove_tree
 from ..host import seccomp
 from ..host.cgroups import Cgroups, find
 from ..host.privileges import Mode, check_privileges, mode_of, why_refused
-from ..launcher.kernel import mapped_clone
+from ..launcher.kernel import clone_id_mapped
+from ..launcher.messages import LauncherConfig
 from ..layers.store import LayerStore
 from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
-from .disk_watch import Growth, Room
+from .disk_watch import DiskSpace, Growth
 from .free_space import FreeSpace
-from .runner_pool import Runners
+from .runner_pool import RunnerPool
 from .sandbox import NamespaceSandbox
 
 log = logging.getLogger("errata.sandbox")
 
 _OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
-"""Written out, because the defaults are the distribution's. ``volatile``: the unmount at the end of a command would
-otherwise sync the whole file system of the data directory; durability is the affair of `NamespaceSandbox.snapshot`."""
+"""All given explicitly, because defaults differ between distributions. Without ``volatile`` the unmount after a command
+would sync the whole file system of the data directory; `LayerStore.freeze` syncs when asked to."""
 
 RUNNING_DESCRIPTORS = 6
-"""Of a command: two sockets, two pipes, the shell's state and one to spare."""
+"""File descriptors of a running command: two sockets, two pipes, the shell's state and one in reserve."""
 COMMANDS_AT_ONCE = 400
+"""Default for the number of commands at one time."""
 LEAST_AT_ONCE = 8
+"""This many commands run at one time, however low the limit of open files is."""
 
 RESERVE_BYTES = 256 * 1024**2
-"""Space that sandboxes leave to the journal and to the server's own files."""
+"""Disk space that is kept free for the journal and the server's other files."""
 
 _FIRST_UID = 0x7000_0001
 _UID_BLOCKS = 0xFFE
-"""Host uids of commands: above every range that systemd and container engines hand out, in blocks of 65,536, of which a
-data directory takes one by its name. Two servers in one block would share limits, nothing else."""
+"""Host uids of commands: higher than every range that systemd and container engines use. A hash of the data directory's
+path selects one block of 65,536 uids. Two servers with the same block would share resource limits, nothing else."""
 
 
 class NamespaceBackend(Backend):
     """See `Backend`.
 
     Args:
-        data_dir: Directory of layers and writable directories; made if missing. One live owner at a time.
-        bases: Base trees the operator named, by name.
-        limits: Limits of sandboxes opened without their own.
+        data_dir: Directory of layers and writable directories; made if missing. One process at a time can use it.
+        bases: Directories of base trees that the operator named, by name.
+        limits: Limits of sandboxes that are opened without limits.
         sync: Layers are on stable storage when `NamespaceSandbox.snapshot` returns.
-        spare: Prepared processes kept waiting, so that a command need not wait for one.
-        max_running: Commands at any one time; further ones wait their turn.
-        reserve_bytes: Space to keep on the disk of ``data_dir``, at most 5 % of it: below, no command starts, and one
-            that runs and grows is stopped with `SandboxFailed`.
+        spare: Number of runners kept ready, so that a command need not wait for one.
+        max_running: Most commands at one time; further ones wait.
+        reserve_bytes: Space to keep free on the disk of ``data_dir``, at most 5 % of the disk. With less free space no
+            command starts, and a running one that grows is killed and raises `SandboxFailed`.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class NamespaceBackend(Backend):
         share = descriptors.budget(descriptors.limit(), max_running * RUNNING_DESCRIPTORS).commands
         self._bound = min(max_running, max(LEAST_AT_ONCE, share // RUNNING_DESCRIPTORS))
         self._wanted_bound = max_running
-        self.runners = Runners(self._launch_config, spare=spare, bound=self._bound, started=self._record_launcher)
+        self.runners = RunnerPool(self._launch_config, spare=spare, bound=self._bound, started=self._record_launcher)
         self.cgroups: Cgroups | None = None
         self._bases = bases
         self._trees: dict[str, BaseTree] = {}
@@ -107,14 +109,14 @@ class NamespaceBackend(Backend):
         self._info: BackendInfo | None = None
         self._mapped: dict[str, bool] = {}
         self.reserve_bytes = reserve_bytes
-        self.counting = ThreadPoolExecutor(2, "errata-count")
+        self.count_executor = ThreadPoolExecutor(2, "errata-count")
         self.growth = Growth()
         self.space = FreeSpace(self.data_dir)
         self._orphans = 0
 
     @property
     def running(self) -> int:
-        return self.runners.taken
+        return self.runners.in_use
 
     @property
     def trouble(self) -> str | None:
@@ -135,13 +137,14 @@ class NamespaceBackend(Backend):
         return self._info
 
     def _prepare(self) -> None:
+        """Lock and make the data directory, end what an earlier server left, and move its leftovers to the trash."""
         with self._preparing:
             if self._lock_fd >= 0:
                 return
             self.base(self._default_base())
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
-            self._kill_dead_owner()
+            self._kill_old_launcher()
             for name in ("layers", "live", "trash", "bases", "stage"):
                 (self.data_dir / name).mkdir(mode=0o700, exist_ok=True)
             for old in (self.data_dir / "live").iterdir():
@@ -152,6 +155,7 @@ class NamespaceBackend(Backend):
             self.live_dir.mkdir(mode=0o700)
 
     def _take_lock(self) -> None:
+        """Lock the data directory, or raise SandboxUnavailable if another process has it."""
         fd = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,18 +166,22 @@ class NamespaceBackend(Backend):
             ) from error
         self._lock_fd = fd
 
-    def _kill_dead_owner(self) -> None:
-        """End the launcher a dead owner left; its runners end with it. Cgroups are searched when one starts."""
+    def _kill_old_launcher(self) -> None:
+        """Kill the launcher of an earlier server, if it still runs; its runners end with it.
+
+        Raises:
+            SandboxUnavailable: It does not end within 10 s.
+        """
         try:
             pid, started = (int(field) for field in (self.data_dir / "launcher").read_text().split())
         except (FileNotFoundError, ValueError):
-            return  # no owner came that far, or it was killed while it wrote
+            return  # none was started, or the server was killed while it wrote the file
         deadline = time.monotonic() + 10.0
         while _start_time(pid) == started:
             if time.monotonic() > deadline:
                 raise SandboxUnavailable(
-                    f"process {pid}, the launcher of a dead server, does not end within 10 s of SIGKILL and may hold "
-                    f"sandboxes in {self.data_dir}: wait for the disk it waits for, or choose another data directory"
+                    f"process {pid}, the launcher of an earlier server, does not end within 10 s of SIGKILL and may "
+                    f"use sandboxes in {self.data_dir}: wait until its disk answers, or choose another data directory"
                 )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -182,11 +190,13 @@ class NamespaceBackend(Backend):
     def _record_launcher(self, pid: int) -> None:
         (self.data_dir / "launcher").write_text(f"{pid} {_start_time(pid)}")
 
-    def _launch_config(self) -> dict[str, Any]:
+    def _launch_config(self) -> LauncherConfig:
+        """Find the cgroups and return the configuration of a new launcher."""
         digest = hashlib.sha256(os.fsencode(self.data_dir))
         block = int.from_bytes(digest.digest()[-4:]) % _UID_BLOCKS
         self.cgroups = find(f"errata-{digest.hexdigest()[:12]}")
         return {
+            "server": os.getpid(),
             "data": str(self.data_dir),
             "home": str(self.data_dir / "layers"),
             "stage": str(self.data_dir / "stage"),
@@ -200,7 +210,11 @@ class NamespaceBackend(Backend):
         }
 
     async def _probe(self) -> BackendInfo:
-        """Run one command for real: nothing else tells whether all of it works here."""
+        """Run a trial command and return what this backend can do; only a command shows whether everything works.
+
+        Raises:
+            SandboxFailed: The command failed.
+        """
         probe = self._new(self.base(self._default_base()), "", ShellState(), Limits())
         try:
             result = await probe.run("cd /workspace && printf ok > .errata-probe && rm .errata-probe", timeout_s=30.0)
@@ -235,10 +249,10 @@ class NamespaceBackend(Backend):
         return "default" if "default" in self._bases or not self._bases else next(iter(self._bases))
 
     def base(self, name: str) -> BaseTree:
-        """Return a base tree by name or id; found once, because a tree never changes.
+        """Return a base tree by name or id, cached because a tree never changes.
 
         Raises:
-            SandboxUnavailable: There is none of that name.
+            SandboxUnavailable: There is none of that name, or rootless mode cannot use it.
         """
         found = self._trees.get(name)
         if found is None:
@@ -249,7 +263,7 @@ class NamespaceBackend(Backend):
         return found
 
     def link_base(self, base: BaseTree) -> str:
-        """Return the short name of a base tree below the layers directory, for mount options."""
+        """Make a symlink to a base tree; return its path relative to the layers directory, short for mount options."""
         link = self.data_dir / "bases" / base.id
         try:
             if link.readlink() == base.root:
@@ -262,37 +276,41 @@ class NamespaceBackend(Backend):
         return f"../bases/{base.id}"
 
     def is_mapped(self, base: BaseTree) -> bool:
-        """Say whether commands on ``base`` run under a host uid of their own; a runner was taken before."""
-        if self.runners.users < 0:
+        """Return whether commands on ``base`` each run under a different host uid, which id-mapped mounts need.
+
+        Tried once for each base tree. False before the launcher has started.
+        """
+        if self.runners.userns < 0:
             return False
         if base.id not in self._mapped:
             try:
-                os.close(mapped_clone(base.root, self.runners.users))
+                os.close(clone_id_mapped(base.root, self.runners.userns))
                 self._mapped[base.id] = True
             except OSError as error:
                 log.warning("commands on base tree %s share one uid of the host: %s", base.name, error)
                 self._mapped[base.id] = False
         return self._mapped[base.id]
 
-    def check_room(self, more_bytes: int = 0) -> None:
-        """Refuse to work on a full disk: the agent must never read our full disk as its own mistake.
+    def check_free_space(self, more_bytes: int = 0) -> None:
+        """Check that the reserve is free, so that a full disk of the server never looks like an error of the agent.
 
         Args:
-            more_bytes: What is about to be written.
+            more_bytes: Bytes that are about to be written.
 
         Raises:
-            SandboxFailed: Less than the reserve is free.
+            SandboxFailed: Less than the reserve would be free.
         """
-        room = Room.of(self.data_dir, self.reserve_bytes)
-        if room.full or room.free_bytes - more_bytes < room.reserve_bytes:
-            raise self.no_room()
+        space = DiskSpace.of(self.data_dir, self.reserve_bytes)
+        if space.full or space.free_bytes - more_bytes < space.reserve_bytes:
+            raise self.disk_full_error()
 
-    def no_room(self) -> SandboxFailed:
-        """Return the error that says what is free."""
-        room = Room.of(self.data_dir, self.reserve_bytes)
-        return SandboxFailed(f"the disk of {self.data_dir} is full: {room}: make room, then repeat")
+    def disk_full_error(self) -> SandboxFailed:
+        """Return an error that says how much space is free."""
+        space = DiskSpace.of(self.data_dir, self.reserve_bytes)
+        return SandboxFailed(f"the disk of {self.data_dir} is full: {space}: free space, then repeat")
 
     def _new(self, base: BaseTree, layer: str, shell: ShellState, limits: Limits | None) -> NamespaceSandbox:
+        """Return a new sandbox and add it to the open ones."""
         made = NamespaceSandbox(self, secrets.token_hex(8), base, layer, shell, limits or self.limits)
         self.live[made.id] = made
         return made
@@ -319,7 +337,7 @@ class NamespaceBackend(Backend):
         try:
             shell = ShellState.unpack(snapshot.shell, meta.workdir if meta else WORKSPACE)
         except ValueError as error:
-            raise SandboxFailed("the saved shell state is not one of this backend") from error
+            raise SandboxFailed("the saved shell state was not written by this backend") from error
         try:
             base = self.base(base_id)
         except SandboxUnavailable as error:
@@ -327,8 +345,8 @@ class NamespaceBackend(Backend):
         return self._new(base, layer, shell, limits)
 
     async def collect(self, keep: Iterable[SnapshotRef]) -> CollectReport:
-        """See `Backend.collect`. ``keep`` may be lazy: it is read after the live sandboxes were counted, so that a
-        snapshot committed in between is in one of the two."""
+        """See `Backend.collect`. ``keep`` may be lazy: it is read after the layers of the open sandboxes, so a snapshot
+        that is committed in between is in one of the two."""
         await self.start()
         candidates = await asyncio.to_thread(self.store.names)
         pinned = {sandbox.layer for sandbox in list(self.live.values())}
@@ -340,14 +358,14 @@ class NamespaceBackend(Backend):
         return CollectReport(layers=layers, sandboxes=orphans, size_bytes=size)
 
     def _empty_trash(self) -> int:
-        # A layer that is being made is in the trash directory too, under a name of its own.
+        # A layer that is being made is in the trash directory too, named `new-...`.
         old = [path for path in (self.data_dir / "trash").iterdir() if not path.name.startswith("new-")]
         return sum(self.remove(path).size_bytes for path in old)
 
     def remove(self, tree: Path) -> Usage:
-        """Delete a tree of ours and return what that was, also where modes keep its owner out."""
+        """Delete a tree, also where modes deny its owner access, and return its size."""
         if self.mode == "rootless":
-            # The kernel makes them without any permission; not to need another process for each sandbox.
+            # overlayfs makes them with mode 000; changed here, so that a deletion rarely needs a helper process.
             with contextlib.suppress(OSError):
                 for name in ("w/work", "w/work/incompat", "w/work/incompat/volatile"):
                     (tree / name).chmod(0o700)
@@ -361,6 +379,7 @@ class NamespaceBackend(Backend):
         await asyncio.to_thread(self._release)
 
     def _release(self) -> None:
+        """End the launcher, remove cgroups and this process's directory, and unlock the data directory."""
         with self._preparing:
             self.runners.close()
             if self.cgroups is not None:
@@ -373,7 +392,7 @@ class NamespaceBackend(Backend):
 
 
 def _start_time(pid: int) -> int:
-    """Return when a process started, in ticks since boot: with the pid it names one process. 0 if there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if it has ended. With the pid it is unique."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
     except OSError:
@@ -382,11 +401,17 @@ def _start_time(pid: int) -> int:
 
 
 def _explain(failure: str, data_dir: Path, mode: Mode) -> str:
-    """Return one line that says what is missing and how to get it."""
+    """Return a message, one line, that says why sandboxes do not work here and what to change.
+
+    Args:
+        failure: The error of the launcher or of the trial command.
+        data_dir: The backend's directory.
+        mode: The sandbox mode.
+    """
     failure = " ".join(failure.split())
     refused = "Operation not permitted" in failure or "Permission denied" in failure
     if mode == "rootless" and ("user namespace" in failure or (refused and "mount" in failure)):
-        return f"the kernel refuses user namespaces or their powers ({failure}): {why_refused()}"
+        return f"the kernel refuses user namespaces or operations in them ({failure}): {why_refused()}"
     if "mount overlay" in failure:
         return (
             f"overlayfs does not work in {data_dir} ({failure}): put the data directory on ext4, xfs or tmpfs (not on "
@@ -395,6 +420,6 @@ def _explain(failure: str, data_dir: Path, mode: Mode) -> str:
     if "unshare" in failure or "setns" in failure:
         return f"the kernel refuses namespaces ({failure}): run outside of a container or with --privileged"
     if "/bin/bash" in failure or "pivot_root" in failure or "mount on" in failure or WORKSPACE in failure:
-        needs = f"/bin/bash, /proc, /dev and a {WORKSPACE} that belongs to uid {AGENT_UID}"
+        needs = f"/bin/bash, /proc, /dev and a {WORKSPACE} owned by uid {AGENT_UID}"
         return f"the base tree does not work ({failure}): it needs {needs}"
     return f"the namespace sandbox does not work here: {failure}"

@@ -1,4 +1,4 @@
-"""The namespace backend's checks for ``errata doctor``: each finding, its cost, and what to do."""
+"""The namespace backend's checks for ``errata doctor``: what was found, the disadvantage, and what to change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_SANDBOX = "no sandboxes, so no terminal environment; environments that run n
 
 
 def examine(probes: Probes, *, usable: bool) -> Iterator[Finding]:
-    """Yield one finding for each check, as soon as it was made.
+    """Make the checks one by one and yield a result for each.
 
     Args:
-        probes: What to ask.
-        usable: Files can be made where the sandboxes would be.
+        probes: The tests of this machine.
+        usable: Files can be written in the backend's directory. If False, no sandbox is tried.
     """
     yield _kernel(probes)
     yield _user_namespaces(probes)
@@ -28,7 +28,7 @@ def examine(probes: Probes, *, usable: bool) -> Iterator[Finding]:
     yield _base(probes)
     if not usable:
         says = "not tried: a sandbox needs the data directory"
-        yield Finding("sandbox", "missing", says, _NO_SANDBOX, "mend the data directory first", of_sandboxes=True)
+        yield Finding("sandbox", "missing", says, _NO_SANDBOX, "fix the data directory first", of_sandboxes=True)
         return
     trial = probes.try_sandbox()
     yield _sandbox(trial)
@@ -101,7 +101,7 @@ def _sandbox(trial: SandboxTrial) -> Finding:
 
 
 def _details(trial: SandboxTrial) -> Iterator[Finding]:
-    """What a sandbox that runs can hold; nothing when none does."""
+    """Yield what a working sandbox can enforce; nothing if the trial failed."""
     if trial.info is None:
         return
     held = [name for name in ("memory_bytes", "pids") if name in trial.info.enforces]
@@ -136,6 +136,6 @@ def _details(trial: SandboxTrial) -> Iterator[Finding]:
 
 
 def _split(message: str, costs: str) -> tuple[str, str, str]:
-    """Return what a message of ours says, the cost, and its way out, which stands after the last ``: ``."""
+    """Return ``says``, ``costs`` and ``fix`` of a `Finding`; the fix is what follows the last ``: `` of a message."""
     says, colon, fix = message.rpartition(": ")
     return (says, costs, fix) if colon else (message, costs, "see docs/sandbox.md")

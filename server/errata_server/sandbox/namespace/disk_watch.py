@@ -1,12 +1,12 @@
-"""Watches what a running command takes from the disk, for its limits and for the server's reserve.
+"""Watches the disk space that a running command uses, for its limits and for the server's reserve.
 
-Counting names costs a walk, so it is done when it may matter. Between two counts one `statvfs` every few milliseconds
-tells how much of the whole disk went meanwhile (`free_space`); all of it may be this command's, so the next count comes
-when half of what was left to its limit is gone. What other writers free hides some of it; a count every 0.3 s does not
-ask.
+Counting the files of a sandbox needs a walk of its tree, so it is done only when a limit may have been reached. Between
+two counts one `statvfs` every few milliseconds (`free_space`) shows how much of the whole disk was used meanwhile. All
+of it may be this command's, so the next count is due when half of what was left to its limit has been used. Other
+programs may free space at the same time and hide growth, so there is also a count at least every 0.3 s.
 
-Some of what a command holds cannot be measured (`held_files.Held`). Of a command that has such files in two looks in a
-row, everything counts that went from the disk since it began and is no known command's (`Growth`).
+Some of the files that a command holds cannot be measured (`held_files.Held`). If a command has such files in two counts
+in a row, all space is charged to it that was used since it began and that no count of a sandbox explains (`Growth`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from .free_space import TICK_S, FreeSpace
 from .held_files import held_files
 
 _FASTEST_INODES_PER_S = 100_000
+"""The rate at which a command can make files, at most."""
 _LATEST_S = 0.3
 _REST = 4
-"""After a count that took long, so many times as long passes before the next one that nothing calls for."""
+"""After a count, at least so many times its duration passes before a count that is not due."""
 _CLOCK_S = 0.02
-"""Times of files are the kernel's last tick's."""
+"""Resolution of file times: the kernel's timer tick."""
 _AMPLE = 2
-"""With less than so many reserves free, it is counted who grows: there is no time for it once the reserve has begun."""
+"""When less than so many reserves are free, commands are counted: once only the reserve is left there is no time."""
 _UNEXPLAINED = 8
-"""Less than this part of a limit is not taken for a command's: the journal and other programs write too."""
+"""Unexplained growth below 1/8 of the limit is not charged to a command: the journal and other programs write too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What a file system has left, and what of it is kept for the server itself.
+class DiskSpace:
+    """Free space of a file system, and the part of it that is reserved for the server itself.
 
     Args:
         free_bytes: Free space.
-        free_inodes: Free inodes; None where the file system has no bound on them.
-        reserve_bytes: What is kept of the space.
-        reserve_inodes: What is kept of the inodes.
+        free_inodes: Free inodes; None if the file system has no limit on them.
+        reserve_bytes: Space that is reserved.
+        reserve_inodes: Inodes that are reserved.
     """
 
     free_bytes: int
@@ -56,14 +57,17 @@ class Room:
     reserve_inodes: int
 
     @classmethod
-    def of(cls, place: Path, reserve_bytes: int) -> Room:
-        """Look at the file system of ``place``.
+    def of(cls, directory: Path, reserve_bytes: int) -> DiskSpace:
+        """Read the free space of the file system of a directory.
 
         Args:
-            place: A directory.
-            reserve_bytes: What to keep, at most 5 % of the file system.
+            directory: A directory.
+            reserve_bytes: Space to reserve; at most 5 % of the file system are reserved.
+
+        Raises:
+            OSError: The directory does not exist.
         """
-        space = os.statvfs(place)
+        space = os.statvfs(directory)
         return cls(
             space.f_bavail * space.f_frsize,
             space.f_ffree if space.f_files else None,
@@ -73,21 +77,21 @@ class Room:
 
     @property
     def full(self) -> bool:
-        """The reserve has begun."""
+        """Whether only the reserve, or less, is free."""
         return self.free_bytes < self.reserve_bytes or (
             self.free_inodes is not None and self.free_inodes < self.reserve_inodes
         )
 
     @property
     def is_ample(self) -> bool:
-        """The reserve is far."""
+        """Whether more than twice the reserve is free."""
         return self.free_bytes > _AMPLE * self.reserve_bytes and (
             self.free_inodes is None or self.free_inodes > _AMPLE * self.reserve_inodes
         )
 
     @property
     def scarce(self) -> bool:
-        """Half of the reserve is gone, too."""
+        """Whether less than half of the reserve is free."""
         return self.free_bytes < self.reserve_bytes // 2 or (
             self.free_inodes is not None and self.free_inodes < self.reserve_inodes // 2
         )
@@ -97,13 +101,15 @@ class Room:
         return f"{self.free_bytes // 1024**2} MiB{inodes} free, {self.reserve_bytes // 1024**2} MiB are kept in reserve"
 
 
-def over(used: Usage, limits: Limits, before: Usage) -> LimitHit | None:
-    """Tell whether a command went beyond a limit; one that began there may clean up.
+def exceeded_limit(used: Usage, limits: Limits, before: Usage) -> LimitHit | None:
+    """Return the limit that a command exceeded, None if it exceeded none.
+
+    A command of a session that was beyond a limit already may free space, so it exceeds the limit only if it uses more.
 
     Args:
-        used: What the session holds.
+        used: What the session uses now.
         limits: Its limits.
-        before: What it held when the command began.
+        before: What it used when the command began.
     """
     if used.size_bytes > max(limits.disk_bytes, before.size_bytes):
         return "disk"
@@ -111,9 +117,9 @@ def over(used: Usage, limits: Limits, before: Usage) -> LimitHit | None:
 
 
 class Growth:
-    """What the sandboxes of one backend are known to have added to its disk since the backend was made.
+    """The space that the sandboxes of a backend are known to have added to its disk since the backend was made.
 
-    A command that holds files nobody can measure is charged with what went from the disk and is not in here.
+    Growth of the disk's usage that this does not explain is charged to commands with files that cannot be measured.
     """
 
     def __init__(self) -> None:
@@ -123,40 +129,40 @@ class Growth:
 
     @property
     def known_bytes(self) -> int:
-        """Space that was added, less what was removed."""
+        """Bytes added minus bytes removed."""
         return self._known
 
     def add(self, size_bytes: int) -> None:
-        """Note that a sandbox added so much; below 0 for what was removed."""
+        """Record that a sandbox added so many bytes; negative if it removed them."""
         with self._lock:
             self._known += size_bytes
 
-    def watched(self, watch: DiskWatch) -> None:
-        """A command begins."""
+    def add_watch(self, watch: DiskWatch) -> None:
+        """Register the watch of a command that begins."""
         with self._lock:
             self._watches.add(watch)
 
-    def ended(self, watch: DiskWatch) -> None:
-        """A command has ended and its sandbox was counted."""
+    def remove_watch(self, watch: DiskWatch) -> None:
+        """Remove the watch of a command that has ended and whose sandbox was counted."""
         with self._lock:
             self._watches.discard(watch)
 
-    def refresh(self, but: DiskWatch) -> None:
-        """Count what every other running command holds by now; blocks."""
+    def refresh(self, excluded: DiskWatch) -> None:
+        """Count what all running commands but one use now; blocks."""
         with self._lock:
-            others = self._watches - {but}
+            others = self._watches - {excluded}
         for watch in others:
-            with contextlib.suppress(OSError):  # it has ended, and so has its sandbox
+            with contextlib.suppress(OSError):  # its sandbox was destroyed
                 watch.measure()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a command found.
+class Measurement:
+    """The result of counting what a command uses.
 
     Args:
-        used: What it holds and can be measured.
-        is_partial: It holds more.
+        used: What could be measured.
+        is_partial: It holds more that cannot be measured.
     """
 
     used: Usage
@@ -164,17 +170,17 @@ class Look:
 
 
 class DiskWatch:
-    """Watches one command.
+    """Watches the disk usage of one command.
 
     Args:
         upper: The session's writable directory.
         limits: The session's limits.
-        before: What ``upper`` held when the command began.
-        reserve_bytes: Space that is kept for the server.
+        before: Usage of ``upper`` when the command began.
+        reserve_bytes: Space that is reserved for the server.
         init: Host pid of the command's pid 1.
-        counting: Where the counting is done.
-        growth: Of the backend.
-        space: Of the file system of ``upper``.
+        count_executor: Threads for counting.
+        growth: The backend's known growth.
+        space: Watches the file system of ``upper``.
     """
 
     def __init__(
@@ -184,7 +190,7 @@ class DiskWatch:
         before: Usage,
         reserve_bytes: int,
         init: int,
-        counting: Executor,
+        count_executor: Executor,
         growth: Growth,
         space: FreeSpace,
     ) -> None:
@@ -193,7 +199,7 @@ class DiskWatch:
         self._before = before
         self._reserve_bytes = reserve_bytes
         self._init = init
-        self._counting = counting
+        self._count_executor = count_executor
         self._growth = growth
         self._space = space
         self._most_bytes = max(limits.disk_bytes, before.size_bytes)
@@ -203,50 +209,50 @@ class DiskWatch:
         self._ended = False
         self._lock = threading.Lock()
         self._known_before = growth.known_bytes
-        self._room = Room.of(upper, reserve_bytes)
-        growth.watched(self)
+        self._free_before = DiskSpace.of(upper, reserve_bytes)
+        growth.add_watch(self)
 
     async def run(self) -> LimitHit | Literal["full"]:
-        """Return once the command is beyond a limit of its own, or has filled the server's disk (``full``)."""
+        """Wait until the command exceeds a limit, and return that; or ``full`` once it has filled the server's disk."""
         loop = asyncio.get_running_loop()
-        room = last = self._room
+        free = last = self._free_before
         used, counted_at, took = self._before, loop.time(), 0.0
         was_partial = suspected = False
         while True:
-            await self._space.wait(*self._next_look(last, used), TICK_S if suspected else self._pause(room, last, used))
-            room = Room.of(self._upper, self._reserve_bytes)
+            await self._space.wait(*self._wake_at(last, used), TICK_S if suspected else self._pause(free, last, used))
+            free = DiskSpace.of(self._upper, self._reserve_bytes)
             waited = loop.time() - counted_at
-            due = suspected or self._due(room, last, used)
-            if room.full and self._has_grown(used):
+            due = suspected or self._due(free, last, used)
+            if free.full and self._has_grown(used):
                 return "full"  # what it had at the last count is enough; the disk may be full before the next one ends
             if waited < (took if due else max(_LATEST_S, _REST * took)):
                 continue
             started = loop.time()
             try:
-                look = await loop.run_in_executor(self._counting, self.measure)
-                used, suspected = look.used, False
-                if look.is_partial and (hidden := self._unexplained()):
+                measured = await loop.run_in_executor(self._count_executor, self.measure)
+                used, suspected = measured.used, False
+                if measured.is_partial and (hidden := self._unexplained()):
                     if was_partial:
-                        used = self._with(look.used, hidden)
-                        if over(used, self._limits, self._before) is not None:
-                            # Not for what others wrote since they were counted last.
-                            await loop.run_in_executor(self._counting, self._growth.refresh, self)
-                            used = self._with(look.used, self._unexplained())
+                        used = self._with(measured.used, hidden)
+                        if exceeded_limit(used, self._limits, self._before) is not None:
+                            # Others may have written since they were last counted: do not charge that to this command.
+                            await loop.run_in_executor(self._count_executor, self._growth.refresh, self)
+                            used = self._with(measured.used, self._unexplained())
                     else:
                         suspected = True
-                was_partial = look.is_partial
+                was_partial = measured.is_partial
             except OSError:
-                continue  # looked at again; the count at the end is the one that has to work
-            if (hit := over(used, self._limits, self._before)) is not None:
+                continue  # counted again later; only the count at the end has to succeed
+            if (hit := exceeded_limit(used, self._limits, self._before)) is not None:
                 return hit
-            # Whoever hid from the count what it took is still not to have the other half.
-            if room.full and (self._has_grown(used) or room.scarce):
+            # Even if the count misses what the command uses, it may not use up the second half of the reserve.
+            if free.full and (self._has_grown(used) or free.scarce):
                 return "full"
-            last, counted_at = room, loop.time()
+            last, counted_at = free, loop.time()
             took = counted_at - started
 
-    def measure(self) -> Look:
-        """Count what the command holds, and note it in `Growth`; blocks.
+    def measure(self) -> Measurement:
+        """Count what the command uses and record it in `Growth`; blocks.
 
         Raises:
             OSError: The directory cannot be read.
@@ -256,26 +262,31 @@ class DiskWatch:
         held = held_files(self._init, self._began_ns)
         self._note(named.allocated_bytes + held.size_bytes)
         total = named.size_bytes + held.size_bytes
-        return Look(Usage(named.entries, total, named.whiteouts), held.is_partial)
+        return Measurement(Usage(named.entries, total, named.whiteouts), held.is_partial)
 
     def end(self, used: Usage) -> None:
-        """Take what was counted once all processes had ended; what ``upper`` held before, where nothing could be."""
+        """End the watch and record the usage of ``upper`` after all processes have ended.
+
+        Args:
+            used: That usage; the one given as ``before`` if it could not be counted.
+        """
         with self._lock:
             self._ended = True
-        self._growth.ended(self)
+        self._growth.remove_watch(self)
         if used is not self._before:
             self._growth.add(used.allocated_bytes - self._noted)
 
     def _note(self, allocated: int) -> None:
+        """Record the disk space that the command uses now in `Growth`, unless the watch has ended."""
         with self._lock:
-            if self._ended:  # by another's refresh, which began before
+            if self._ended:  # a refresh by another watch began before the end
                 return
             self._growth.add(allocated - self._noted)
             self._noted = allocated
 
     def _unexplained(self) -> int:
-        """Return what went from the disk since the command began and no count of a sandbox found; 0 if it is little."""
-        gone = self._room.free_bytes - Room.of(self._upper, self._reserve_bytes).free_bytes
+        """Return the bytes used on the disk since the command began that no count explains; 0 if they are few."""
+        gone = self._free_before.free_bytes - DiskSpace.of(self._upper, self._reserve_bytes).free_bytes
         unexplained = gone - (self._growth.known_bytes - self._known_before)
         return unexplained if unexplained > self._most_bytes // _UNEXPLAINED else 0
 
@@ -285,34 +296,42 @@ class DiskWatch:
     def _has_grown(self, used: Usage) -> bool:
         return used.size_bytes > self._before.size_bytes or used.entries > self._before.entries
 
-    def _left(self, room: Room, last: Room, used: Usage) -> tuple[int, int]:
-        """Return bytes and inodes to the limit if all that went from the disk since ``last`` is the command's."""
-        taken = max(0, last.free_bytes - room.free_bytes)
-        made = max(0, (last.free_inodes or 0) - (room.free_inodes or 0))
+    def _left(self, free: DiskSpace, last: DiskSpace, used: Usage) -> tuple[int, int]:
+        """Return how many bytes and inodes are left to the limits if the command used all that the disk lost.
+
+        Args:
+            free: What is free now.
+            last: What was free when ``used`` was counted.
+            used: What the command used then.
+        """
+        taken = max(0, last.free_bytes - free.free_bytes)
+        made = max(0, (last.free_inodes or 0) - (free.free_inodes or 0))
         return self._most_bytes - used.size_bytes - taken, self._most_entries - used.entries - made
 
-    def _due(self, room: Room, last: Room, used: Usage) -> bool:
-        size, entries = self._left(room, last, used)
+    def _due(self, free: DiskSpace, last: DiskSpace, used: Usage) -> bool:
+        """Return whether to count: the reserve is reached or near, or half of the rest to a limit may be used."""
+        size, entries = self._left(free, last, used)
         return (
-            room.full
-            or last.is_ample > room.is_ample
+            free.full
+            or last.is_ample > free.is_ample
             or size * 2 <= self._most_bytes - used.size_bytes
             or entries * 2 <= (self._most_entries - used.entries)
         )
 
-    def _next_look(self, last: Room, used: Usage) -> tuple[int, int]:
-        """Return the free bytes and inodes at which half of the rest to a limit may be gone, or the reserve is near.
+    def _wake_at(self, last: DiskSpace, used: Usage) -> tuple[int, int]:
+        """Return the free bytes and inodes at which to wake up: half of the rest to a limit may be used, or the reserve
+        is near.
 
         Args:
             last: What was free when ``used`` was counted.
-            used: What the command held.
+            used: What the command used then.
         """
         free_bytes = last.free_bytes - (self._most_bytes - used.size_bytes + 1) // 2
         free_inodes = (last.free_inodes or 0) - (self._most_entries - used.entries + 1) // 2
         reserves = _AMPLE if last.is_ample else 1
         return max(free_bytes, reserves * last.reserve_bytes), max(free_inodes, reserves * last.reserve_inodes)
 
-    def _pause(self, room: Room, last: Room, used: Usage) -> float:
-        """Return after how many seconds to look in any case: not every file system counts its inodes."""
-        _, entries = self._left(room, last, used)
+    def _pause(self, free: DiskSpace, last: DiskSpace, used: Usage) -> float:
+        """Return the longest time to sleep, in seconds: `statvfs` of some file systems does not show inodes."""
+        _, entries = self._left(free, last, used)
         return min(max(entries / _FASTEST_INODES_PER_S, TICK_S), _LATEST_S)

@@ -1,4 +1,4 @@
-"""One request to one runner: sends it, drains its output, ends it in time, takes the result."""
+"""One request to one runner: sends it, reads its output, kills it at its limits, and returns how it ended."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .runner_pool import Runner
 log = logging.getLogger("errata.sandbox")
 
 FAST_BYTES = 16 * 1024**2
-"""Output up to here is read as fast as it comes, what follows at `SLOW_BYTES_PER_S`: `yes` prints 2 GB/s, and reading
-it all would take a core from every other session."""
+"""Up to so many bytes output is read as fast as it comes, the rest at `SLOW_BYTES_PER_S`: `yes` prints 2 GB/s, and
+reading that would use a core that other sessions need."""
 SLOW_BYTES_PER_S = 32 * 1024**2
 _PAUSE_S = 0.05
 _READ_BYTES = 1 << 16
 _KILL_GRACE_S = 10.0
 
 Killed = Literal["timeout", "full"] | LimitHit
-"""Why the server killed a request; ``full``: because the server's own disk is."""
+"""Why the server killed a request; ``full``: the server's own disk is full."""
 Watch = Callable[[], Awaitable[Killed]]
 
 
@@ -43,8 +43,8 @@ class Ending:
         status: Exit code of the child, negative for a signal.
         background: Command names of processes that were killed because they outlived the child.
         cpu_s: CPU seconds of all its processes.
-        killed: Why the server killed it, if it did.
-        answer: What the child itself reported, for requests that start no program.
+        killed: Why the server killed it; None if it did not.
+        answer: The child's answer; None for a command, which has none.
     """
 
     status: int
@@ -55,12 +55,12 @@ class Ending:
 
 
 class Exchange:
-    """The life of one request. Everything here belongs to the event loop of the one call that made it.
+    """Carries out one request in the event loop of the caller.
 
     Args:
-        runner: Runs this request and nothing else.
-        timeout_s: Wall time until it is killed.
-        output_bytes: Output until it is killed.
+        runner: The runner, which serves this request only.
+        timeout_s: Wall time after which the request is killed.
+        output_bytes: Output after which the request is killed.
     """
 
     def __init__(self, runner: Runner, *, timeout_s: float, output_bytes: int = 0) -> None:
@@ -76,7 +76,7 @@ class Exchange:
 
     async def run(
         self,
-        order: Mapping[str, Any],
+        request: Mapping[str, Any],
         fds: Sequence[int],
         streams: Mapping[int, BoundedOutput],
         *,
@@ -84,25 +84,25 @@ class Exchange:
         kill: Callable[[], None],
         watch: Watch | None = None,
     ) -> Ending:
-        """Send ``order`` and wait for its end.
+        """Send a request and wait for its end.
 
         Args:
-            order: The request.
-            fds: Descriptors that go with it.
-            streams: Non-blocking read ends of pipes and what keeps their data.
-            after_send: Closes this side's copies of ``fds``.
-            kill: Last resort against a runner whose init does not answer.
-            watch: Runs beside the request; what it returns ends it.
+            request: The request; see `launcher.messages`.
+            fds: Descriptors to send with it.
+            streams: Non-blocking read ends of pipes, and the buffers for their data.
+            after_send: Called after the request was sent; closes this process's copies of ``fds``.
+            kill: Called if the processes do not end 10 s after the time limit; kills the runner.
+            watch: Runs while the request does. When it returns, the request is killed for the reason that it returned.
 
         Raises:
-            SandboxFailed: The request was not carried out, or its end never came.
+            SandboxFailed: The request could not be sent or set up, the runner was killed, or its processes do not end.
         """
         self._streams = dict(streams)
-        control = self._runner.control.fileno()  # asked once: whoever destroys the sandbox may close it
+        control = self._runner.control.fileno()  # read now, because destroying the sandbox closes it
         watcher: asyncio.Future[None] | None = None
         try:
             try:
-                _send(self._runner.request, order, fds)
+                _send(self._runner.request, request, fds)
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     raise SandboxFailed(f"the command could not be sent: {explained(error)}") from error
@@ -138,9 +138,10 @@ class Exchange:
         return Ending(status, names, cpu_s, self._killed, answer)
 
     async def _watch(self, watch: Watch) -> None:
+        """Kill the request for the reason that ``watch`` returns; an exception of it fails the request."""
         try:
             why = await watch()
-        except Exception as error:  # nothing would hold the command's limits any more
+        except Exception as error:  # nothing would enforce the command's limits any more
             self._stop()
             if not self._ended.done():
                 log.exception("a command could not be watched, and was killed")
@@ -149,6 +150,7 @@ class Exchange:
         self._kill(why)
 
     def _on_control(self) -> None:
+        """Handle a message of init: the end of the request, or an error."""
         try:
             data = self._runner.control.recv(65536)
         except BlockingIOError:
@@ -167,17 +169,19 @@ class Exchange:
             self._ended.set_result(message)
 
     def _answer(self) -> tuple[Any, ...] | None:
+        """Return the child's answer; None if it sent none."""
         for _ in range(2):
             try:
                 data = self._runner.request.recv(65536)
                 return marshal.loads(data) if data else None
             except ConnectionError:
-                continue  # it died with our request unread; what it said before is behind that error
+                continue  # it ended without reading the request; its answer comes after that error
             except BlockingIOError:
                 break
         return None
 
     def _on_output(self, fd: int) -> None:
+        """Read output, kill the request at its limit, and pause reading where it exceeds the rate."""
         size = self._read(fd)
         if size == 0:
             self._loop.remove_reader(fd)
@@ -194,12 +198,14 @@ class Exchange:
             self._timers.append(self._loop.call_later(_PAUSE_S, self._go_on))
 
     def _go_on(self) -> None:
+        """Read output again after a pause."""
         self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]
         if not self._ended.done():
             for fd in self._streams:
                 self._loop.add_reader(fd, self._on_output, fd)
 
     def _read(self, fd: int) -> int:
+        """Read from a pipe once; return the number of bytes, 0 at the end and -1 if nothing is available."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -209,11 +215,12 @@ class Exchange:
         return len(data)
 
     def _drain(self, fd: int) -> None:
-        """Take what a pipe still holds; all its writers are dead, so that is at most its buffer."""
+        """Read what is left in a pipe. Its writers have ended, so this is at most the pipe's buffer."""
         while self._read(fd) > 0:
             pass
 
     def _kill(self, why: Killed) -> None:
+        """Kill the request for a reason, unless it was killed or has ended."""
         if self._killed is not None or self._ended.done():
             return
         self._killed = why
@@ -229,6 +236,6 @@ class Exchange:
             self._ended.set_exception(SandboxFailed(f"processes survive SIGKILL for {_KILL_GRACE_S:.0f} s"))
 
 
-def _send(sock: socket.socket, order: Mapping[str, Any], fds: Sequence[int]) -> None:
+def _send(sock: socket.socket, request: Mapping[str, Any], fds: Sequence[int]) -> None:
     packed = array.array("i", fds)
-    sock.sendmsg([marshal.dumps(dict(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if fds else [])
+    sock.sendmsg([marshal.dumps(dict(request))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if fds else [])

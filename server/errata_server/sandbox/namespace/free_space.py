@@ -1,7 +1,7 @@
-"""Wakes whoever waits for a file system to lose space, by one `statvfs` every few milliseconds for all of them.
+"""Wakes tasks that wait until a file system has less free space, with one `statvfs` call per tick for all of them.
 
-A disk that takes 4 GiB/s fills a session's cap in 60 ms, so somebody has to look that often; four hundred commands that
-each did would take a third of a processor.
+At 4 GiB/s a command reaches a session's disk limit in 60 ms, so the free space has to be read every few milliseconds;
+four hundred commands that each did so would use a third of a CPU.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ class _Waiter:
 
 
 class FreeSpace:
-    """The free space of one file system, looked at while anybody waits.
+    """Watches the free space of one file system while tasks wait for it.
 
-    Each event loop ticks for its own waiters, and not at all without any.
+    Each event loop has its own timer, which runs while the loop has waiters.
 
     Args:
-        place: A directory on it.
+        directory: A directory on the file system.
     """
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._waiters: dict[asyncio.AbstractEventLoop, set[_Waiter]] = {}
 
     async def wait(self, free_bytes: int, free_inodes: int, timeout_s: float) -> None:
-        """Return when no more is free than this, or after some time; never sooner than one tick.
+        """Wait until the free space or inodes are no more than given, or the time has passed.
+
+        Takes at least one tick (`TICK_S`), and returns at once at the next tick if the directory was removed.
 
         Args:
-            free_bytes: Space; -1 for whatever is left.
-            free_inodes: Likewise; not looked at where the file system has no bound on them.
-            timeout_s: When to return at the latest, up to a tick more.
+            free_bytes: Free space to wait for; -1 to ignore the space.
+            free_inodes: Free inodes to wait for; ignored if the file system has no limit on them.
+            timeout_s: Longest time to wait, plus up to one tick.
         """
         loop = asyncio.get_running_loop()
         waiter = _Waiter(free_bytes, free_inodes, loop.time() + timeout_s, loop.create_future())
         waiters = self._waiters.get(loop)
         if waiters is None:
             for ended in [other for other in list(self._waiters) if other.is_closed()]:
-                del self._waiters[ended]  # stopped between two ticks
+                del self._waiters[ended]  # its loop was closed between two ticks
             waiters = self._waiters[loop] = set()
             loop.call_later(TICK_S, self._tick, loop)
         waiters.add(waiter)
@@ -58,14 +60,15 @@ class FreeSpace:
             waiters.discard(waiter)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read the free space, wake the waiters of a loop that it or the time reached, and schedule the next tick."""
         waiters = self._waiters[loop]
         if not waiters:
             del self._waiters[loop]
             return
         loop.call_later(TICK_S, self._tick, loop)
         try:
-            space = os.statvfs(self._place)
-        except OSError:  # the directory is gone: whoever waits has to find out
+            space = os.statvfs(self._directory)
+        except OSError:  # the directory was removed: all waiters wake and find that out
             free_bytes = free_inodes = -1
         else:
             free_bytes = space.f_bavail * space.f_frsize

@@ -1,7 +1,8 @@
-"""Finds the files without a name that a command's processes hold: no walk of its directory meets these.
+"""Finds deleted files that a command's processes still hold open, which a walk of the file tree does not find.
 
-A file can be held by a descriptor, a mapping, as a program or as a working directory, of any thread. A descriptor that
-is under way in a unix socket is held by nobody who could be asked: its size cannot be measured, only that it is there.
+A file can be held by a descriptor, by a mapping, as the program or as the working directory, of any thread. Descriptors
+that were sent to a unix socket and not yet received belong to no process: it can be seen that there are some, but not
+how large their files are.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _HELD_MAX = 65_536
+"""The search stops after so many files."""
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 _PENDING = re.compile(rb"^scm_fds:\s*([1-9])", re.MULTILINE)
 _OF_MEMORY = (b"/memfd:", b"/dev/", b"/SYSV", b"/[aio]")
-"""Names of deleted mappings that are no file of a disk. An agent can make none in the root directory of rootless mode,
-the only one in which names are looked at."""
+"""Names of deleted mappings that are not files on a disk. Used in rootless mode only, where the agent cannot make files
+with such names, because the root directory is read-only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the processes of a command hold without a name.
+    """The deleted files that the processes of a command hold open.
 
     Args:
-        size_bytes: Space of what was measured.
-        is_partial: There is more that cannot be measured: descriptors under way in a socket; and in rootless mode
-            mappings without a descriptor and processes that closed themselves to the server's user.
+        size_bytes: Disk space of the files that were found.
+        is_partial: There may be more that cannot be measured: descriptors in a unix socket and, in rootless mode,
+            mappings without a descriptor and processes that the server's user may not inspect.
     """
 
     size_bytes: int = 0
@@ -39,11 +41,12 @@ class Held:
 
 
 def held_files(init: int, since_ns: int) -> Held:
-    """Return what the processes of a command hold without a name, beside the running command.
+    """Return the deleted files that the processes of a running command hold open.
 
     Args:
         init: Host pid of the command's pid 1.
-        since_ns: When the command began: what changed earlier is a file of a frozen layer, which keeps its name there.
+        since_ns: When the command began, in ns since 1970. Files that were last changed earlier are those of frozen
+            layers, where they still have a name; they are left out.
     """
     search = _Search(since_ns)
     for pid, tasks in _below(init):
@@ -54,37 +57,41 @@ def held_files(init: int, since_ns: int) -> Held:
 
 
 class _Search:
+    """Searches processes for deleted files; ``found`` has their disk space by device and inode."""
+
     def __init__(self, since_ns: int) -> None:
         self.found: dict[tuple[int, int], int] = {}
         self.is_partial = False
         self._since_ns = since_ns
-        # An overlay's files may have yet another device than its directories, so what is memory is left out instead.
+        # Files in memory are recognised by their device; those of an overlay may have several, so are not.
         self._memory = {_memory_device()}
         self._has_shared_memory = False
         self._sockets: set[int] = set()
 
     def process(self, pid: int, tasks: list[int]) -> None:
+        """Search all threads of a process, but descriptors that threads share only once."""
         if not self._has_shared_memory:  # one mount for all of them
             try:
                 self._memory.add(os.stat(f"/proc/{pid}/root/dev/shm").st_dev)  # noqa: PTH116 - a magic link
                 self._has_shared_memory = True
             except OSError:
-                pass  # it has ended, or no root yet; a thread of it may be there all the same
+                pass  # it has ended or has no root yet; it may still have threads
         first = 0
         for task in tasks:
             place = f"/proc/{pid}/task/{task}"
-            # A thread may have descriptors of its own, and the first one may have ended before the others.
+            # Threads need not share their descriptors, and the first thread may have ended before the others.
             if not first or not _share_files(first, task):
                 self._task(place)
                 first = first or task
 
     def _task(self, place: str) -> None:
+        """Search one thread: its program, working directory, descriptors and mappings."""
         for name in ("exe", "cwd"):
             self._look(f"{place}/{name}")
         try:
             descriptors = os.listdir(f"{place}/fd")  # noqa: PTH208
         except PermissionError:
-            # Root without CAP_SYS_PTRACE may look at nothing at all, which says nothing of one process.
+            # Root without CAP_SYS_PTRACE may inspect no process, so for root this means nothing.
             self.is_partial |= os.geteuid() != 0
             return
         except OSError:
@@ -94,15 +101,16 @@ class _Search:
             if info is not None and stat.S_ISSOCK(info.st_mode) and info.st_ino not in self._sockets:
                 self._sockets.add(info.st_ino)
                 self.is_partial |= _has_pending(f"{place}/fdinfo/{fd}")
-        for start_end, name in _deleted_mappings(place):
+        for start_end, former_name in _deleted_mappings(place):
             try:
                 self._count(os.stat(f"{place.partition('/task')[0]}/map_files/{start_end}"))  # noqa: PTH116
             except PermissionError:
-                self.is_partial |= os.geteuid() != 0 and not name.startswith(_OF_MEMORY)
+                self.is_partial |= os.geteuid() != 0 and not former_name.startswith(_OF_MEMORY)
             except OSError:
                 continue
 
     def _look(self, path: str) -> os.stat_result | None:
+        """Count the file behind a link of /proc; None if there is none."""
         try:
             info = os.stat(path)  # noqa: PTH116 - a magic link
         except OSError:
@@ -111,6 +119,7 @@ class _Search:
         return info
 
     def _count(self, info: os.stat_result) -> None:
+        """Add a file if it is deleted, on a disk, and changed since the command began."""
         is_file = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
         nameless = info.st_nlink == 0 and is_file and info.st_dev not in self._memory
         if nameless and info.st_ctime_ns >= self._since_ns:
@@ -119,6 +128,7 @@ class _Search:
 
 @functools.cache
 def _memory_device() -> int:
+    """Return the device number of files in memory (memfd)."""
     fd = os.memfd_create("device")
     try:
         return os.fstat(fd).st_dev
@@ -127,7 +137,10 @@ def _memory_device() -> int:
 
 
 def _below(init: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield the pids of all descendants with their threads: all in a pid namespace descend from its first process."""
+    """Yield the pids of all descendants of a process, each with its threads.
+
+    Every process of a pid namespace is a descendant of its pid 1.
+    """
     todo = [init]
     while todo:
         pid = todo.pop()
@@ -137,12 +150,13 @@ def _below(init: int) -> Iterator[tuple[int, list[int]]]:
                 with open(f"/proc/{pid}/task/{task}/children", "rb") as children:  # noqa: PTH123
                     todo.extend(int(child) for child in children.read().split())
             except OSError:
-                continue  # ended meanwhile; its children are pid 1's, and met by the next look
+                continue  # it has ended; its children are now pid 1's and will be found by the next search
         if pid != init:
             yield pid, tasks
 
 
 def _tasks(pid: int) -> list[int]:
+    """Return the ids of a process's threads; none if it has ended."""
     try:
         return [int(task) for task in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     except OSError:
@@ -150,7 +164,7 @@ def _tasks(pid: int) -> list[int]:
 
 
 def _share_files(one: int, other: int) -> bool:
-    """Say whether two threads have the same descriptors; False where that cannot be known."""
+    """Return whether two threads share their descriptors, by kcmp(2); False if that is unknown."""
     number = _KCMP.get(platform.machine())
     if number is None:
         return False
@@ -164,7 +178,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _has_pending(fdinfo: str) -> bool:
-    """Say whether descriptors wait in a socket, or in a connection that nobody accepted yet."""
+    """Return whether descriptors wait in a unix socket or in a connection that was not accepted yet."""
     try:
         with open(fdinfo, "rb") as file:  # noqa: PTH123
             return _PENDING.search(file.read()) is not None
@@ -173,7 +187,7 @@ def _has_pending(fdinfo: str) -> bool:
 
 
 def _deleted_mappings(place: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the address range, as ``map_files`` names it, and the former name of each mapping of a deleted file."""
+    """Yield the address range, in the form of ``map_files``, and the former name of each mapping of a deleted file."""
     try:
         with open(f"{place}/maps", "rb") as maps:  # noqa: PTH123
             for line in maps:

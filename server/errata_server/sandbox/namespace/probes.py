@@ -1,4 +1,4 @@
-"""The tests behind `checks`: each tries the operation on this machine, as the server's user."""
+"""The tests that `checks` uses: each tries an operation on this machine as the server's user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from errata_protocol.errors import ErrataError
 
-from ..base import BackendInfo, Place
+from ..base import BackendConfig, BackendInfo
 from ..base_trees.tree import check_owner, find_base
 from ..host import seccomp
 from ..host.privileges import why_refused
@@ -30,7 +30,7 @@ from user_namespace import become_root
 if os.geteuid() == 0:
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
-    prctl(PR_SET_DUMPABLE, 1)  # or its own files in /proc were root's
+    prctl(PR_SET_DUMPABLE, 1)  # or root would own this process's files in /proc
 become_root()
 unshare(CLONE_NEWNS | CLONE_NEWNET)
 mount("", "/", "", MS_REC | MS_PRIVATE)
@@ -53,14 +53,14 @@ if libc.unshare(0x20000) != -1 or ctypes.get_errno() != 1:
 
 @dataclass(frozen=True, slots=True)
 class SandboxTrial:
-    """What came of running `true` in a sandbox.
+    """The result of running `true` in a sandbox.
 
     Args:
-        failure: Why none could be run; empty when it could.
-        info: What the backend can do here, None when it does not start.
+        failure: Why no command could be run; empty if it could.
+        info: What the backend can do here; None if it does not start.
         seconds: Median time of a command.
-        count: Commands behind the median.
-        shared_uid: Why commands do not get a host uid each; empty when they do.
+        count: Number of commands that were timed.
+        shared_uid: Why commands share one host uid; empty if each has its own.
     """
 
     failure: str = ""
@@ -71,33 +71,33 @@ class SandboxTrial:
 
 
 class Probes:
-    """This machine, for a namespace backend.
+    """The tests of this machine for a namespace backend.
 
     Args:
-        place: Where it would work.
+        config: The operator's choices.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, config: BackendConfig) -> None:
+        self._config = config
 
     def kernel(self) -> str:
         """Return the kernel's release, e.g. ``6.1.0-18-amd64``."""
         return platform.release()
 
     def uid(self) -> int:
-        """Return who the server would be."""
+        """Return the effective uid, under which a server would run."""
         return os.geteuid()
 
     def try_user_namespace(self) -> str:
-        """Enter one as an ordinary user and mount something in it; return why not, empty when it worked."""
+        """Enter a user namespace as an ordinary user and mount a tmpfs in it; return the error, "" if it worked."""
         return _run([sys.executable, "-I", "-S", "-c", _NAMESPACE, str(PROGRAMS)])
 
     def why_refused(self) -> str:
-        """Return what most likely refuses user namespaces, and how to change that."""
+        """Return the most likely reason why user namespaces are refused, and how to change that."""
         return why_refused()
 
     def try_seccomp(self) -> str:
-        """Load the filter in a process and have it refuse a call; return why not, empty when it did."""
+        """Load the seccomp filter in a process and check that it refuses a call; return the error, "" if it worked."""
         try:
             program = seccomp.program()
         except LookupError as error:
@@ -105,23 +105,23 @@ class Probes:
         return _run([sys.executable, "-I", "-S", "-c", _FILTER], program)
 
     def base(self) -> str:
-        """Return id and place of the base tree of new sandboxes.
+        """Return id and directory of the base tree that new sandboxes use.
 
         Raises:
-            SandboxUnavailable: There is none that can be used.
+            SandboxUnavailable: There is no usable base tree.
         """
-        bases = self._place.bases
+        bases = self._config.bases
         found = find_base("default" if "default" in bases or not bases else next(iter(bases)), bases)
         if self.uid() != 0:
             check_owner(found)
         return f"{found.id} at {found.root}"
 
     def try_sandbox(self) -> SandboxTrial:
-        """Run `true` in a sandbox beside the data directory's own."""
+        """Run `true` in a sandbox, in a temporary directory next to the backend's directory."""
         with tempfile.TemporaryDirectory(
-            prefix="doctor-", dir=self._place.nearest(), ignore_cleanup_errors=True
+            prefix="doctor-", dir=self._config.nearest(), ignore_cleanup_errors=True
         ) as made:
-            backend = NamespaceBackend(Path(made) / "sandboxes", bases=self._place.bases, spare=1)
+            backend = NamespaceBackend(Path(made) / "sandboxes", bases=self._config.bases, spare=1)
             try:
                 return asyncio.run(_trial(backend))
             except (ErrataError, OSError) as error:
@@ -129,6 +129,7 @@ class Probes:
 
 
 async def _trial(backend: NamespaceBackend) -> SandboxTrial:
+    """Start a backend, run `true` five times and close it."""
     try:
         info = await backend.start()
         box = await backend.open()
@@ -142,7 +143,7 @@ async def _trial(backend: NamespaceBackend) -> SandboxTrial:
 
 
 def _run(command: list[str], stdin: bytes = b"") -> str:
-    """Run a trial program; return the last line of what it complained about, empty when it ended well."""
+    """Run a program for at most 30 s; return the last line of its standard error, or "" if its exit status is 0."""
     try:
         result = subprocess.run(command, input=stdin, capture_output=True, timeout=30.0, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

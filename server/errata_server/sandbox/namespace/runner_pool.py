@@ -1,7 +1,7 @@
-"""`Runners`: the bounded pool of runners that the launcher makes ahead of need, handed out in order of asking.
+"""`RunnerPool`: a bounded pool of runners, which the launcher makes in advance; callers get them in order.
 
-A thread reads the launcher's socket, so that nothing here belongs to an event loop: a caller waits with a future of its
-own loop. A launcher that dies takes its runners along; the next caller starts another.
+A thread reads the launcher's socket, so the pool can be used from several event loops: a caller waits on a future of
+its own loop. If the launcher dies, its runners end too, and the next caller starts another.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from errata_protocol.errors import SandboxFailed
 from ...descriptors import EXHAUSTED, explained
 from ...service_threads import ServiceThread
 from ..launcher import PROGRAMS
+from ..launcher.messages import LauncherConfig
 
 log = logging.getLogger("errata.sandbox")
 
 _LAUNCHER = PROGRAMS / "launcher.py"
 _WAIT_S = 120.0
 _PAUSE_S = 0.25
-"""Between two attempts to make a runner while the machine lacks what one needs."""
-_PATIENCE_S = 20.0
-"""How long such attempts go on before those who wait are refused."""
-_PASSING = (*EXHAUSTED, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
-"""What the machine may have again in a moment."""
+"""Time between two attempts to make a runner while the machine lacks a resource."""
+_RETRY_FOR_S = 20.0
+"""How long attempts go on before waiting callers get an error."""
+_TRANSIENT = (*EXHAUSTED, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
+"""Errors that may pass: the machine lacks a resource at the moment."""
 _END_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class Runner:
-    """One prepared process pair.
+    """A prepared pair of processes, init and child, for one request.
 
     Args:
-        pid: Of its init, on the host.
-        slot: Name of the slot (network namespace, cgroup) it occupies.
+        pid: Host pid of init.
+        slot: Name of its slot (network namespace, cgroup).
         request: Socket to the child.
         control: Socket to init.
     """
@@ -62,7 +63,7 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        """Its init has not ended: a launcher that dies takes the waiting runners along before anyone is told."""
+        """Whether its init runs. If the launcher dies, init may have ended before the pool is notified."""
         try:
             return self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:
@@ -71,12 +72,12 @@ class Runner:
             return False
 
     def stop(self) -> None:
-        """Kill what runs; whoever waits for its end gets an error."""
+        """Kill its processes; an `Exchange` that waits for its end raises an error."""
         with contextlib.suppress(OSError):  # it has ended
             self.control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go: an unused runner ends, one with a command is killed by its init."""
+        """Close the sockets: an unused runner then exits, and init kills a command that is running."""
         self.request.close()
         self.control.close()
 
@@ -84,18 +85,18 @@ class Runner:
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
-class Runners:
+class RunnerPool:
     """The pool and the launcher process behind it.
 
     Args:
-        config: Called before each start of a launcher, to clean up after the last one; returns what it is told.
-        spare: Runners kept ready.
-        bound: Runners at any one time; further callers wait.
-        started: Called with the pid of each launcher.
+        config: Called before each start of a launcher; cleans up after the last one and returns the configuration.
+        spare: Number of runners to keep ready.
+        bound: Most runners at one time; further callers wait.
+        started: Called with the pid of each new launcher.
     """
 
     def __init__(
-        self, config: Callable[[], dict[str, Any]], *, spare: int, bound: int, started: Callable[[int], None]
+        self, config: Callable[[], LauncherConfig], *, spare: int, bound: int, started: Callable[[int], None]
     ) -> None:
         self._config = config
         self._spare = spare
@@ -115,9 +116,9 @@ class Runners:
         self._failing_since: float | None = None
         self._next_attempt = 0.0
         self.shared_uid = ""
-        """Why commands do not get a host uid each; empty when they do."""
-        self.users = -1
-        """Descriptor of a user namespace that maps as those of commands do, to try a file system with; or -1."""
+        """Why commands share one host uid; empty if each has its own."""
+        self.userns = -1
+        """Descriptor of a user namespace with the same mapping as those of commands, to try id-mapped mounts; or -1."""
 
     @property
     def pids(self) -> set[int]:
@@ -127,40 +128,44 @@ class Runners:
 
     @property
     def trouble(self) -> str | None:
-        """Say why no runner can be made now; None when one can."""
+        """The reason why no runner can be made now; None if one can."""
         if self._failing_since is not None:
             return f"no sandbox process can be made: {self._failure}"
         return self._thread.trouble if self._thread is not None else None
 
     @property
-    def taken(self) -> int:
-        """Runners that are not waiting to be taken: each has a command, or is being made or cleaned up."""
+    def in_use(self) -> int:
+        """Number of runners that are not ready to be taken: they have a command, are starting or are ending."""
         return max(0, len(self._alive) - len(self._ready))
 
     def start(self) -> None:
-        """Start the launcher if none runs. Blocks some 50 ms."""
+        """Start the launcher if none runs. Blocks for some 50 ms.
+
+        Raises:
+            SandboxFailed: It cannot be started.
+        """
         with self._starting:
             if self._socket is not None:
                 return
             try:
                 config = self._config()
-                ours, process = _launch()
+                server_end, process = _launch()
             except OSError as error:
                 raise SandboxFailed(f"the launcher of sandboxes cannot be started: {explained(error)}") from error
             try:
                 self._started(process.pid)
-                ours.send(marshal.dumps(config | {"server": os.getpid()}))
+                server_end.send(marshal.dumps(dict(config)))
                 with self._lock:
                     self._failure, self._failing_since, self._next_attempt = "", None, 0.0
                     self._making = 0
                     self._process = process
-                    self._socket = ours
-                read = functools.partial(self._read, ours, process)
+                    self._socket = server_end
+                read = functools.partial(self._read, server_end, process)
                 self._thread = ServiceThread("errata-runners", read, restarts=False)
             except BaseException as error:
                 with self._lock:
                     self._socket = None
-                ours.close()
+                server_end.close()
                 _stop(process)
                 if isinstance(error, (OSError, RuntimeError)):  # the latter: no thread
                     raise SandboxFailed(f"the launcher of sandboxes cannot be started: {error}") from error
@@ -169,36 +174,38 @@ class Runners:
                 self._top_up()
 
     async def take(self) -> Runner:
-        """Return a runner that nobody else has, waiting behind earlier callers if the bound is reached.
+        """Return an unused runner for the caller; if the bound is reached, wait behind earlier callers.
 
         Raises:
-            SandboxFailed: The launcher cannot make one.
+            SandboxFailed: The launcher cannot make one, or none is free for 120 s.
         """
         try:
-            return await self._taken()
-        except _LauncherEnded:  # before anything of this caller's ran: it waits for the next launcher instead
+            return await self._take_alive()
+        except _LauncherEnded:  # nothing of this caller has run, so it can wait for a runner of the next launcher
             try:
-                return await self._taken()
+                return await self._take_alive()
             except _LauncherEnded as error:
                 raise SandboxFailed("no sandbox process could be made: the launcher ended twice") from error
 
-    async def _taken(self) -> Runner:
+    async def _take_alive(self) -> Runner:
+        """Return a runner whose init runs, closing those that have ended; raises `_LauncherEnded`."""
         while not (runner := await self._next()).alive or self._launcher_ended():
             runner.close()
-            await self.gone(runner)
+            await self.wait_until_gone(runner)
         return runner
 
     def _launcher_ended(self) -> bool:
-        """Return whether the launcher is dead: then its runners soon are, also those that still take requests."""
+        """Return whether the launcher has ended; then its runners are ending, even if they still accept a request."""
         process = self._process
         if process is None or process.returncode is not None:
             return True
         try:
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the reading thread has just waited for it
+        except ChildProcessError:  # the reading thread has just reaped it
             return True
 
     async def _next(self) -> Runner:
+        """Return the next ready runner, waiting behind earlier callers; starts the launcher if none runs."""
         if self._socket is None:
             await asyncio.to_thread(self.start)
         loop = asyncio.get_running_loop()
@@ -206,7 +213,8 @@ class Runners:
             if self._ready and not self._waiters:
                 runner = self._ready.popleft()
                 if not self._ready:
-                    # Otherwise its end asks for the next one: made now, that would compete with the command.
+                    # Only then: made now, the next runner would compete with the command for the CPU. Otherwise the
+                    # end of this runner asks for it.
                     self._top_up()
                 return runner
             waiter: _Waiter = (loop, loop.create_future())
@@ -227,21 +235,21 @@ class Runners:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
                 elif waiter[1].cancelled():
-                    pass  # `_deliver` takes the runner back
+                    pass  # `_deliver` puts the runner back
                 self._top_up()
 
     def kill(self, runner: Runner) -> None:
-        """Kill a runner whose init does not answer, with all that runs in it."""
+        """Have the launcher kill a runner's init, which ends all its processes."""
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(OSError):
                     self._socket.send(marshal.dumps(("kill", runner.pid)))
 
-    async def gone(self, runner: Runner, *, timeout_s: float = 20.0) -> None:
+    async def wait_until_gone(self, runner: Runner, *, timeout_s: float = 20.0) -> None:
         """Wait until no process and no mount of ``runner`` is left.
 
         Raises:
-            SandboxFailed: It does not end.
+            SandboxFailed: It has not ended after ``timeout_s``; it was then killed once more.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -257,18 +265,18 @@ class Runners:
             raise SandboxFailed(f"processes of a sandbox did not end within {timeout_s:.0f} s of SIGKILL") from error
 
     def close(self) -> None:
-        """End the launcher with all runners and wait for it."""
+        """End the launcher and all runners, and wait for its end; kill it after 10 s."""
         with self._lock:
-            ours, self._socket = self._socket, None
-        if ours is not None:
-            # shutdown wakes the reading thread, close alone would not.
+            server_end, self._socket = self._socket, None
+        if server_end is not None:
+            # shutdown wakes the reading thread; close would not.
             with contextlib.suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
+                server_end.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
             _stop(self._process, _END_S)
 
     def _top_up(self) -> None:
-        """Ask for as many runners as are missing. The lock is held."""
+        """Ask the launcher for as many runners as are missing. The caller holds the lock."""
         if self._socket is None or time.monotonic() < self._next_attempt:
             return
         wanted = self._spare + len(self._waiters) - len(self._ready) - self._making
@@ -276,11 +284,11 @@ class Runners:
             try:
                 self._socket.send(marshal.dumps(("make",)))
             except OSError:
-                return  # the reading thread meets the end of the launcher too
+                return  # the launcher has ended; the reading thread handles that
             self._making += 1
 
     def _serve(self) -> None:
-        """Give ready runners to waiters. The lock is held."""
+        """Give ready runners to waiting callers. The caller of this method holds the lock."""
         while self._ready and self._waiters:
             waiter, runner = self._waiters.popleft(), self._ready.popleft()
             try:
@@ -289,6 +297,7 @@ class Runners:
                 self._ready.appendleft(runner)
 
     def _deliver(self, future: asyncio.Future[Any], runner: Runner) -> None:
+        """Give a runner to a waiting caller, or put it back if that was cancelled."""
         if not future.done():
             future.set_result(runner)
             return
@@ -296,43 +305,54 @@ class Runners:
             self._ready.appendleft(runner)
             self._serve()
 
-    def _read(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Do what the launcher reports, until it ends; if that cannot be done, end it: the next caller starts another.
+    def _read(self, server_end: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """Handle the launcher's messages until it ends; runs in a thread.
 
-        Nothing that goes wrong here may leave the pool without a reader: callers would wait for ever.
+        If handling a message fails, the launcher is ended and the next caller starts another: without a reading thread
+        callers would wait for ever.
         """
         try:
             poll = select.poll()
-            poll.register(ours, select.POLLIN)
+            poll.register(server_end, select.POLLIN)
             while True:
                 if not poll.poll(_PAUSE_S * 1000 if self._failing_since is not None else None):
                     with self._lock:
                         self._top_up()
                     continue
                 try:
-                    message, fds, whole = _receive(ours)
+                    message, fds, complete = _receive(server_end)
                 except OSError:
                     break
                 if message is None:
                     break
                 with self._lock:
-                    self._obey(message, fds, whole)
+                    self._handle(message, fds, complete)
         except Exception:
             log.exception(
                 "a message of the launcher could not be handled: it is ended with its runners; another starts"
             )
             with contextlib.suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
+                server_end.shutdown(socket.SHUT_RDWR)
         finally:
-            self._end(ours, process)
+            self._end(server_end, process)
 
-    def _obey(self, message: tuple[Any, ...], fds: list[int], whole: bool) -> None:
+    def _handle(self, message: tuple[Any, ...], fds: list[int], complete: bool) -> None:
+        """Handle one message. The caller holds the lock.
+
+        Args:
+            message: The message.
+            fds: Its descriptors.
+            complete: No descriptor was lost.
+
+        Raises:
+            OSError: The descriptor of the launcher's user namespace was lost.
+        """
         kind = message[0]
         if kind == "runner":
             self._making -= 1
             self._alive.add(message[1])
-            if not whole or len(fds) != 2:
-                # The runner ends when its sockets are closed, and "gone" follows.
+            if not complete or len(fds) != 2:
+                # The runner ends when its sockets are closed, and "ended" follows.
                 for fd in fds:
                     os.close(fd)
                 self._failed(errno.EMFILE, explained(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
@@ -346,15 +366,15 @@ class Runners:
             self._ready.append(Runner(message[1], message[2], request, control))
             self._serve()
         elif kind == "users":
-            if not whole:  # commands would share a uid that need not: another launcher is tried
+            if not complete:  # commands would share a host uid although they need not: another launcher is started
                 for fd in fds:
                     os.close(fd)
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.shared_uid = message[1]
-            if self.users >= 0:
-                os.close(self.users)
-            self.users = fds[0] if fds else -1
-        elif kind == "gone":
+            if self.userns >= 0:
+                os.close(self.userns)
+            self.userns = fds[0] if fds else -1
+        elif kind == "ended":
             self._alive.discard(message[1])
             dead = [runner for runner in self._ready if runner.pid == message[1]]
             for runner in dead:
@@ -373,14 +393,19 @@ class Runners:
         self._top_up()
 
     def _failed(self, number: int | None, why: str) -> None:
-        """A runner could not be made: try again soon if the machine may have what it lacked. The lock is held."""
+        """Handle that a runner could not be made: try again later, or fail the waiting callers. The lock is held.
+
+        Args:
+            number: The errno, if known.
+            why: The error.
+        """
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
             log.error("no sandbox process can be made, commands wait: %s", why)
         self._failure = why
         self._next_attempt = now + _PAUSE_S
-        if number not in _PASSING or now - self._failing_since > _PATIENCE_S:
+        if number not in _TRANSIENT or now - self._failing_since > _RETRY_FOR_S:
             self._fail_waiters()
 
     def _fail_waiters(self) -> None:
@@ -388,21 +413,21 @@ class Runners:
         while self._waiters:
             _resolve(*self._waiters.popleft(), failure)
 
-    def _end(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """The launcher is gone and its runners with it."""
+    def _end(self, server_end: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """Reap an ended launcher, wait for the end of its runners and wake all waiting callers."""
         _stop(process, _END_S)
         with self._lock:
             alive, self._alive = self._alive, set()
             ready, self._ready = self._ready, deque()
             leaving, self._leaving = self._leaving, {}
-            # Now, not after the wait below: who comes from here on waits for another launcher.
+            # Before the wait below, so that new callers wait for another launcher.
             waiting, self._waiters = self._waiters, deque()
             ended: Exception = SandboxFailed("no sandbox process can be made: sandboxes were closed")
-            if self._socket is ours:
+            if self._socket is server_end:
                 self._socket = None
                 self._failing_since = None
                 ended = _LauncherEnded()
-        ours.close()
+        server_end.close()
         for runner in ready:
             runner.close()
         _wait_for_end(alive)
@@ -414,34 +439,36 @@ class Runners:
 
 
 class _LauncherEnded(Exception):
-    """The launcher ended unasked while somebody waited for a runner."""
+    """The launcher ended unexpectedly while a caller waited for a runner."""
 
 
 def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a launcher, which waits for its configuration; return the socket to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    """Start a launcher, which waits for its configuration; return the socket to it and the process."""
+    server_end, launcher_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with launcher_end:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-E", str(_LAUNCHER), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-E", str(_LAUNCHER), str(launcher_end.fileno())],
                 env={},
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[launcher_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except BaseException:
-            ours.close()
+            server_end.close()
             raise
-    return ours, process
+    return server_end, process
 
 
 def _receive(sock: socket.socket) -> tuple[tuple[Any, ...] | None, list[int], bool]:
-    """Return a message of the launcher, None at its end; its descriptors; and whether all of these arrived.
+    """Receive a message of the launcher.
 
-    The kernel drops descriptors that this process has no room for, and says so in a flag alone.
+    Returns:
+        The message, None at the end of the connection; its descriptors; and whether all of them arrived. If this
+        process has too many open files, the kernel drops descriptors and only sets a flag.
     """
     fds = array.array("i")
     data, ancillary, flags, _ = sock.recvmsg(65536, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
@@ -452,7 +479,7 @@ def _receive(sock: socket.socket) -> tuple[tuple[Any, ...] | None, list[int], bo
 
 
 def _stop(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
-    """Wait for the end of a launcher, kill it if that does not come in time."""
+    """Wait for a launcher to end, and kill it after ``timeout_s``."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -461,9 +488,10 @@ def _stop(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
 
 
 def _wait_for_end(pids: set[int]) -> None:
-    """Wait until the runners of a dead launcher are gone, and reap those that became our children.
+    """Wait up to 5 s until the runners of an ended launcher have ended, and reap those that became children.
 
-    They do where this process is pid 1 or a subreaper. Only known pids are waited for: every other child has an owner.
+    They become this process's children if it is pid 1 or a subreaper. It waits for these pids only, because other code
+    waits for its own children.
     """
     deadline = time.monotonic() + 5.0
     while pids and time.monotonic() < deadline:
@@ -478,6 +506,8 @@ def _wait_for_end(pids: set[int]) -> None:
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: object) -> None:
+    """Set the result of a future of another thread's loop, or its exception; do nothing if it is done already."""
+
     def settle() -> None:
         if future.done():
             return

@@ -1,4 +1,4 @@
-"""`NamespaceSandbox`: one sandbox: a base tree, a chain of layers, a writable directory, a shell state."""
+"""`NamespaceSandbox`: one sandbox, made of a base tree, a chain of layers, a writable directory and a shell state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,80 +31,91 @@ from ..output import BoundedOutput
 from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
 from . import start_files
-from .disk_watch import DiskWatch, Growth, over
+from .disk_watch import DiskWatch, Growth, exceeded_limit
 from .exchange import Ending, Exchange, Watch
 from .free_space import FreeSpace
-from .runner_pool import Runner, Runners
+from .runner_pool import Runner, RunnerPool
 
 MAX_COMMAND_BYTES = 131_071
-"""The kernel's bound on one argument (MAX_ARG_STRLEN, without its NUL)."""
+"""The kernel's limit on the size of one argument (MAX_ARG_STRLEN, without its NUL)."""
 _INLINE_ENTRIES = 64
 _INLINE_BYTES = 1024**2
+"""Up to so much is counted and frozen in the event loop, because a thread would cost more."""
 _COUNTED = 40
-"""Counting goes on to so many times a limit: a command that cleans up must be told from one that goes on."""
+"""Counting stops at so many times a limit; beyond the limit too, it has to show whether a command is cleaning up."""
 _FILE_TIMEOUT_S = 60.0
 _PREPARE_TIMEOUT_S = 600.0
 _CORE_BYTES = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)
-"""1 byte means no core, also for a handler that core_pattern names, which 0 would feed; 0 where 1 is out of reach."""
+"""With a limit of 1 byte no core is written, also not to a program in core_pattern, which a limit of 0 does not stop; 0
+if this process may not set 1."""
 
 _STACK_BYTES = 8 * 1024**2
 _SIGXCPU_STATUS, _SIGXFSZ_STATUS, _KILLED_STATUS = 152, 153, 137
 
 
-class Host(Protocol):
-    """What a sandbox needs of the backend that made it.
+class BackendServices(Protocol):
+    """The part of `NamespaceBackend` that a sandbox uses.
 
     Attributes:
         live: Sandboxes that are not destroyed, by id.
-        live_dir: Directory of their writable directories.
+        live_dir: Parent of their writable directories.
         store: The layers.
-        runners: Prepared processes.
-        cgroups: Of the runners; None before the first one.
-        counting: Threads that count what a sandbox holds.
+        runners: The pool of runners.
+        cgroups: Cgroups of the runners; None before the launcher starts.
+        count_executor: Threads for counting what sandboxes use.
         growth: What all sandboxes are known to have added to the disk.
-        space: The disk's free space.
+        space: Watches the free space of the disk.
         reserve_bytes: Space to keep free.
-        mode: Whether the server is root.
+        mode: The sandbox mode.
     """
 
     live: dict[str, NamespaceSandbox]
     live_dir: Path
     store: LayerStore
-    runners: Runners
+    runners: RunnerPool
     cgroups: Cgroups | None
-    counting: Executor
+    count_executor: ThreadPoolExecutor
     growth: Growth
     space: FreeSpace
     reserve_bytes: int
     mode: Mode
 
     def link_base(self, base: BaseTree) -> str:
-        """Return the short name of a base tree below the layers directory."""
+        """Return a short path of a base tree, relative to the layers directory."""
         ...
 
     def is_mapped(self, base: BaseTree) -> bool:
-        """Return whether commands on ``base`` have a host uid of their own."""
+        """Return whether commands on ``base`` each run under a different host uid."""
         ...
 
-    def check_room(self, more_bytes: int = 0) -> None:
-        """Raise `SandboxFailed` where the disk is full."""
+    def check_free_space(self, more_bytes: int = 0) -> None:
+        """Raise `SandboxFailed` if less than the reserve would be free after ``more_bytes`` are written."""
         ...
 
-    def no_room(self) -> SandboxFailed:
-        """Return the error that says what is free."""
+    def disk_full_error(self) -> SandboxFailed:
+        """Return an error that says how much space is free."""
         ...
 
     def remove(self, tree: Path) -> Usage:
-        """Delete a tree and return what it held."""
+        """Delete a tree and return its size."""
         ...
 
 
 class NamespaceSandbox(Sandbox):
-    """See `Sandbox`; made by `backend.NamespaceBackend`."""
+    """See `Sandbox`; made by `backend.NamespaceBackend`.
+
+    Args:
+        backend: What it uses of the backend.
+        name: Its id.
+        base: Its base tree.
+        layer: Id of the layer that it continues from; empty for the base tree.
+        shell: The shell state of its first command.
+        limits: Its limits.
+    """
 
     def __init__(
         self,
-        backend: Host,
+        backend: BackendServices,
         name: str,
         base: BaseTree,
         layer: str,
@@ -155,7 +166,7 @@ class NamespaceSandbox(Sandbox):
             if not inside.startswith("/") or ".." in inside.split("/"):
                 raise ValueError(f"mount point {inside!r} must be absolute and without '..'")
         startup = b"" if clean else shell_state.startup(self._shell, text, env or {})
-        order = {
+        request = {
             "do": "run",
             "argv": [b"/bin/bash", b"-c", text],
             "env": self._environment(clean, env or {}),
@@ -188,7 +199,7 @@ class NamespaceSandbox(Sandbox):
                     give.append(append_only(state_fd))
             except OSError as error:
                 raise SandboxFailed(f"the pipes of a command could not be made: {explained(error)}") from error
-            ending = await self._exchange(runner, order, give, streams, timeout_s, watch=watch.run)
+            ending = await self._exchange(runner, request, give, streams, timeout_s, watch=watch.run)
             if state_fd >= 0 and ending.killed is None:
                 new_shell = shell_state.saved(os.pread(state_fd, shell_state.MAX_STATE_BYTES + 64, len(startup)))
             if new_shell is not None:
@@ -213,8 +224,9 @@ class NamespaceSandbox(Sandbox):
         )
 
     def _environment(self, clean: bool, env: Mapping[str, str]) -> dict[bytes, bytes]:
+        """Return the environment variables of bash; those of the saved shell state are set by its startup text."""
         if not clean and not self._shell.pristine:
-            found: Mapping[str, str] = {}  # all of it comes from the saved state, also what the agent removed
+            found: Mapping[str, str] = {}  # the saved state sets all variables; the agent may have unset some
         else:
             found = self._defaults()
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in found.items()}
@@ -226,7 +238,7 @@ class NamespaceSandbox(Sandbox):
         return encoded
 
     def _defaults(self) -> Mapping[str, str]:
-        """Return the variables of a first command."""
+        """Return the variables of the first command."""
         return {
             "PATH": DEFAULT_PATH,
             "HOME": "/home/agent" if (self.base.root / "home/agent").is_dir() else self._workdir,
@@ -240,52 +252,62 @@ class NamespaceSandbox(Sandbox):
         }
 
     async def prepare(self, spec: SandboxSpec) -> None:
-        """Make what ``spec`` wants, and freeze it as the first layer; called by `NamespaceBackend.open`.
+        """Apply ``spec`` to a new sandbox; called by `NamespaceBackend.open`.
 
-        The child of a runner makes it, in the sandbox's own root and with the power over owners that commands do not
-        have: so links lead where they lead inside, and overlayfs copies what it has to.
+        This sets the working directory and environment of commands, makes the files and freezes them as the first
+        layer. A spec without files makes no layer.
+
+        A runner's child makes them with the sandbox's root as its own, so that symlinks resolve as in the sandbox and
+        overlayfs copies files up as needed. It may change owners, which commands may not.
 
         Raises:
-            SpecRefused: The base tree has something else there.
-            SandboxFailed: The machinery broke.
+            SpecRefused: The base tree has something else at the path of an entry.
+            SandboxFailed: The files could not be made.
         """
         self._workdir = spec.workdir
         self._shell = ShellState.starting(spec.workdir, spec.env, self._defaults())
         if not spec.makes_files:
             return
-        order, content = start_files.order_of(spec, rootless=self._backend.mode == "rootless")
-        self._backend.check_room(len(content))
+        request, content = start_files.request_for(spec, rootless=self._backend.mode == "rootless")
+        self._backend.check_free_space(len(content))
         data = memory_file(content)
         try:
             runner, _ = await self._prepare()
-            ending = await self._exchange(runner, order, [os.dup(data)], {}, _PREPARE_TIMEOUT_S)
+            ending = await self._exchange(runner, request, [os.dup(data)], {}, _PREPARE_TIMEOUT_S)
         finally:
             os.close(data)
         if ending.answer is None:
-            raise SandboxFailed(f"the start of a sandbox could not be made: the helper ended with {ending.status}")
+            raise SandboxFailed(f"the initial files of a sandbox could not be made: helper ended with {ending.status}")
         if ending.answer[0] == "refused":
-            self._backend.check_room()
+            self._backend.check_free_space()
             raise SpecRefused(f"entry {os.fsdecode(ending.answer[1])}: {ending.answer[2]}")
-        check_workdir(os.fsdecode(ending.answer[1]))  # as the base tree's links have it
+        check_workdir(os.fsdecode(ending.answer[1]))  # again, with the symlinks of the base tree resolved
         self._writable = tuple(os.fsdecode(path) for path in ending.answer[2])
         await self._recount()
         await self._freeze()
 
     async def _prepare(self) -> tuple[Runner, Counters]:
-        """Get everything ready that a request needs: room, a writable directory, a runner with our limits."""
+        """Return a runner with this sandbox's limits, and the counters of its cgroup, ready for a request.
+
+        Waits for the last command's runner to end, checks the free space and makes the writable directory.
+
+        Raises:
+            SandboxFailed: The sandbox was destroyed, the disk is full, or no runner can be made.
+        """
         try:
             return await self._prepare_on(await self._backend.runners.take())
-        except _RunnerEnded:  # its launcher did; nothing was run on it
+        except _RunnerEnded:  # because the launcher ended; the runner has not got the command yet
             return await self._prepare_on(await self._backend.runners.take())
 
     async def _prepare_on(self, runner: Runner) -> tuple[Runner, Counters]:
+        """Do what `_prepare` does with this runner; closes it if that fails."""
         backend = self._backend
         try:
-            self._check()  # it may have been destroyed while it waited for its turn
+            self._check()  # it may have been destroyed while it waited for the runner
             if self._last is not None:
-                # An overlay's writable directory may not be in two mounts at once; and a mount holds deleted files.
-                await backend.runners.gone(self._last)
-            backend.check_room()
+                # An upper directory may not be in two mounts at once, and a mount keeps deleted files on the disk.
+                await backend.runners.wait_until_gone(self._last)
+            backend.check_free_space()
             self._make_directory()
             assert backend.cgroups is not None
             if not backend.cgroups.has(runner.slot, self._limits):
@@ -303,6 +325,7 @@ class NamespaceSandbox(Sandbox):
         return runner, before
 
     def _make_directory(self) -> None:
+        """Make the upper and work directories if they are missing."""
         try:
             if self._directory is None:
                 directory = self._backend.live_dir / self.id
@@ -312,7 +335,7 @@ class NamespaceSandbox(Sandbox):
                 self._directory = directory
             elif not (self._directory / "u").is_dir():
                 (self._directory / "u").mkdir(mode=0o755)
-            # The umask of the server must not decide whether the agent may enter its own root.
+            # The agent has to be able to enter its root whatever the umask of the server is.
             (self._directory / "u").chmod(0o755)
         except OSError as error:
             raise SandboxFailed(f"the sandbox's directory could not be made: {error}") from error
@@ -320,26 +343,36 @@ class NamespaceSandbox(Sandbox):
     async def _exchange(
         self,
         runner: Runner,
-        order: dict[str, Any],
+        request: dict[str, Any],
         give: list[int],
         streams: Mapping[int, BoundedOutput],
         timeout_s: float,
         *,
         watch: Watch | None = None,
     ) -> Ending:
+        """Complete a request with the mounts and limits of this sandbox, and run it; closes the runner.
+
+        Args:
+            runner: The runner.
+            request: The request without what `launcher.messages` has for all requests.
+            give: Descriptors to send, which are closed once they were sent.
+            streams: See `Exchange.run`.
+            timeout_s: See `Exchange`.
+            watch: See `Exchange.run`.
+        """
         backend, limits = self._backend, self._limits
         assert backend.cgroups is not None
-        # Beside a cgroup it is the second bound, and must not be met first: the cgroup counts what it refused.
+        # With a cgroup, RLIMIT_NPROC is higher: the limit of the cgroup has to be reached first, because it is counted.
         processes = limits.pids + (16 if backend.cgroups.version else 0)
-        here = f"../live/{backend.live_dir.name}/{self.id}"
-        order |= {
+        directory = f"../live/{backend.live_dir.name}/{self.id}"
+        request |= {
             "lower": ":".join(backend.store.lowers(self.layer)),
             "base": backend.link_base(self.base),
             "base_root": str(self.base.root),
             "mapped": backend.is_mapped(self.base),
             "own_processes": (processes, processes),
-            "upper": f"{here}/u",
-            "work": f"{here}/w",
+            "upper": f"{directory}/u",
+            "work": f"{directory}/w",
             "writable": (*self.base.writable, *self._writable),
             "rlimits": [
                 _rlimit(resource.RLIMIT_FSIZE, limits.file_size_bytes, limits.file_size_bytes),
@@ -349,11 +382,11 @@ class NamespaceSandbox(Sandbox):
                 _rlimit(resource.RLIMIT_CORE, _CORE_BYTES, _CORE_BYTES),
             ],
         }
-        order.setdefault("mounts", [])
+        request.setdefault("mounts", [])
         self._last = runner
         try:
             return await Exchange(runner, timeout_s=timeout_s, output_bytes=limits.output_bytes).run(
-                order,
+                request,
                 give,
                 streams,
                 after_send=lambda: close_all(give),
@@ -364,6 +397,7 @@ class NamespaceSandbox(Sandbox):
             runner.close()
 
     def _disk_watch(self, runner: Runner) -> DiskWatch:
+        """Return a watch for the command of a runner, which counts as running from now on."""
         backend = self._backend
         return DiskWatch(
             self._upper,
@@ -371,7 +405,7 @@ class NamespaceSandbox(Sandbox):
             self._usage,
             backend.reserve_bytes,
             runner.pid,
-            backend.counting,
+            backend.count_executor,
             backend.growth,
             backend.space,
         )
@@ -381,7 +415,12 @@ class NamespaceSandbox(Sandbox):
         return as_owner.call(usage, self._upper, max_entries=_COUNTED * self._limits.inodes, max_bytes=most)
 
     def _count_few(self) -> Usage | None:
-        """Count up to some entries at once; None where a mode keeps the server's user out (rootless mode only)."""
+        """Count the writable directory in this thread, up to a few entries.
+
+        Returns:
+            The usage, of a part only if it has more entries; None if a mode denies the server's user access (in
+            rootless mode).
+        """
         try:
             few, most = _INLINE_ENTRIES, _COUNTED * self._limits.disk_bytes
             return usage(self._upper, max_entries=few, max_bytes=most, max_whiteouts=few)
@@ -394,7 +433,11 @@ class NamespaceSandbox(Sandbox):
         return self._directory / "u"
 
     async def _limit_hit(self, ending: Ending, runner: Runner, before: Counters, err: BoundedOutput) -> LimitHit | None:
-        """Tell which limit ended or broke the command; counts what it wrote on the way."""
+        """Return the limit that ended the command or made it fail, None if there is none; updates the usage.
+
+        Raises:
+            SandboxFailed: The server's own disk is full, so that the command may have failed because of it.
+        """
         backend = self._backend
         assert backend.cgroups is not None
         after = backend.cgroups.counters(runner.slot)
@@ -404,18 +447,19 @@ class NamespaceSandbox(Sandbox):
                 used = await asyncio.to_thread(self._count)
         except OSError as error:
             raise SandboxFailed(f"what the command wrote could not be counted: {error}") from error
-        beyond, self._usage = over(used, self._limits, self._usage), used
-        if ending.killed is not None and ending.killed not in ("timeout", "full"):
-            return ending.killed
-        if ending.killed == "full" and beyond is None:
-            raise backend.no_room()
-        if beyond is None:
-            # Whatever failed in there may have failed because our disk is full; that is not the agent's error.
-            backend.check_room()
+        exceeded, self._usage = exceeded_limit(used, self._limits, self._usage), used
+        killed = ending.killed
+        if killed is not None and killed != "timeout" and killed != "full":
+            return killed
+        if killed == "full" and exceeded is None:
+            raise backend.disk_full_error()
+        if exceeded is None:
+            # The command may have failed because the server's disk is full, which is not an error of the agent.
+            backend.check_free_space()
         if after.oom_kills > before.oom_kills:
             return "memory"
-        if beyond is not None:
-            return beyond
+        if exceeded is not None:
+            return exceeded
         if ending.status in (_SIGXFSZ_STATUS, 128 - _SIGXFSZ_STATUS) or (
             ending.status != 0 and "File too large" in err.text()
         ):
@@ -424,7 +468,7 @@ class NamespaceSandbox(Sandbox):
         if ending.status in cpu_signals or (ending.status == _KILLED_STATUS and ending.cpu_s >= self._limits.cpu_s):
             return "cpu"
         if not backend.cgroups.version:
-            # Nothing counts what the rlimit refused, so the words of bash and of the C library have to do.
+            # The kernel does not count forks that RLIMIT_NPROC refused: the text of the error has to do.
             return "pids" if "Resource temporarily unavailable" in err.text() else None
         return "pids" if after.pids_refused > before.pids_refused else None
 
@@ -442,7 +486,7 @@ class NamespaceSandbox(Sandbox):
             raise _refused(path, errno.EFBIG)
         if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
             raise _refused(path, errno.EDQUOT)
-        self._backend.check_room(len(data))
+        self._backend.check_free_space(len(data))
         content = memory_file(data)
         try:
             await self._file_request(path, {"do": "write", "mode": mode}, content)
@@ -451,11 +495,12 @@ class NamespaceSandbox(Sandbox):
         await self._recount()
 
     async def _recount(self) -> None:
-        """Count what the server itself had written."""
+        """Update the usage after the server wrote files in the sandbox."""
         before, self._usage = self._usage, await asyncio.to_thread(self._count)
         self._backend.growth.add(self._usage.allocated_bytes - before.allocated_bytes)
 
-    async def _file_request(self, path: str, order: dict[str, Any], data: int) -> None:
+    async def _file_request(self, path: str, request: dict[str, Any], data: int) -> None:
+        """Run a request for one file; raise `PathRefused` if the child refused it."""
         self._check()
         raw = _encode(path)
         if not raw or b"\0" in raw:
@@ -463,12 +508,12 @@ class NamespaceSandbox(Sandbox):
         if len(raw) >= 4096:  # PATH_MAX; the request would not fit into the runner's socket either
             raise _refused(path[:200] + "...", errno.ENAMETOOLONG)
         runner, _ = await self._prepare()
-        order["path"] = raw if raw.startswith(b"/") else self._shell.cwd.rstrip(b"/") + b"/" + raw
-        ending = await self._exchange(runner, order, [os.dup(data)], {}, _FILE_TIMEOUT_S)
+        request["path"] = raw if raw.startswith(b"/") else self._shell.cwd.rstrip(b"/") + b"/" + raw
+        ending = await self._exchange(runner, request, [os.dup(data)], {}, _FILE_TIMEOUT_S)
         if ending.answer is None:
-            raise SandboxFailed(f"no answer about {path!r}: the helper ended with {ending.status}")
+            raise SandboxFailed(f"no answer about {path!r}: the helper process ended with status {ending.status}")
         if ending.answer[0] == "refused":
-            self._backend.check_room()
+            self._backend.check_free_space()
             raise _refused(path, ending.answer[1])
 
     async def snapshot(self) -> SandboxSnapshot:
@@ -478,6 +523,7 @@ class NamespaceSandbox(Sandbox):
         return SandboxSnapshot(self._ref(), self._shell.pack())
 
     async def _freeze(self) -> None:
+        """Make a layer of the writable directory, in this thread if it is small."""
         freeze = functools.partial(
             self._backend.store.freeze,
             *(self._upper, self.layer, self.base, self._usage),
@@ -487,7 +533,7 @@ class NamespaceSandbox(Sandbox):
         small = self._usage.entries + self._usage.whiteouts <= _INLINE_ENTRIES
         small = small and self._usage.size_bytes <= _INLINE_BYTES
         try:
-            # A thread costs more than freezing a few small files.
+            # For a few small files a thread would cost more than the work.
             meta = freeze() if small else await asyncio.to_thread(freeze)
         except OSError as error:
             raise SandboxFailed(f"a layer could not be written: {explained(error)}") from error
@@ -495,6 +541,7 @@ class NamespaceSandbox(Sandbox):
         self._usage = Usage()
 
     def _changed(self) -> bool:
+        """Return whether the writable directory has any entry."""
         if self._directory is None:
             return False
         try:
@@ -524,7 +571,7 @@ class NamespaceSandbox(Sandbox):
         self._backend.store.release(self.layer, {sandbox.layer for sandbox in list(self._backend.live.values())})
         if self._last is not None:
             self._last.stop()
-            await self._backend.runners.gone(self._last)
+            await self._backend.runners.wait_until_gone(self._last)
         if self._directory is not None:
             await asyncio.to_thread(self._backend.remove, self._directory)
 
@@ -534,11 +581,11 @@ class NamespaceSandbox(Sandbox):
 
 
 class _RunnerEnded(SandboxFailed):
-    """A runner ended before its command was sent, and its cgroup with it."""
+    """A runner ended before it got its command, and its cgroup is gone too."""
 
 
 def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
-    """Return one resource limit; without CAP_SYS_RESOURCE nobody can go beyond its own."""
+    """Return a resource limit for setrlimit(2), lowered to this process's hard limit if it may not raise that."""
     most = resource.getrlimit(name)[1]
     if may_raise_limits() or most == resource.RLIM_INFINITY:
         return name, (soft, hard)
@@ -547,6 +594,7 @@ def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
 
 
 def _encode(text: str) -> bytes:
+    """Encode text as UTF-8; surrogates that stand for no byte are encoded as such."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -559,7 +607,7 @@ def _refused_command(status: int, message: str) -> CommandResult:
 
 
 def _refused(path: str, number: int) -> PathRefused:
-    # EXDEV: the path leads to a mount of its own (/proc, /dev), where no file of the agent is.
+    # EXDEV: the path leads to another mount (/proc, /dev), which has no files of the agent.
     number = errno.EACCES if number == errno.EXDEV else number
     message = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
     return PathRefused(path, errno.errorcode.get(number, str(number)), message)

@@ -1,4 +1,4 @@
-"""Turns a `SandboxSpec` into the plan that a runner's child carries out (`launcher/runner_start.py`)."""
+"""Converts a `SandboxSpec` into the request that a runner's child carries out (`launcher/runner_start.py`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import marshal
 import os
 from typing import Any
 
-from ..base_trees.agent_modes import as_agent
+from ..base_trees.agent_modes import agent_mode
 from ..base_trees.recipe import AGENT_UID
 from ..spec import Directory, File, Owner, SandboxSpec
 
 _DIRECTORY_MODE = 0o755
 
 
-def order_of(spec: SandboxSpec, *, rootless: bool) -> tuple[dict[str, Any], bytes]:
-    """Return the request that makes what ``spec`` wants, and the bytes of the descriptor that goes with it.
+def request_for(spec: SandboxSpec, *, rootless: bool) -> tuple[dict[str, Any], bytes]:
+    """Return the request that makes the files of ``spec``, and the content of the descriptor to send with it.
+
+    See `launcher.messages.PrepareRequest`.
 
     Args:
         spec: What to make.
-        rootless: All files belong to the agent there: those of root get the mode that keeps it out all the same.
+        rootless: The agent owns all files. Those meant for root get the mode of `agent_modes.agent_mode`, which gives
+            the agent no more than their bits for others.
     """
     rows: list[tuple[str, bytes, int | None, int | None, int | bytes]] = []
     contents: list[bytes] = []
@@ -35,14 +38,14 @@ def order_of(spec: SandboxSpec, *, rootless: bool) -> tuple[dict[str, Any], byte
         else:
             rows.append(("l", path, None, 0, os.fsencode(entry.target)))
     plan = marshal.dumps(rows)
-    order = {
+    request = {
         "do": "prepare",
         "plan_bytes": len(plan),
         "parent_mode": _mode(_DIRECTORY_MODE, "root", rootless),
         "changes_owners": not rootless,
         "mtime_s": spec.mtime_s,
     }
-    return order, b"".join((plan, *contents))
+    return request, b"".join((plan, *contents))
 
 
 def _uid(owner: Owner) -> int:
@@ -50,4 +53,4 @@ def _uid(owner: Owner) -> int:
 
 
 def _mode(mode: int, owner: Owner | None, rootless: bool) -> int:
-    return as_agent(mode, 0, 0) if rootless and owner != "agent" else mode
+    return agent_mode(mode, 0, 0) if rootless and owner != "agent" else mode

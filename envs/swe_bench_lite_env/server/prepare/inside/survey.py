@@ -229,7 +229,17 @@ def settle(environment, moment):
 
 
 def pack(archive, environment, names, moment):
-    """Write files as they stand from the root; they belong to root."""
+    """Write files of an environment to a tar archive that is extracted at ``/``.
+
+    All entries belong to root and have the time ``moment``. A file's mode becomes 755 if its owner may execute it,
+    otherwise 644. A hard link becomes a file of its own.
+
+    Args:
+        archive: Path of the archive; a file there is replaced.
+        environment: Absolute path of the environment.
+        names: Files and symbolic links, relative to ``environment``.
+        moment: Modification time, in seconds since 1970.
+    """
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as opened:
         for name in names:
             path = os.path.join(environment, name)

@@ -20,7 +20,7 @@ USAGE_ERROR, INTERNAL_ERROR, NO_TESTS = 4, 3, 5
 
 
 class SystemFirst:
-    """Finds top-level modules of the verifier and the system before any other place is asked."""
+    """Finds top-level modules of the verifier and the system before those of any other directory."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -53,13 +53,13 @@ class Watch:
 
     @staticmethod
     def raised_in_tests(excinfo):
-        """Say whether the import stands in a test and not in a module of the agent."""
+        """Return whether the import is in a test rather than in a module of the agent."""
         paths = [str(entry.path) for entry in excinfo.traceback if not str(entry.path).startswith(("/usr/", "<"))]
         return bool(paths) and paths[-1].startswith("/tests/")
 
     @staticmethod
     def module(name):
-        """Report a module."""
+        """Report a Python module that a test could not import."""
         report_to("module", name.partition(".")[0], f"no Python module {name!r}")
 
     @staticmethod
@@ -72,7 +72,7 @@ report_to = report
 
 
 def of_the_agent(arguments):
-    """Say whether pytest is to run tests that lie elsewhere than in /tests: then finding none is the agent's doing."""
+    """Return whether pytest is to run tests outside of /tests; finding none is then the agent's fault."""
     places = [word.partition("::")[0] for word in arguments if not word.startswith("-")]
     tests = [word for word in places if word.endswith(".py") or os.path.isdir(word) or "/" in word]
     outside = [word for word in tests if not os.path.abspath(word).startswith(("/tests", "/logs"))]

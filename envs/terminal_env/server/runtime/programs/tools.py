@@ -28,14 +28,14 @@ def say(text):
 
 
 def missing(name, text):
-    """Report it, say it and return the exit status of a command that is not found."""
+    """Report a missing tool, print an error and return the exit status of a command that is not found."""
     report("tool", name, text)
     say(f"{text}: there is no network, and the base tree does not have it")
     return 1
 
 
 def real(name):
-    """Return the program that this one stands before, or None."""
+    """Return the program of the same name that comes next on PATH, or None."""
     return shutil.which(name, path=SYSTEM_PATH)
 
 
@@ -91,7 +91,13 @@ def normal(name):
 
 
 def lacking(requirements):
-    """Return those of ``requirements`` that are not here; a version other than the one asked for has to be close."""
+    """Return those of ``requirements`` (specifiers as for pip) that no installed package satisfies.
+
+    If the version does not match, the package is accepted if its major version is that of every version in the
+    requirement (`same_series`), with a note on standard error. Accepted without a package are requirements whose marker
+    is false here, and pip, setuptools, wheel and uv. Requirements with a URL or of invalid form are never satisfied.
+    Without the package ``packaging`` only names are compared.
+    """
     have = distributions()
     sys.path.append(PACKAGES)
     try:
@@ -121,7 +127,7 @@ def lacking(requirements):
 
 
 def same_series(wanted, version):
-    """Say whether every release that is asked for has the major version of the one that is here."""
+    """Return whether every version in a requirement has the same major version as the installed ``version``."""
     return all(bound.version.split(".")[0] == version.split(".")[0] for bound in wanted.specifier)
 
 
@@ -388,7 +394,7 @@ PROGRAMS = {
 
 
 def not_found(name, arguments):
-    """Report a command that ``test.sh`` calls and nobody has; see ``bash_env``."""
+    """Report a command that ``test.sh`` calls and that does not exist; see ``bash_env``."""
     word = arguments[0] if arguments else ""
     report("command", word, f"command not found: {word}")
     return 127

@@ -33,7 +33,7 @@ class Config:
         """Return a whole number; text that holds one is read.
 
         Raises:
-            MissingKey: As `get`.
+            MissingKey: See `get`.
             WrongType: It is none.
         """
         value = self.get(key, default)
@@ -45,7 +45,7 @@ class Config:
         """Return True or False; the texts yes, no, on, off, true and false are read.
 
         Raises:
-            MissingKey: As `get`.
+            MissingKey: See `get`.
             WrongType: It is none of these.
         """
         value = self.get(key, default)

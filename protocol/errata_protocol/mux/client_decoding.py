@@ -1,4 +1,4 @@
-"""Small readings on the client's side, off the hot path."""
+"""Checks and decodes ``data`` on the client's side, off the hot path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .envelope import MAX_DEPTH, depth
 
 
 def checked_data(data: bytes) -> bytes:
-    """Return ``data`` if the wire can carry it.
+    """Return ``data`` if it may be sent.
 
     Raises:
-        InvalidRequest: It is not JSON, or nests too deep.
+        InvalidRequest: It is not JSON, or its nesting is too deep.
     """
     try:
         data.decode()
@@ -27,10 +27,10 @@ def checked_data(data: bytes) -> bytes:
 
 
 def fields(data: bytes) -> dict[str, Any]:
-    """Read the ``data`` of a small message of the server.
+    """Decode the ``data`` of a small message from the server.
 
     Raises:
-        RemoteProtocolError: It is no object.
+        RemoteProtocolError: It is not a JSON object.
     """
     try:
         found = msgspec.json.decode(data)
@@ -42,10 +42,10 @@ def fields(data: bytes) -> dict[str, Any]:
 
 
 def number(fields: dict[str, Any], name: str, default: float) -> float:
-    """Return a number among the fields of a message.
+    """Return a number from the fields of a message, ``default`` if the field is missing.
 
     Raises:
-        RemoteProtocolError: It is there and no number.
+        RemoteProtocolError: The field is not a number.
     """
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,11 +54,18 @@ def number(fields: dict[str, Any], name: str, default: float) -> float:
 
 
 def error_of(data: bytes) -> ErrataError:
-    """Return the exception for the ``data`` of an error."""
+    """Return the exception for the ``data`` of an ``error`` message.
+
+    Raises:
+        RemoteProtocolError: It is not a JSON object.
+    """
     return error_from_wire(fields(data))
 
 
 def is_recorded(error: ErrataError) -> bool:
-    """Say whether an error is the reply to its id for ever; of unknown codes, those without ``next_id`` are."""
+    """Return whether an error is the recorded reply to its request id.
+
+    Its code decides; an error with an unknown code is recorded unless it has ``next_id``.
+    """
     info = CODES.get(error.code)
     return info.consumes_id if info is not None else "next_id" not in error.details

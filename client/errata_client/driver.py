@@ -1,14 +1,14 @@
-"""The socket under a `Connection`: dialled, served and dialled again, for as long as a session needs it.
+"""`ProtocolDriver`: runs the client's mux state machine on an event loop, over a socket that it opens again when lost.
 
-    run ---- dial, again after a random and growing wait --------------+
-     |                                                                 |
-     +-- read: frames -> machine -> events -> the sessions they concern |   until closed, given up, or nobody is left
-     +-- write: what the requests of one turn of the loop make, batched |
-     +-- tick: what the machine put off                                 |
-     +----- socket lost, goaway, the server broke the protocol --------+
+    run ---- open a socket; after a failure wait, each time longer ------+
+     |                                                                    |
+     +-- read: frames -> state machine -> events -> the session's listener |   until closed, given up, or no session
+     +-- write: frames of all requests of one turn of the loop            |   and no read is left
+     +-- tick: timers of the state machine                                |
+     +----- socket lost, goaway, or the server broke the protocol --------+
 
-Requests outlive sockets: the machine resumes every session on the next socket and sends again what the server had not
-accepted. A caller waits on; only its own deadline, or `Backoff.give_up_s` without a socket, ends the wait.
+Requests survive a lost socket: the state machine resumes every session on the next one and resends the requests that
+the server had not accepted. Callers keep waiting until their own timeout, or `Backoff.give_up_s` without a socket.
 """
 
 from __future__ import annotations
@@ -40,46 +40,47 @@ from .dialing import Backoff, ConnectRefused, Dial
 from .stats import ConnectionStats
 
 WRITE_BYTES = 1 << 20
-"""Taken from the machine at a time, so that replies are read while much is sent."""
-GOAWAY_PATIENCE_S = 10.0
-"""How long replies are waited for on a socket that the server wants closed."""
+"""Most bytes that are taken from the state machine at a time, so that replies are read while much is sent."""
+GOAWAY_TIMEOUT_S = 10.0
+"""How long a socket stays open for replies after the server asked to reconnect, seconds."""
 PROTOCOL_ERRORS = 5
-"""Sockets in a row that the server broke the protocol on, each within `STEADY_S`, before waiting requests fail."""
+"""Waiting requests fail when the server broke the protocol on so many sockets in a row, on each within `STEADY_S`."""
 STEADY_S = 30.0
+"""A socket that was open for so long is not counted by `PROTOCOL_ERRORS`, seconds."""
 
 _log = logging.getLogger("errata.client")
 
-Outcome = Answered | Exception
-"""What becomes of a read."""
+ReadOutcome = Answered | Exception
+"""The answer to a read, or why there is none."""
 
 
 class Listener(Protocol):
-    """What a connection tells about one session."""
+    """What a connection calls about one session."""
 
     ends: bool
-    """The session ends with its client."""
+    """Whether the session ends with its client."""
 
-    def take(self, event: ClientEvent) -> None:
-        """Take an event of the session, in order."""
+    def receive(self, event: ClientEvent) -> None:
+        """Called with each event of the session, in order."""
 
     async def end(self) -> None:
-        """End it on the server."""
+        """End the session on the server."""
 
     def unreachable(self, error: Exception) -> None:
-        """Take that nothing is sent or received for now: nobody waits any longer."""
+        """Called when there is no connection for now: waiting callers get ``error``, the session goes on."""
 
 
-class Carrier:
-    """The asyncio shell of `errata_protocol.mux.ClientProtocol`, for one event loop.
+class ProtocolDriver:
+    """Runs an `errata_protocol.mux.ClientProtocol` on one event loop.
 
     Args:
-        dial: How its sockets are opened.
-        backoff: Waits between attempts, and when to give up.
+        dial: How sockets are opened.
+        backoff: Waits between attempts to connect, and when to give up.
 
     Attributes:
-        machine: The protocol. Whoever asks it for something calls `stir` afterwards.
+        machine: The state machine. Call `schedule_send` after each call that makes it send something.
         stats: Counters.
-        capabilities: What the server said it can do; None before the first socket.
+        capabilities: The server's capabilities; None before the first socket.
     """
 
     def __init__(self, dial: Dial, backoff: Backoff) -> None:
@@ -91,14 +92,14 @@ class Carrier:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Task[None] | None = None
         self._ws: ClientConnection | None = None
-        self._socket: ClientConnection | None = None  # opened elsewhere, to be used first
+        self._first_socket: ClientConnection | None = None  # opened by `Connection.on`, the first to be used
         self._writable: asyncio.Event = asyncio.Event()
-        self._up: asyncio.Future[None] | None = None
+        self._connected: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._listeners: dict[str, Listener] = {}
-        self._reads: dict[ClientRead, Callable[[Outcome], None]] = {}
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._reads: dict[ClientRead, Callable[[ReadOutcome], None]] = {}
+        self._closing_sockets: set[asyncio.Task[None]] = set()
         self._resume_after_s = 0.0
         self._closed = False
 
@@ -108,43 +109,43 @@ class Carrier:
         return self._ws is not None
 
     def attach(self, session: ClientSession, listener: Listener) -> None:
-        """Tell ``listener`` of all events of ``session``, which the machine just made."""
+        """Pass the events of ``session``, which was just added to the machine, to ``listener``."""
         self._listeners[session.sid] = listener
-        self.stir()
+        self.schedule_send()
 
-    def let_go(self, session: ClientSession) -> None:
-        """Forget a session here; on the server it stays."""
+    def forget(self, session: ClientSession) -> None:
+        """Remove a session from this connection. It stays on the server."""
         self.machine.forget(session)
         self._listeners.pop(session.sid, None)
-        self.stir()
+        self.schedule_send()
 
-    def stir(self) -> None:
-        """Send what the machine has to say, once this turn of the loop is over."""
+    def schedule_send(self) -> None:
+        """Send the machine's frames once the current turn of the event loop is over; connect first if necessary."""
         self._writable.set()
-        if self._runner is None and self._wanted():
-            self._run_on()
+        if self._runner is None and self._is_needed():
+            self._start()
 
     # -- the socket --------------------------------------------------------------------------------------------------
 
-    def _run_on(self) -> None:
+    def _start(self) -> None:
         if self._runner is None and not self._closed:
             assert self._loop is not None
-            self._up = self._loop.create_future()
+            self._connected = self._loop.create_future()
             self._runner = self._loop.create_task(self._run(), name="errata-connection")
-            self._runner.add_done_callback(self._ran)
+            self._runner.add_done_callback(self._run_ended)
 
-    def _ran(self, runner: asyncio.Task[None]) -> None:
+    def _run_ended(self, runner: asyncio.Task[None]) -> None:
         error = None if runner.cancelled() else runner.exception()
-        if error is not None:  # a defect of ours: nobody may wait for ever because of it
-            _log.error("the connection broke", exc_info=error)
+        if error is not None:  # a defect of the client: callers must not wait forever because of it
+            _log.error("unexpected error in a connection", exc_info=error)
             self._fail(error if isinstance(error, Exception) else ConnectionError(repr(error)))
 
     async def _run(self) -> None:
-        assert self._loop is not None and self._up is not None
+        assert self._loop is not None and self._connected is not None
         broken = 0
         try:
-            while self._socket is not None or self._wanted() or not self._up.done():
-                ws = await self._dialled()
+            while self._first_socket is not None or self._is_needed() or not self._connected.done():
+                ws = await self._next_socket()
                 since = self._loop.time()
                 try:
                     await self._serve(ws)
@@ -152,7 +153,7 @@ class Carrier:
                     self.stats.sockets_lost += 1
                     _log.info("a socket to %s was lost: %s", self.dial.ws_url, error)
                 except RemoteProtocolError as error:
-                    if (wait_s := error.details.get("retry_after")) is not None:  # a frame of ours found no room
+                    if (wait_s := error.details.get("retry_after")) is not None:  # the server had no memory for a frame
                         self.stats.overloaded += 1
                         _log.info("%s", error)
                         await asyncio.sleep(wait_s)
@@ -166,16 +167,16 @@ class Carrier:
         except (OSError, ErrataError) as error:
             self._fail(error)
         finally:
-            self._runner = None  # at once: who asks next starts another
+            self._runner = None  # so that the next request starts another task
 
-    def _wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         return bool(self._listeners or self._reads)
 
-    async def _dialled(self) -> ClientConnection:
-        """Return a socket, however many attempts it takes; the very first one is not repeated."""
+    async def _next_socket(self) -> ClientConnection:
+        """Return an open socket; retry until `Backoff.give_up_s`, except before the first socket of this connection."""
         assert self._loop is not None
-        if self._socket is not None:
-            ws, self._socket = self._socket, None
+        if self._first_socket is not None:
+            ws, self._first_socket = self._first_socket, None
             return ws
         if self._resume_after_s:
             await asyncio.sleep(self._resume_after_s)
@@ -197,37 +198,37 @@ class Carrier:
                 await asyncio.sleep(delay)
                 continue
             if ws.subprotocol != PROTOCOL_NAME:
-                self._part(ws)
+                self._close_socket(ws)
                 raise NotSupported(
                     f"{self.dial.ws_url} does not speak {PROTOCOL_NAME}: use ErrataClient without connection= or mux="
                 )
             return ws
 
     async def _serve(self, ws: ClientConnection) -> None:
-        """Carry the sessions on a socket until it ends.
+        """Serve the sessions on a socket until it is closed, or until replies are complete after a ``goaway``.
 
         Raises:
-            ConnectionClosed: It was lost.
+            ConnectionClosed: The socket was lost.
             RemoteProtocolError: The server broke the protocol.
         """
-        assert self._loop is not None and self._up is not None
+        assert self._loop is not None and self._connected is not None
         loop, machine = self._loop, self.machine
         self._ws = ws
         self.stats.connects += 1
         machine.connected(loop.time())
-        self._reads[machine.read("capabilities")] = self._learn
-        if not self._up.done():
-            self._up.set_result(None)
+        self._reads[machine.read("capabilities")] = self._receive_capabilities
+        if not self._connected.done():
+            self._connected.set_result(None)
         self._writable.set()
         writer = loop.create_task(self._write(ws), name="errata-connection-writer")
         try:
-            while not (machine.leaving and self._is_quiet()):
+            while not (machine.leaving and self._all_answered()):
                 frame = await ws.recv(decode=False)
                 self.stats.frames_received += 1
                 try:
                     events = machine.receive(frame, loop.time())
                 except RemoteProtocolError:
-                    self._dispatch(machine.tick(loop.time()))  # what it had understood before
+                    self._dispatch(machine.tick(loop.time()))  # events of the messages before the broken one
                     raise
                 self._dispatch(events)
                 if machine.has_data:
@@ -237,10 +238,10 @@ class Carrier:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             self._ws = None
-            if self._wanted():
-                self._up = loop.create_future()
+            if self._is_needed():
+                self._connected = loop.create_future()
             machine.disconnected(loop.time())
-            self._part(ws)
+            self._close_socket(ws)
 
     async def _write(self, ws: ClientConnection) -> None:
         machine = self.machine
@@ -254,26 +255,26 @@ class Carrier:
                         await ws.send(frame, text=True)
                 self._wait_for_timer()
         except ConnectionClosed:
-            pass  # the reader hears of it too
+            pass  # the reader gets this error too
         except Exception:
-            ws.transport.abort()  # else the reader would wait for answers to what was never sent
+            ws.transport.abort()  # else the reader would wait for replies to requests that were never sent
             raise
 
-    def _is_quiet(self) -> bool:
+    def _all_answered(self) -> bool:
         return not any(session.sent for session in self.machine.sessions.values())
 
-    def _part(self, ws: ClientConnection) -> None:
-        """Close a socket without waiting for it."""
+    def _close_socket(self, ws: ClientConnection) -> None:
+        """Close a socket in a task; do not wait for the closing handshake."""
         assert self._loop is not None
-        farewell = self._loop.create_task(ws.close(), name="errata-connection-close")
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
+        closing = self._loop.create_task(ws.close(), name="errata-connection-close")
+        self._closing_sockets.add(closing)
+        closing.add_done_callback(self._closing_sockets.discard)
 
     def _fail(self, error: Exception) -> None:
-        """Let nobody wait any longer. Sessions stay, and the next request tries again."""
-        if self._up is not None and not self._up.done():
-            self._up.set_exception(error)
-            self._up.exception()  # that nobody asked is no defect
+        """Fail all waiting callers with ``error``. Sessions stay; the next request connects again."""
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_exception(error)
+            self._connected.exception()  # so that asyncio does not log an exception that nobody awaited
         reads, self._reads = self._reads, {}
         for read, settle in reads.items():
             self.machine.drop(read)
@@ -289,49 +290,49 @@ class Carrier:
             if type(event) is Replied or type(event) is Failed:
                 listener = listeners.get(event.session.sid)
                 if listener is not None:
-                    listener.take(event)
+                    listener.receive(event)
             elif isinstance(event, Answered):
                 settle = self._reads.pop(event.read, None)
                 if settle is not None:
                     settle(event)
             elif isinstance(event, GoneAway):
-                self._go(event.retry_after_s)
+                self._go_away(event.retry_after_s)
             else:
                 listener = listeners.get(event.session.sid)
                 if isinstance(event, SessionEnded):
                     listeners.pop(event.session.sid, None)
                 if listener is not None:
-                    listener.take(event)
+                    listener.receive(event)
                 if isinstance(event, Refused):
                     _log.debug("refused until %.3f: %s", event.retry_at, event.error)
 
-    def _go(self, retry_after_s: float) -> None:
-        """Leave a socket that the server wants closed, when its replies are here or have been waited for."""
+    def _go_away(self, retry_after_s: float) -> None:
+        """Have the socket closed when all replies have arrived, or after `GOAWAY_TIMEOUT_S`; then connect again."""
         assert self._loop is not None
         self.stats.goaways += 1
         self._resume_after_s = min(max(retry_after_s, 0.0), self.backoff.give_up_s)
         ws = self._ws
         if ws is not None:
-            self._loop.call_later(GOAWAY_PATIENCE_S, self._part_if_open, ws)
+            self._loop.call_later(GOAWAY_TIMEOUT_S, self._close_if_current, ws)
 
-    def _part_if_open(self, ws: ClientConnection) -> None:
+    def _close_if_current(self, ws: ClientConnection) -> None:
         if self._ws is ws:
-            self._part(ws)
+            self._close_socket(ws)
 
-    def _learn(self, outcome: Outcome) -> None:
-        """Keep to the bounds that the server tells."""
+    def _receive_capabilities(self, outcome: ReadOutcome) -> None:
+        """Keep the server's capabilities and apply its limits."""
         if isinstance(outcome, Exception) or outcome.error is not None:
             return
-        self.capabilities = told = Capabilities.model_validate_json(outcome.payload)
-        self.machine.keep_to(told.limits)
+        self.capabilities = capabilities = Capabilities.model_validate_json(outcome.payload)
+        self.machine.apply_limits(capabilities.limits)
 
     def _wait_for_timer(self) -> None:
         due = self.machine.next_timer()
         timer = self._timer
         if timer is not None:
-            # Its `when()` is not asked: what uvloop returns for a time that has passed has none.
+            # `_due` is kept because the handle that uvloop returns for a past time has no `when()`.
             if due is not None and self._due <= due and not timer.cancelled():
-                return  # it is asked again then
+                return  # `_tick` sets the next timer
             timer.cancel()
         self._timer = None
         if due is not None and self._loop is not None:

@@ -1,6 +1,7 @@
-"""Errata with its journal in memory: ``python -m errata_bench.forgetful TARGET --sessions N``.
+"""Errata with its journal in memory: ``python -m errata_bench.memory_server TARGET --sessions N``.
 
-What ``errata serve`` runs but for the data directory, which the command always has. It announces itself likewise.
+It runs what ``errata serve`` runs, without a data directory, and prints its address in the same way. The command itself
+always has a data directory.
 """
 
 from __future__ import annotations

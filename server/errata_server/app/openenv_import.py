@@ -1,0 +1,5 @@
+"""Imports OpenEnv before any other module of the server does, without gradio (decision 140)."""
+
+from errata_protocol.late_imports import OPENENV_WEB_INTERFACE, import_without
+
+import_without(*OPENENV_WEB_INTERFACE)
