@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from errata_protocol.mux import Find, Reply, Run, ServerConfig, ServerProtocol, Stored
+from errata_protocol.mux import EncodedReply, FindSession, RunRequest, ServerConfig, ServerProtocol, Stored
 from errata_protocol.mux.envelope import read_frame
 from errata_protocol.payload import digest
 
@@ -25,7 +25,7 @@ SESSIONS = 100 if SMOKE else 10_000
 ROUNDS = 1 if SMOKE else 7
 ACTION = b'{"message":"%s"}' % (b"x" * 64)
 PAYLOAD = b'{"observation":{"echo":"%s"},"reward":0.0,"done":false}' % (b"x" * 64)
-REPLY = Reply("observation", PAYLOAD, "0123456789abcdef0123", 3, digest(PAYLOAD))
+REPLY = EncodedReply("observation", PAYLOAD, "0123456789abcdef0123", 3, digest(PAYLOAD))
 
 
 def sid(n: int) -> str:
@@ -43,7 +43,7 @@ class Server:
         for n in range(SESSIONS):
             frame = b'{"sid":"%s","type":"open","data":{"key":"%s"}}' % (sid(n).encode(), sid(n).encode())
             for effect in self.protocol.receive(self.connection, frame, 0.0):
-                if isinstance(effect, Find):
+                if isinstance(effect, FindSession):
                     self.protocol.found(effect, Stored(), 0.0)
         self.connection.data_to_send()
 
@@ -64,7 +64,7 @@ class Server:
             "json": timed(lambda: [json.loads(frame) for frame in frames]),
             "parse": timed(lambda: [read_frame(frame) for frame in frames]),
         }
-        runs: list[Run] = []
+        runs: list[RunRequest] = []
         protocol, connection = self.protocol, self.connection
 
         def admit() -> None:

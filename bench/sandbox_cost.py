@@ -22,14 +22,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from errata_bench.latencies import percentile
 from errata_server.sandbox.base import Sandbox
 from errata_server.sandbox.files.walk import remove_tree, usage
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the value below which ``share`` of ``values`` lie."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 async def timed_ms(call: Callable[[], Awaitable[object]]) -> float:
@@ -59,11 +55,11 @@ async def commands(backend: NamespaceBackend, rounds: int, count: int) -> dict[s
             await asyncio.sleep(0.01)
         found.append(
             {
-                "plain_p50_ms": percentile(theirs, 0.5),
-                "plain_p95_ms": percentile(theirs, 0.95),
-                "sandbox_p50_ms": percentile(ours, 0.5),
-                "sandbox_p95_ms": percentile(ours, 0.95),
-                "ratio_p50": percentile(ours, 0.5) / percentile(theirs, 0.5),
+                "plain_p50_ms": percentile(sorted(theirs), 0.5),
+                "plain_p95_ms": percentile(sorted(theirs), 0.95),
+                "sandbox_p50_ms": percentile(sorted(ours), 0.5),
+                "sandbox_p95_ms": percentile(sorted(ours), 0.95),
+                "ratio_p50": percentile(sorted(ours), 0.5) / percentile(sorted(theirs), 0.5),
             }
         )
     started = time.perf_counter()

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from errata_bench.latencies import percentile
 from errata_server.process import ServerProcess
 from swe_bench_lite_env import SweBenchLiteEnv
 from swe_bench_lite_env.dataset import Instance, load_dataset
@@ -35,12 +36,6 @@ from swe_bench_lite_env.server.offered import bundled
 EMPTY_RUN = "echo 'def test_nothing(): pass' > {file} && {runner} -rA {file}"
 """Beside the tests, so that what their runner loads for any test is loaded."""
 TEST_TIMEOUT_S = 600.0
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the value below which ``share`` of ``values`` lie."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def seconds(call: Awaitable[Any]) -> tuple[float, Any]:
@@ -65,13 +60,13 @@ async def opening(server: ServerProcess, rounds: int, each: int) -> dict[str, An
                 await env.run(":")  # the first command of a session begins its shell
                 took, _ = await seconds(env.run(":"))
                 ran.append(took)
-            ratios.append(percentile(opened, 0.5) / percentile(ran, 0.5))
+            ratios.append(percentile(sorted(opened), 0.5) / percentile(sorted(ran), 0.5))
             opens += opened
             commands += ran
     return {
-        "open_p50_ms": percentile(opens, 0.5) * 1e3,
-        "open_p95_ms": percentile(opens, 0.95) * 1e3,
-        "command_p50_ms": percentile(commands, 0.5) * 1e3,
+        "open_p50_ms": percentile(sorted(opens), 0.5) * 1e3,
+        "open_p95_ms": percentile(sorted(opens), 0.95) * 1e3,
+        "command_p50_ms": percentile(sorted(commands), 0.5) * 1e3,
         "ratio_p50_median_of_rounds": statistics.median(ratios),
         "ratio_p50_rounds": [round(ratio, 2) for ratio in ratios],
     }

@@ -20,16 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from errata_bench.latencies import percentile, spread_ms
 from errata_protocol.environment import SnapshotRef
 from errata_server.journal import DeliveryRow, EpisodeRow, IndexedJournal
 from errata_server.process import ServerProcess
 from terminal_env import TerminalAction, TerminalEnv
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the value below which ``share`` of ``values`` lie."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def trivial_step(server: ServerProcess, rounds: int, steps: int) -> dict[str, Any]:
@@ -47,13 +42,13 @@ async def trivial_step(server: ServerProcess, rounds: int, steps: int) -> dict[s
                 started = time.perf_counter()
                 subprocess.run(["bash", "-c", ":"], check=True)
                 other.append(time.perf_counter() - started)
-            ratios.append(percentile(one, 0.5) / percentile(other, 0.5))
+            ratios.append(percentile(sorted(one), 0.5) / percentile(sorted(other), 0.5))
             ours += one
             plain += other
     return {
-        "step_p50_ms": percentile(ours, 0.5) * 1e3,
-        "step_p95_ms": percentile(ours, 0.95) * 1e3,
-        "bash_p50_ms": percentile(plain, 0.5) * 1e3,
+        "step_p50_ms": percentile(sorted(ours), 0.5) * 1e3,
+        "step_p95_ms": percentile(sorted(ours), 0.95) * 1e3,
+        "bash_p50_ms": percentile(sorted(plain), 0.5) * 1e3,
         "ratio_p50_median_of_rounds": statistics.median(ratios),
         "ratio_p50_rounds": [round(r, 2) for r in ratios],
     }
@@ -70,7 +65,7 @@ async def state_at(server: ServerProcess, asked: int) -> dict[str, Any]:
             started = time.perf_counter()
             await env.state_at(n * 7919 % 51)
             took.append(time.perf_counter() - started)
-    return {"p50_ms": percentile(took, 0.5) * 1e3, "p99_ms": percentile(took, 0.99) * 1e3}
+    return spread_ms(took)
 
 
 async def journal_reads(sizes: list[int], asked: int) -> dict[str, Any]:
@@ -115,7 +110,7 @@ async def journal_reads(sizes: list[int], asked: int) -> dict[str, Any]:
                 started = time.perf_counter()
                 assert journal.delivery(f"ep_{at // 100:012d}", at % 100) is not None
                 took.append(time.perf_counter() - started)
-            found[str(size)] = {"p50_ms": percentile(took, 0.5) * 1e3, "p99_ms": percentile(took, 0.99) * 1e3}
+            found[str(size)] = spread_ms(took)
         journal.close()
     return found
 

@@ -112,16 +112,17 @@ def worker(source: Path) -> None:
         return trainer, trainer._generate_and_score_completions([dict(row) for row in rows])
 
     with (
-        tempfile.TemporaryDirectory() as name,
-        ServerProcess("tests.environments.shelf:SPEC", Path(name) / "data") as server,
+        tempfile.TemporaryDirectory() as folder,
+        ServerProcess("tests.environments.shelf:SPEC", Path(folder) / "data") as server,
     ):
-        prepared = {arm: made(server.url, Path(name), **given) for arm, given in ARMS.items()}
+        prepared = {arm: made(server.url, Path(folder), **given) for arm, given in ARMS.items()}
         sites = {arm: sum(map(len, batch["sdpo_items"])) for arm, (_, batch) in prepared.items()}
         print(json.dumps({"sites": sites, "torch": torch.__version__}), flush=True)
         for line in sys.stdin:
             trainer, batch = prepared[line.strip()]
-            if hasattr(trainer._distillation, "forget"):  # what a new generation batch does
-                trainer._distillation.forget()
+            for name in ("clear_kept", "forget"):  # what a new generation batch does; older trees have the second name
+                if hasattr(trainer._distillation, name):
+                    getattr(trainer._distillation, name)()
             began = time.process_time()
             for _ in range(trainer.num_iterations):
                 trainer.compute_loss(trainer.model, batch).backward()

@@ -1,10 +1,10 @@
-"""Three channels in a training loop of your own, without TRL.
+"""Trains with the three channels in a plain PyTorch loop, without TRL.
 
     python examples/own_trainer.py MODEL FILE.jsonl
 
 FILE has `Rollout` and `DpoPair` records, as `write_records` writes them (docs/rollouts.md). The driver finds the error
-sites and the pairs; this program makes the forward passes, the loss and the optimizer steps. A trainer that plays
-episodes gives the driver its transcripts and runners as well: errata_trainer/recipes/trl/trainer.py.
+sites and the pairs. This program makes the forward passes, the loss and the optimizer steps. A trainer that plays
+episodes itself also passes its transcripts and runners to the driver: see errata_trainer/recipes/trl/trainer.py.
 """
 
 import sys
@@ -21,7 +21,7 @@ from errata_trainer.sites import Sites
 
 
 class RecordedPairs:
-    """A source of pairs that asks no teachers: it has the pairs of a file."""
+    """A source of pairs for the driver: the pairs of a file. It needs no teachers."""
 
     def __init__(self, recorded):
         self.recorded, self.skipped = pairs.trainable_pairs(recorded)
@@ -32,93 +32,112 @@ class RecordedPairs:
     def observe(self, rollouts, runners, transcripts):
         pass
 
-    def sample(self, count, referred):
-        return referred(self.recorded[:count])
+    def sample(self, count, with_reference):
+        return with_reference(self.recorded[:count])
 
     def metrics(self):
         return {"pairs": float(len(self.recorded))}
 
 
 def summed_logprobs(model, states, target_ids, lengths):
-    """Return the log-probability of each action, from the states that predict its tokens."""
+    """Return the log-probability of each action.
+
+    Args:
+        model: The policy.
+        states: Hidden states at the positions that predict the actions' tokens, of all actions one after the other.
+        target_ids: These tokens.
+        lengths: How many tokens each action has.
+    """
     head = heads.output_head(model)
-    each = distil.action_logprobs(states, torch.tensor(target_ids), head.weight, head.bias, transform=head.transform)
-    return dpo.segment_sums(each, torch.tensor(lengths))
+    token_logprobs = distil.action_logprobs(
+        states, torch.tensor(target_ids), head.weight, head.bias, transform=head.transform
+    )
+    return dpo.segment_sums(token_logprobs, torch.tensor(lengths))
 
 
 def grpo_loss(model, rollouts):
-    """Return channel 1, here a plain policy gradient; put your own in its place."""
-    rows = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
-    # The logits that predict a token stand one position before it.
-    positions = [
-        [len(rollout.prompt_ids) + place - 1 for place, sampled in enumerate(rollout.mask) if sampled]
-        for rollout in rollouts
-    ]
-    target_ids = [row[position + 1] for row, of_row in zip(rows, positions, strict=True) for position in of_row]
+    """Return channel 1, here a plain policy gradient; put your own loss in its place."""
+    rows, positions, target_ids, lengths = [], [], [], []
+    for rollout in rollouts:
+        row = rollout.prompt_ids + rollout.completion_ids
+        sampled = [len(rollout.prompt_ids) + place for place, is_sampled in enumerate(rollout.mask) if is_sampled]
+        rows.append(row)
+        positions.append([place - 1 for place in sampled])  # the state before a token predicts it
+        target_ids += [row[place] for place in sampled]
+        lengths.append(len(sampled))
     states = forward.trained_states(model, rows, positions)
-    logprobs = summed_logprobs(model, states, target_ids, [len(of_row) for of_row in positions])
+    logprobs = summed_logprobs(model, states, target_ids, lengths)
     rewards = torch.tensor([rollout.reward for rollout in rollouts])
     return -((rewards - rewards.mean()) * logprobs).sum() / len(target_ids)
 
 
 def sdpo_term(model, rollouts, items):
-    """Return channel 2: failing turns, against the same model with a hint before them."""
-    sites = [(row, item) for row, of_row in enumerate(items) for item in of_row]
-    rows = [rollouts[row].prompt_ids + rollouts[row].completion_ids for row, _ in sites]
-    student = forward.trained_states(model, rows, [item.student_positions for _, item in sites])
+    """Return channel 2: distil failing turns from the same model with a hint in its context."""
+    rows, sites = [], []
+    for rollout, of_rollout in zip(rollouts, items, strict=True):
+        for site in of_rollout:
+            rows.append(rollout.prompt_ids + rollout.completion_ids)
+            sites.append(site)
+    student = forward.trained_states(model, rows, [site.student_positions for site in sites])
     teacher = forward.frozen_states(
-        model, [item.teacher_ids for _, item in sites], [item.teacher_positions for _, item in sites]
+        model, [site.teacher_ids for site in sites], [site.teacher_positions for site in sites]
     )
     head = heads.output_head(model)
-    weights = torch.tensor([item.weight for _, item in sites for _ in item.target_ids])
+    weights = torch.tensor([site.weight for site in sites for _ in site.target_ids])  # one for each token
     divergence, metrics = distil.distil(
         student, teacher, head.weight, head.bias, transform=head.transform, token_weights=weights
     )
     return compose.Term(divergence, metrics.tokens)
 
 
-def referred(model, asked):
-    """Return new pairs with the log-probabilities of the reference: the policy as it is now."""
-    batch = pairs.pair_rows(asked)
+def with_reference(model, new_pairs):
+    """Return pairs with the log-probabilities of the reference model, here the policy as it is now."""
+    batch = pairs.pair_rows(new_pairs)
     states = forward.frozen_states(model, batch.rows, batch.positions)
     chosen, rejected = summed_logprobs(model, states, batch.target_ids, batch.lengths).detach().chunk(2)
     return [
         replace(pair, ref_chosen=float(own), ref_rejected=float(other))
-        for pair, own, other in zip(asked, chosen, rejected, strict=True)
+        for pair, own, other in zip(new_pairs, chosen, rejected, strict=True)
     ]
 
 
-def dpo_term(model, asked):
-    """Return channel 3: at replayed states, what teachers agreed on against what the student did."""
-    batch = pairs.pair_rows(asked)
+def dpo_term(model, batch_of_pairs):
+    """Return channel 3: DPO at replayed states, of the action that teachers agreed on over the student's."""
+    batch = pairs.pair_rows(batch_of_pairs)
     states = forward.trained_states(model, batch.rows, batch.positions)
     chosen, rejected = summed_logprobs(model, states, batch.target_ids, batch.lengths).chunk(2)
-    reference = torch.tensor([(pair.ref_chosen, pair.ref_rejected) for pair in asked])
+    reference = torch.tensor([(pair.ref_chosen, pair.ref_rejected) for pair in batch_of_pairs])
     losses = dpo.dpo_losses(chosen, rejected, reference[:, 0], reference[:, 1])
-    weights = torch.tensor([pair.weight for pair in asked])
-    return compose.Term((losses * weights).sum(), torch.tensor(len(asked)))
+    weights = torch.tensor([pair.weight for pair in batch_of_pairs])
+    return compose.Term((losses * weights).sum(), torch.tensor(len(batch_of_pairs)))
 
 
 def main(name, path, steps=10):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    forward.refuse_dropout(model)  # channel 2 would distil its noise
-    rollouts = [one for one in read_records(path, Rollout) if one.reward is not None and one.lost is None]
+    """Train the model ``name`` on the records in ``path``."""
+    model = AutoModelForCausalLM.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    forward.refuse_dropout(model)  # channel 2 would distil the noise of dropout
+    rollouts = [
+        rollout for rollout in read_records(path, Rollout) if rollout.reward is not None and rollout.lost is None
+    ]
     driver = ChannelDriver(
         sites=Sites(TemplateHinter(), HintRenderer(tokenizer)),
         pairs=RecordedPairs(read_records(path, DpoPair)),
     )
-    # These episodes are over, so there is no runner to fork: the counterfactual check is off, and samples nothing.
+    # Recorded episodes have no runner that could be forked, so the counterfactual check is off and samples nothing.
     items = driver.items(rollouts, [None] * len(rollouts), sample=lambda contexts: [])
-    by_row = driver.pairs(64, rollouts, lambda asked: referred(model, asked) if asked else [])
-    asked = [pair for of_row in by_row for pair in of_row]
-    found = sum(len(of_row) for of_row in items)
-    if not (found and asked):
-        sys.exit(f"{path}: {found} error sites in {len(rollouts)} rollouts, {len(asked)} pairs: both are needed")
+    pairs_by_rollout = driver.pairs(64, rollouts, lambda new: with_reference(model, new) if new else [])
+    all_pairs = [pair for of_rollout in pairs_by_rollout for pair in of_rollout]
+    sites = sum(len(of_rollout) for of_rollout in items)
+    if not (sites and all_pairs):
+        sys.exit(f"{path}: {sites} error sites in {len(rollouts)} rollouts, {len(all_pairs)} pairs: both are needed")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for step in range(steps):
         loss, parts = compose.compose(
-            grpo_loss(model, rollouts), sdpo=sdpo_term(model, rollouts, items), dpo=dpo_term(model, asked)
+            grpo_loss(model, rollouts),
+            sdpo=sdpo_term(model, rollouts, items),
+            dpo=dpo_term(model, all_pairs),
         )
         loss.backward()
         optimizer.step()
@@ -127,5 +146,10 @@ def main(name, path, steps=10):
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(*given) if len(given) == 2 else sys.exit(print(__doc__) if "--help" in given else __doc__)
+    arguments = sys.argv[1:]
+    if "--help" in arguments:
+        print(__doc__)
+        sys.exit()
+    if len(arguments) != 2:
+        sys.exit(__doc__)
+    main(*arguments)

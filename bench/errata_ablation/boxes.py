@@ -1,4 +1,4 @@
-"""A controlled family of terminal tasks in which the hint carries what the student lacks.
+"""A controlled family of terminal tasks in which the hint contains what the student does not know.
 
 In each task there is a box, and ``./open KEY`` opens it. Only the program's complaint about a wrong key, in the way of
 ``argparse``, names the key that fits::
@@ -6,9 +6,9 @@ In each task there is a box, and ``./open KEY`` opens it. Only the program's com
     open: error: invalid choice: 'red' (choose from blue)
 
 The terminal marks the failing command, and the template that ships for ``args.invalid`` quotes the complaint. An
-episode is one command: it is over when the student gets that complaint. So a group of rollouts in which
-nobody guessed right teaches GRPO nothing, while each of its failing turns has a hint. That is the family's purpose, and
-its limit: it says whether the channels use what a hint carries, not how often hints of real tasks carry as much.
+episode is one command: it is over when the student gets that complaint. So a group of rollouts without a right guess
+teaches GRPO nothing, while each of its failing turns has a hint. That is the purpose of the family, and its limit: it
+shows whether the channels use what a hint contains, not how often hints of real tasks contain as much.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Boxes:
     Attributes:
         boxes: Tasks, at most 16.
         keys: Keys that the student knows, at most 16; a box's own is one of them.
-        belief: Chance with which a taught student tries the key that it believes in, which is another; else it tries
-            any. So it reads which box it is asked for, and guesses right with a chance of ``(1 - belief) / keys``.
-        seed: Of which key fits which box.
+        belief: Probability with which a taught student tries the key that it believes in, which is a wrong one; else it
+            tries any. So it reads which box is asked for, and is right with a probability of ``(1 - belief) / keys``.
+        seed: Seed that decides which key fits which box.
     """
 
     boxes: int = 4
@@ -90,7 +90,7 @@ class Boxes:
         }
 
     def believed(self, box: str) -> str:
-        """Return the key that a taught student holds for a box's."""
+        """Return the key that a taught student believes to fit a box."""
         return KEYS[BOXES.index(box) * 5 % self.keys]
 
     def write(self, directory: Path) -> None:
@@ -113,17 +113,17 @@ class Boxes:
 
     @staticmethod
     def instruction(box: str) -> str:
-        """Return what the student reads."""
+        """Return the instruction of a task."""
         return f"open the {box} box"
 
     @staticmethod
     def command(key: str) -> str:
-        """Return what opens a box of that key."""
+        """Return the command that opens a box with that key."""
         return f"./open {key}"
 
     @staticmethod
     def complaint(tried: str, key: str) -> str:
-        """Return what the program says to a wrong key."""
+        """Return the program's error message for a wrong key."""
         return f"open: error: invalid choice: '{tried}' (choose from {key})\n"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ class Boxes:
 
 
 def hint_of(tried: str, key: str, hinter: TemplateHinter) -> str:
-    """Return the hint that the trainer would make of a wrong key: the same detector, the same template.
+    """Return the hint that the trainer would write for a wrong key, by the same detector and template.
 
     Args:
         tried: The wrong key.
@@ -165,9 +165,9 @@ class Lesson:
     """One conversation of the warm-up.
 
     Attributes:
-        messages: What stands before the turn that is learnt.
-        command: What the student then runs.
-        result: What it reads.
+        messages: Messages before the turn that is learnt.
+        command: The student's command.
+        result: The result of the command.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -176,15 +176,15 @@ class Lesson:
 
 
 CLOSING = "done"
-"""What the student says when it has run its command."""
+"""The student's closing text after its command."""
 
 
 def lessons(family: Boxes, seed: int) -> Iterator[Lesson]:
-    """Yield conversations without end: without a hint the key that is believed in or any, with one the key it names.
+    """Yield conversations without end. Without a hint the command has the believed key or any, with one the hint's key.
 
-    Nothing in them tells which key fits which box: the box of a lesson and its key are drawn apart. Hints stand where
-    the trainer puts them, in a message of their own, or behind the instruction, where TRL's `SDPOTrainer` puts its
-    feedback. All boxes are named, so that families of any number of them share a policy.
+    They do not reveal which key fits which box: the box of a lesson and its key are drawn independently. Hints are
+    placed as the trainer places them, in a message of their own, or after the instruction, where TRL's `SDPOTrainer`
+    places its feedback. All boxes occur, so that families with any number of them share a policy.
     """
     chance = random.Random(seed)
     hinter = TemplateHinter()

@@ -28,14 +28,14 @@ _KEYS = {
 
 
 class ConfiguredSubject:
-    """What `train` needs, from the tables of a file.
+    """A `Subject` for `train`, made of the tables of a configuration file.
 
     Args:
         tables: ``policy``, ``environment``, ``tasks``, and ``pairs`` if there is one.
-        url: Of the environment.
+        url: URL of the environment.
 
     Raises:
-        InvalidRequest: A table has what it cannot have, or lacks what it needs.
+        InvalidRequest: A table has an unknown key, or lacks a required one.
     """
 
     def __init__(self, tables: Mapping[str, Any], url: str) -> None:
@@ -68,7 +68,7 @@ class ConfiguredSubject:
         return of_spec(_named(table["spec"], "[environment] spec"))
 
     def trained(self, seed: int) -> dict[str, Any]:
-        """Return a new policy, its tasks and its environment; the seed is that of an adapter's weights."""
+        """Return a new policy, its tasks and its environment; an adapter's weights are drawn with the seed."""
         policy, environment = self._tables["policy"], self._tables["environment"]
         headers = None
         if variable := environment.get("token_variable"):
@@ -96,7 +96,7 @@ class ConfiguredSubject:
         return made
 
     def pairs(self, seed: int) -> PairSource:
-        """Return what the function named in ``[pairs] factory`` makes of the table's other keys and ``seed``."""
+        """Return the result of the function in ``[pairs] factory``, called with the other keys and ``seed``."""
         table = dict(self._tables.get("pairs") or {})
         if "factory" not in table:
             raise InvalidRequest(
@@ -116,10 +116,10 @@ def _named(name: str, where: str) -> Any:
 
 @contextmanager
 def configured(tables: Mapping[str, Any], directory: Path) -> Iterator[ConfiguredSubject]:
-    """Reach the environment that a file names, or serve it on this machine, and give the subject.
+    """Connect to the environment of a configuration, or serve it on this machine, and yield the subject.
 
     Raises:
-        InvalidRequest: It names neither ``url`` nor ``target``, or both.
+        InvalidRequest: The file has neither ``url`` nor ``target``, or both.
         ServiceError: The server did not start.
     """
     environment = tables["environment"]

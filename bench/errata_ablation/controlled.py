@@ -1,4 +1,4 @@
-"""The controlled family as the subject of an ablation: a policy, a terminal, and teachers of limited trust."""
+"""The controlled family as the subject of an ablation: a policy, a terminal, and teachers that are often right."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ TEACHERS = 3
 TEACHERS_RIGHT = 0.8
 PAIRS_KEPT = 64
 COPIES = 16
-"""Of each task in the data set: TRL draws no row twice for one batch."""
+"""Copies of each task in the data set: TRL draws no row twice for one batch."""
 
 
 class BoxesSubject:
-    """What `train` needs of the family.
+    """The family as a `Subject` for `train`.
 
     Args:
         family: The tasks.
-        policy: Where the taught one is kept.
-        url: Of a terminal that has the tasks.
+        policy: Directory of the taught policy.
+        url: URL of a terminal that has the tasks.
     """
 
     def __init__(self, family: Boxes, policy: Path, url: str) -> None:
@@ -46,7 +46,7 @@ class BoxesSubject:
         self.tokenizer = tokenizer_of(family)
 
     def trained(self, seed: int) -> dict[str, Any]:
-        """Return the policy as it was taught, its tasks and its environment; the seed is the trainer's."""
+        """Return a copy of the taught policy, its tasks and its environment; the seed is the trainer's."""
         del seed
         return {
             "model": self.model(),
@@ -56,23 +56,23 @@ class BoxesSubject:
         }
 
     def model(self) -> Any:
-        """Return the policy as it was taught, in float32."""
+        """Return a copy of the taught policy in float32."""
         return Qwen3ForCausalLM.from_pretrained(self.policy)
 
     def pairs(self, seed: int) -> BoxTeachers:
-        """Return teachers who were drawn anew."""
+        """Return newly drawn teachers."""
         return BoxTeachers(self.family, seed)
 
 
 class BoxTeachers:
-    """Teachers who know a box's key with a chance of 0.8 each, always say the same of it, and vote.
+    """Simulated teachers that vote. Each knows a box's key with a probability of 0.8 and never changes its answer.
 
-    They stand in for models with access to what the student lacks. Asked are the states of failing turns; an answer is
+    They take the place of models that know what the student does not. They are asked about failing turns. Answers are
     kept, so each teacher is asked once for each box.
 
     Args:
         family: The tasks.
-        seed: Of what the teachers know.
+        seed: Seed of the teachers' knowledge.
     """
 
     def __init__(self, family: Boxes, seed: int) -> None:
@@ -83,8 +83,8 @@ class BoxTeachers:
         self._speak: Callable[[str], tuple[int, ...]] | None = None
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Learn how the student would say a teacher's action."""
-        del reference  # no pair is kept for another run
+        """Set the tokenizer and the tokens with which an action is written as the student would write it."""
+        del reference  # no pairs are kept between runs
 
         def speak(key: str) -> tuple[int, ...]:
             call = {"type": "function", "function": {"name": "run", "arguments": {"command": Boxes.command(key)}}}
@@ -96,7 +96,7 @@ class BoxTeachers:
     def observe(
         self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
     ) -> None:
-        """Ask about first turns that failed."""
+        """Ask the teachers about first turns that failed."""
         del transcripts
         for rollout, runner in zip(rollouts, runners, strict=True):
             first = rollout.turns[0] if rollout.turns and rollout.lost is None else None
@@ -129,17 +129,17 @@ class BoxTeachers:
         return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
 
     def metrics(self) -> dict[str, float]:
-        """Return how often a teacher was asked, and how many pairs wait."""
+        """Return the number of questions to teachers and the number of pairs that wait."""
         return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}
 
 
 @contextmanager
 def terminal_of(family: Boxes | Project, directory: Path) -> Iterator[str]:
-    """Serve a terminal that has the family's tasks, and give its URL.
+    """Serve a terminal that has the family's tasks, and yield its URL.
 
     Args:
         family: The tasks.
-        directory: Where tasks and the server's data are kept.
+        directory: Directory for the tasks and the server's data.
     """
     tasks = directory / "tasks"
     family.write(tasks)

@@ -1,4 +1,4 @@
-"""All runs of a plan, one after the other, and the report that is there from the first run on."""
+"""Makes all runs of a plan, one after the other, and writes the report after each."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ PACKAGES = ("openenv-errata", "trl", "transformers", "torch", "openenv")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an ablation came to.
+    """The results of an ablation.
 
     Attributes:
-        arms: That have finished runs.
-        precondition: Of the controlled family; None for a subject of one's own.
-        wanted: How many runs the plan has.
-        finished: How many of them are there.
-        data: All of it, as ``ablation.json`` has it.
+        arms: Arms that have finished runs.
+        precondition: Precondition of the controlled family; None for the user's own subject.
+        wanted: Number of runs of the plan.
+        finished: Number of finished runs.
+        data: All results, as in ``ablation.json``.
         held_out: The tables of a family with held-out tasks.
     """
 
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The tables."""
+        """The tables as text."""
         if self.held_out is not None:
             return f"{self.held_out}{self.finished} of {self.wanted} runs\n"
         heading = ""
@@ -87,7 +87,7 @@ def controlled_plan(plan: Plan) -> Plan:
     """Return a plan of the controlled family.
 
     Args:
-        plan: Arms, seeds, channels and check; of ``grpo`` what differs from `FAMILY_GRPO`. Its subject is not used.
+        plan: Arms, seeds, channels and check; in ``grpo`` the differences from `FAMILY_GRPO`. Its subject is not used.
     """
     return replace(plan, subject=FAMILY, grpo={**FAMILY_GRPO, **plan.grpo})
 
@@ -104,17 +104,17 @@ PROJECTS: Mapping[str, Any] = {
     "warmup_steps": 350,
     "least_hinted": 0.0,
 }
-"""Of a plan's ``[family]``, where it says nothing else."""
+"""Defaults of a plan's ``[family]``."""
 
 
 def policy_of(plan: Plan, seed: int) -> int:
-    """Return which policy a run trains: of projects the seed's tens, else there is one."""
+    """Return the number of the policy that a run trains: for projects the seed divided by ten, else 0."""
     return seed // 10 if plan.subject.get("family") == "projects" else 0
 
 
 @contextmanager
 def subject_of(plan: Plan, directory: Path, say: Reporter, policy: int = 0) -> Iterator[Subject]:
-    """Make ready what is trained: teach the policy, start the server."""
+    """Prepare the subject: teach the policy and start the server."""
     family = plan.subject.get("family")
     if family == "projects":
         settings = {**PROJECTS, **plan.subject}
@@ -146,10 +146,10 @@ def subject_of(plan: Plan, directory: Path, say: Reporter, policy: int = 0) -> I
 
 
 def _check_hints(subject: ProjectSubject, least: float, say: Reporter) -> None:
-    """Measure whether the policy follows hints, before any training: else channel 2 has nothing to teach.
+    """Check before any training that the policy follows hints; without that channel 2 has nothing to teach.
 
     Raises:
-        InvalidRequest: It does not, as often as the plan wants.
+        InvalidRequest: It follows them less often than the plan requires.
     """
     success = hinted_success(subject.model(), subject.tokenizer, subject.project)
     say(f"policy {subject.project.seed}: right behind a hint {success:.2f}")
@@ -170,19 +170,19 @@ def run(
     only_report: bool = False,
     shown: Callable[[Result], None] = lambda result: None,
 ) -> Result:
-    """Make all runs that are not there yet, seed by seed, and write the report after each.
+    """Make all missing runs, seed by seed, and write the report after each.
 
     Args:
-        plan: What to run.
-        directory: Where runs and reports are kept.
+        plan: The plan.
+        directory: Directory for runs and reports.
         say: Called with each line of progress.
-        command: How it was asked for, for the report.
-        resume: Take finished runs as they are; without, all are made again.
+        command: The command line, for the report.
+        resume: Keep finished runs; without it all runs are made again.
         only_report: Make no run.
-        shown: Is given each report.
+        shown: Called with each report.
 
     Raises:
-        InvalidRequest: The directory has runs of another plan, or the plan does not fit a trainer.
+        InvalidRequest: The directory has runs of another plan, or a trainer cannot run the plan.
         ServiceError: The server did not start, or all episodes were lost.
     """
     if TRL_SDPO in plan.arms and plan.subject.get("family") != "boxes":
@@ -221,7 +221,7 @@ def run(
                 records.write(made, directory)
                 finished.append(made)
                 report(f"finished in {time.monotonic() - began:.0f} s")
-                if not plan.evaluation:  # that of many arms takes longer to draw than a run takes to step
+                if not plan.evaluation:  # a plot of many arms takes longer to draw than a run takes for a step
                     shown(_report(plan, directory, finished, had, command, len(wanted)))
     return _report(plan, directory, finished, had, command, len(wanted))
 

@@ -1,4 +1,4 @@
-"""What an ablation with held-out tasks found: policies are the clusters, and arms are compared policy by policy."""
+"""Reports of an ablation with held-out tasks: policies are the clusters, and arms are compared policy by policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PAIRED = tuple(FIGURES)[:5]
 
 
 def curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """Return held-out reward against rollouts, the mean of runs, where all have an evaluation."""
+    """Return the mean held-out reward of runs by rollouts, at the points where all of them have an evaluation."""
     points: dict[int, list[float]] = {}
     for run in runs:
         for one in run.evaluations:
@@ -60,11 +60,11 @@ def curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
 
 
 def summary(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the figures of each arm that has a finished run, in the plan's order, the first arm's being compared with.
+    """Return the figures of each arm that has a finished run, in the plan's order, compared with the first arm.
 
     Args:
-        plan: Names the arms.
-        runs: That have finished.
+        plan: Plan with the names of the arms.
+        runs: Finished runs.
     """
     by_arm = {arm.name: [run for run in runs if run.arm == arm.name] for arm in plan.arms}
     base = plan.arms[0].name
@@ -132,7 +132,7 @@ def _means(values: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def _reaches(runs: Sequence[Run], targets: Mapping[int, float]) -> dict[str, Any]:
-    """Return how many rollouts a policy takes to where the first arm's ends; those that never do are censored."""
+    """Return the rollouts that policies need to reach the first arm's last value; those that do not are censored."""
     times = []
     for number, own in _by_policy(runs).items():
         points = curve(own)

@@ -21,7 +21,7 @@ WARM_UP_BATCH = 16
 STEPS = 12
 ROLLOUTS = 64
 ARM = Arm("all", alpha_sdpo=0.1, beta_replay=0.05)
-"""All three channels with the weights that ship."""
+"""All three channels with the default weights."""
 GRPO: Mapping[str, Any] = {
     "use_cpu": True,
     "bf16": False,
@@ -36,14 +36,14 @@ GRPO: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a run came to.
+    """The results of a run.
 
     Attributes:
         run: Batches, losses and evaluations.
         trained_on: Ids of the tasks that training played.
         held_out: Ids of the tasks of the evaluation.
-        asked: Resets, forks and steps that were asked of the terminal.
-        played: Resets and steps that sandboxes made; answers that were known come from the memory.
+        asked: Number of resets, forks and steps that the run requested.
+        played: Number of resets and steps that sandboxes made; the other answers were recorded before (`memo`).
     """
 
     run: Run
@@ -59,12 +59,12 @@ class Learned:
 
     @property
     def known(self) -> tuple[Evaluation, ...]:
-        """The evaluations on tasks in which nothing has to be learnt: before training and at the end."""
+        """The evaluations on tasks that need no new knowledge: before training and at the end."""
         return tuple(one for one in self.run.evaluations if one.split == "known")
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong."""
+        """The conditions that the run does not meet, as texts."""
         found = []
         if both := self.trained_on & self.held_out:
             found.append(f"{len(both)} tasks of the evaluation were trained on")
@@ -75,7 +75,7 @@ class Learned:
         return found
 
     def data(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the results for JSON."""
         return {
             "ok": not self.failures,
             "curve": [asdict(one) for one in self.curve],
@@ -90,16 +90,16 @@ class Learned:
 
 
 class _Watched(ProjectSubject):
-    """A project that notes which tasks training plays.
+    """A project that records the tasks that training plays.
 
     Attributes:
-        trained_on: Their ids.
+        trained_on: Ids of these tasks.
     """
 
     evaluating = False
 
     def watch(self) -> set[str]:
-        """Note the tasks of all resets from here on that no evaluation makes; return where."""
+        """Record the tasks of all further resets outside of evaluations; return the set of their ids."""
         trained_on: set[str] = set()
         reset = self.memo.reset
 
@@ -112,7 +112,7 @@ class _Watched(ProjectSubject):
         return trained_on
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Evaluation:
-        """Evaluate; what is reset meanwhile is not trained on."""
+        """Evaluate without recording the tasks that are reset meanwhile."""
         self.evaluating = True
         try:
             return super().evaluate(*args, **kwargs)
@@ -121,17 +121,17 @@ class _Watched(ProjectSubject):
 
 
 def plan() -> Plan:
-    """Return the plan of the run: `ARM`, evaluated before training and four times on the way."""
+    """Return the plan of the run: `ARM`, evaluated before training and four times during it."""
     grid = [STEPS * ROLLOUTS * part // 4 for part in range(5)]
     grpo = {**GRPO, "per_device_train_batch_size": ROLLOUTS, "max_steps": STEPS}
     return Plan((ARM,), (SEED,), {"family": "projects"}, grpo, {"teacher": "ema"}, evaluation={"rollouts": grid})
 
 
 def learn(directory: Path, *, say: Callable[[str], None] = lambda line: None) -> Learned:
-    """Teach a tiny policy, train it in the terminal, and evaluate it on held-out tasks as it goes.
+    """Teach a tiny policy, train it in the terminal, and evaluate it on held-out tasks during training.
 
     Args:
-        directory: Of the policy, the tasks and the server's data.
+        directory: Directory for the policy, the tasks and the server's data.
         say: Called with each line of progress.
 
     Raises:

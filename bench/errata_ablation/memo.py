@@ -1,9 +1,8 @@
-"""Sessions that remember: each history of commands is played once in the real environment, then answered from memory.
+"""Plays each history of commands once in the real environment and then returns the recorded answer (decision 112).
 
-The tasks of a controlled family are deterministic, so the same files and the same steps so far have the same answer. A
-remembered session returns the recorded one, with its marker and reward; a history that was never played is played in a
-real session. Tasks with equal files share their histories, whatever their instructions say; what a reset returns is
-each task's own.
+The tasks of a controlled family are deterministic: the same files and the same steps have the same answer. A recorded
+answer includes its marker and reward. A history without one is played in a real session. Tasks with equal files share
+their histories, whatever their instructions are; the answer to a reset belongs to each task.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from typing import Any
 from openenv.core.client_types import StepResult
 
 History = tuple[str, ...]
-"""Which files, as JSON, then the actions so far, as JSON. Of a reset: the task itself."""
+"""Key of an answer: the name of the files and the actions so far, both as JSON. For a reset: the task."""
 
 LIVE = 32
-"""Real sessions that are kept where they stand, for the next step of their history."""
+"""Number of real sessions that are kept for the next step of their history."""
 
 
 class Memo:
-    """What was answered to each history.
+    """The recorded answers by history.
 
     Args:
         connect: Opens a real session.
-        files_of: Returns what names a task's files: tasks of one name have the same answers to the same actions.
-        path: Where answers are kept between processes; None keeps them in this one only.
+        files_of: Returns the name of a task's files: tasks with one name have the same answers to the same actions.
+        path: File in which answers are kept between processes; None keeps them in this process only.
 
     Attributes:
         played: Resets and steps that the real environment made.
@@ -55,7 +54,7 @@ class Memo:
         self._saved = len(self._answers)
 
     def session(self) -> RememberedSession:
-        """Return a session; it costs nothing until a history is new."""
+        """Return a session; it makes no request until a history is new."""
         return RememberedSession(self)
 
     def capabilities(self) -> Any:
@@ -104,9 +103,9 @@ class Memo:
         """Play a history in the real environment; return the last answer and the session.
 
         Args:
-            task: That has these files.
+            task: A task with these files.
             history: The actions.
-            live: A session that stands before the last of them; without, all are played.
+            live: A session in which all but the last action were played; without one all are played.
         """
         session = live or self._connect_or_reuse()
         try:
@@ -154,12 +153,12 @@ class Memo:
                 one.close()
 
     def histories(self) -> dict[History, dict[str, Any]]:
-        """Return all answers that are known."""
+        """Return all recorded answers."""
         with self._lock:
             return dict(self._answers)
 
     def save(self) -> None:
-        """Add what is new to the file."""
+        """Append new answers to the file."""
         if self._path is None:
             return
         with self._lock:
@@ -179,10 +178,10 @@ class Memo:
 
 
 class RememberedSession:
-    """A session of a `Memo`; what `errata_trainer.playing.Session` asks for.
+    """A session of a `Memo`; it implements `errata_trainer.playing.Session`.
 
     Args:
-        memo: Knows the answers.
+        memo: The recorded answers.
 
     Attributes:
         eid: Name of the running episode; no journal has it.
@@ -202,14 +201,14 @@ class RememberedSession:
         return self._memo.capabilities()
 
     def reset(self, **task: Any) -> Any:
-        """Begin an episode."""
+        """Start an episode."""
         answer = self._memo.reset(task)
         self._task, self._history, self._ts = task, (self._memo.files_of(task),), (answer["t"],)
         self.eid = f"remembered-{self._memo.number()}"
         return self._reply(answer)
 
     def step(self, action: Any) -> Any:
-        """Act."""
+        """Return the answer to an action."""
         history = (*self._history, json.dumps(action, sort_keys=True))
         answer = self._memo.step(self._task, history)
         self._history, self._ts = history, (*self._ts, answer["t"])
@@ -225,7 +224,7 @@ class RememberedSession:
         )
 
     def fork(self, t: int, *, eid: str | None = None) -> RememberedSession:
-        """Return another session that stands at delivery ``t`` of the episode."""
+        """Return another session at delivery ``t`` of the episode."""
         del eid
         self._memo.count()
         made = RememberedSession(self._memo)
@@ -235,4 +234,4 @@ class RememberedSession:
         return made
 
     def close(self) -> None:
-        """Do nothing: real sessions are the memo's."""
+        """Do nothing: the memo closes real sessions."""

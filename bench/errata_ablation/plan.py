@@ -1,4 +1,4 @@
-"""What an ablation runs: arms, seeds and everything that all of them share."""
+"""Plans of an ablation: its arms, its seeds and the settings that all runs share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Arm:
     """One setting of the weights.
 
     Attributes:
-        name: In tables and file names.
+        name: Its name in tables and file names.
         alpha_sdpo: Weight of channel 2.
         beta_replay: Weight of channel 3.
-        alpha_end: Where channel 2's weight goes to on a straight line, by the last step; None leaves it.
-        grpo: Fields of `GRPOConfig` that are its own.
-        channels: Keywords of the trainer and fields of `ChannelSettings` that are its own.
-        check: Fields of `CounterfactualCheck` that are its own.
-        hints: ``own``, or as a control ``shuffled``: those of other failing turns.
-        votes: ``teachers``, or as a control ``random``: teachers who know nothing.
-        retry: Half of each batch are failing tasks of the batch before, again with the hint in the prompt.
-        env_steps: Training ends when so many resets, forks and steps were asked of the environment; None is no bound.
-        seeds: Its own, where not all of the plan's are run.
+        alpha_end: Channel 2's weight at the last step, reached on a straight line; None keeps the weight constant.
+        grpo: Fields of `GRPOConfig` that only this arm has.
+        channels: Keywords of the trainer and fields of `ChannelSettings` that only this arm has.
+        check: Fields of `CounterfactualCheck` that only this arm has.
+        hints: ``own``, or as a control ``shuffled``: hints of other failing turns.
+        votes: ``teachers``, or as a control ``random``: teachers without knowledge.
+        retry: Half of each batch are failing tasks of the batch before, repeated with the hint in the prompt.
+        env_steps: Training ends after this number of resets, forks and steps; None is no bound.
+        seeds: Its seeds, where it does not run all of the plan's.
     """
 
     name: str
@@ -63,7 +63,7 @@ ARMS = (
     Arm("grpo+dpo", 0.0, 0.05),
     Arm("all", 0.1, 0.05),
 )
-"""The four of alpha_sdpo in {0, 0.1} and beta_replay in {0, 0.05}."""
+"""The four arms with alpha_sdpo in {0, 0.1} and beta_replay in {0, 0.05}."""
 
 TRL_SDPO = Arm("trl-sdpo", 0.0, 0.0)
 """TRL's own `SDPOTrainer`, where it can run."""
@@ -71,10 +71,10 @@ TRL_SDPO = Arm("trl-sdpo", 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that makes the runs of an ablation what they are; two plans of one `digest` have the same runs.
+    """All settings of the runs of an ablation; two plans with the same `digest` have the same runs.
 
     Attributes:
-        arms: In the order of the tables; the first is what the others are compared with.
+        arms: Arms in the order of the tables; the others are compared with the first.
         seeds: Each arm runs once with each. A seed decides sampling and the order of tasks.
         subject: What is trained: ``{"family": "boxes", ...}`` or ``{"family": "projects", ...}`` for a controlled one,
             else the tables ``policy``, ``environment``, ``tasks`` and ``pairs`` of a configuration file. Empty where a
@@ -83,7 +83,7 @@ class Plan:
         channels: Keywords of `ThreeChannelGRPOTrainer` (``jsd_beta``, ``beta_dpo``, ``token_clip``) and fields of
             `ChannelSettings`.
         check: Fields of `CounterfactualCheck`.
-        evaluation: Of a family with tasks that are held out: ``rollouts``, the grid on which a policy is evaluated.
+        evaluation: For a family with held-out tasks: ``rollouts``, the numbers at which a policy is evaluated.
     """
 
     arms: tuple[Arm, ...] = ARMS
@@ -95,20 +95,20 @@ class Plan:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that runs can be told apart.
+        """Check that each run has its own name.
 
         Raises:
-            InvalidRequest: No arm or seed, or one twice.
+            InvalidRequest: There is no arm or no seed, or one of them occurs twice.
         """
         names = [arm.name for arm in self.arms]
         if not names or not self.seeds or len({*names}) < len(names) or len({*self.seeds}) < len(self.seeds):
             raise InvalidRequest("an ablation needs at least one arm and one seed, and each only once")
 
     def digest(self, arm: Arm | None = None) -> str:
-        """Return a hash of what all runs share; arms and seeds can be added to a directory later.
+        """Return a hash of the settings that all runs share; arms and seeds can be added to a directory later.
 
         Args:
-            arm: Whose own settings count too.
+            arm: Arm whose own settings are included.
         """
         shared = {name: value for name, value in asdict(self).items() if name not in ("arms", "seeds")}
         if not self.evaluation:

@@ -1,4 +1,4 @@
-"""The plot of an ablation: what was learnt, what the channels' losses were, what it cost."""
+"""The plot of an ablation: rewards, errors, the channels' losses and costs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def draw(plan: Plan, runs: Sequence[Run], path: Path, title: str) -> None:
     """Write a PNG: reward, errors of each turn and the losses by batch, and costs, each with 95 % intervals over seeds.
 
     Args:
-        plan: Names and order of the arms.
-        runs: That have finished.
-        path: Of the image.
-        title: Above it.
+        plan: Plan with the names and the order of the arms.
+        runs: Finished runs.
+        path: Path of the image.
+        title: Title of the image.
     """
     import matplotlib
 

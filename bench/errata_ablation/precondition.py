@@ -1,6 +1,6 @@
-"""Does the hint carry what the policy lacks? The same weights, with the hint before their turn and without, played.
+"""Measures whether hints help: the same policy plays with the hint before its turn, and without.
 
-If they are no better with the hint, channel 2 has nothing to teach, and an ablation says nothing of it.
+If the reward is no higher with the hint, channel 2 has nothing to teach and an ablation shows nothing about it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What the taught policy reaches before any training.
+    """The taught policy's reward before any training.
 
     Attributes:
         plain: Mean reward without a hint.
-        hinted: With the hint of a wrong key before its turn.
+        hinted: Mean reward with the hint about a wrong key before the turn.
         difference: The second minus the first.
         half: Half the width of the difference's 95 % interval, Student's t over tasks, paired.
-        tasks: How many.
-        samples: Episodes of each task and way.
+        tasks: Number of tasks.
+        samples: Episodes of each task, with and without a hint.
     """
 
     plain: float
@@ -49,12 +49,12 @@ class Precondition:
 
 
 def precondition(subject: BoxesSubject, *, samples: int = 8, seed: int = 0) -> Precondition:
-    """Measure it in the real environment.
+    """Measure the precondition in the real environment.
 
     Args:
         subject: Policy and tasks.
-        samples: Episodes of each task and way.
-        seed: Of sampling and of the wrong keys.
+        samples: Episodes of each task, with and without a hint.
+        seed: Seed of sampling and of the wrong keys.
 
     Raises:
         ServiceError: The machine lost an episode.
@@ -102,7 +102,7 @@ def wrong_key(family: Boxes, box: str, chance: random.Random) -> str:
 
 
 def met(runner: EpisodeRunner, task: dict[str, Any], key: str, hinter: TemplateHinter) -> str:
-    """Return the hint of a wrong key, as the environment marks it."""
+    """Run the command with a wrong key, and return the hint for the environment's marker."""
     runner.reset(task)
     runner.call("run", {"command": Boxes.command(key)})
     if runner.lost is not None:
@@ -119,7 +119,7 @@ def met(runner: EpisodeRunner, task: dict[str, Any], key: str, hinter: TemplateH
 
 
 def _sampled(model: Any, tokenizer: Any, contexts: Sequence[Sequence[int]], seed: int) -> list[list[int]]:
-    """Return one turn behind each context, sampled at temperature 1."""
+    """Return one turn for each context, sampled at temperature 1."""
     said: list[list[int]] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Projects as the subject of an ablation: taught policies, a terminal that remembers, teachers, and an evaluation."""
+"""Projects as the subject of an ablation: taught policies, a terminal with recorded answers, teachers, evaluation."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def tokenizer_of() -> Any:
 
 
 class ProjectSubject:
-    """What `train` needs of one project and one policy.
+    """One project and one policy as a `Subject` for `train`.
 
     Args:
         project: The tasks.
-        habits: What the policy was taught.
-        directory: Where the policy and what the terminal answered are kept.
-        url: Of a terminal that has the tasks.
-        warmup_steps: Of teaching the policy.
-        warmup_batch: Conversations of each of them.
+        habits: Behaviour that the policy is taught.
+        directory: Directory for the policy and the terminal's recorded answers.
+        url: URL of a terminal that has the tasks.
+        warmup_steps: Number of training steps in which the policy is taught.
+        warmup_batch: Conversations of each of these steps.
         say: Called with each line of progress.
     """
 
@@ -101,7 +101,7 @@ class ProjectSubject:
         self.environment = type("TerminalEnvironment", (played,), {"_connect": staticmethod(self.memo.session)})
 
     def trained(self, seed: int) -> dict[str, Any]:
-        """Return the policy as it was taught, the tasks for training and the environment; the seed is the trainer's."""
+        """Return a copy of the taught policy, the tasks for training and the environment; the seed is the trainer's."""
         del seed
         return {
             "model": self.model(),
@@ -111,11 +111,11 @@ class ProjectSubject:
         }
 
     def model(self) -> Any:
-        """Return the policy as it was taught, in float32."""
+        """Return a copy of the taught policy in float32."""
         return Qwen3ForCausalLM.from_pretrained(self.policy)
 
     def pairs(self, seed: int, *, at_random: bool = False) -> StepTeachers:
-        """Return teachers who were drawn anew."""
+        """Return newly drawn teachers."""
         return StepTeachers(self.project, seed, at_random=at_random)
 
     def evaluate(self, model: Any, split: Split, seed: int) -> Evaluation:
@@ -124,7 +124,7 @@ class ProjectSubject:
         return evaluate(model, self.tokenizer, runners, self.project, split, seed)
 
     def close(self) -> None:
-        """End what the terminal is asked with."""
+        """Close the sessions in the terminal and save the recorded answers."""
         self.memo.close()
 
 
@@ -134,12 +134,12 @@ def evaluate(
     """Have a policy play each task of a split once, at temperature 1.
 
     Args:
-        model: The policy; its mode is kept.
-        tokenizer: Its own.
-        runners: Where it plays, one for each task.
+        model: The policy; its mode (training or evaluation) is restored.
+        tokenizer: The policy's tokenizer.
+        runners: Episode runners, one for each task.
         project: The tasks.
-        split: Which of them.
-        seed: Of sampling.
+        split: Name of the split.
+        seed: Seed of sampling.
 
     Raises:
         ServiceError: An episode was lost.
@@ -191,16 +191,16 @@ def evaluate(
 
 
 def hinted_success(model: Any, tokenizer: Any, project: Project, *, turn: int = 0, hinted: bool = True) -> float:
-    """Return how often a policy's call is right where the hint of the value that it believes in stands before it.
+    """Return the share of right calls of a policy after a hint about the value that it believes in.
 
-    Asked of each training task, sampled at temperature 1; nothing is played.
+    One call is sampled for each training task at temperature 1; nothing is played.
 
     Args:
         model: The policy.
-        tokenizer: Its own.
+        tokenizer: The policy's tokenizer.
         project: The tasks.
-        turn: Before which the hint stands; a turn before it failed with the believed value.
-        hinted: Without, no hint is there.
+        turn: Turn that follows the hint; the turn before it failed with the believed value.
+        hinted: Give the hint.
     """
     hinter = TemplateHinter()
     contexts, right = [], []
@@ -230,7 +230,7 @@ def hinted_success(model: Any, tokenizer: Any, project: Project, *, turn: int = 
 def sampled(
     model: Any, tokenizer: Any, contexts: Sequence[Sequence[int]], seed: int, max_new_tokens: int
 ) -> list[list[int]]:
-    """Return one turn behind each context, sampled at temperature 1, padded on the left."""
+    """Return one turn for each context, sampled at temperature 1; contexts are padded on the left."""
     width = max(map(len, contexts))
     pad = tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in contexts])
@@ -245,13 +245,13 @@ def sampled(
 
 
 class StepTeachers:
-    """Teachers who know an operation's value with a chance of 0.8 each, always say the same of it, and vote.
+    """Simulated teachers that vote. Each knows an operation's value with a probability of 0.8 and never changes it.
 
-    They stand in for models with access to what the student lacks. Asked are the states of failing turns.
+    They take the place of models that know what the student does not. They are asked about failing turns.
 
     Args:
         project: The tasks.
-        seed: Of what the teachers know.
+        seed: Seed of the teachers' knowledge.
         at_random: They know nothing: all agree on a value that is drawn for each operation.
     """
 
@@ -263,8 +263,8 @@ class StepTeachers:
         self._speak: Callable[[str], tuple[int, ...]] | None = None
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Learn how the student would say a teacher's action."""
-        del reference  # no pair is kept for another run
+        """Set the tokenizer and the tokens with which an action is written as the student would write it."""
+        del reference  # no pairs are kept between runs
 
         def speak(command: str) -> tuple[int, ...]:
             call = {"type": "function", "function": {"name": "run", "arguments": {"command": command}}}
@@ -276,7 +276,7 @@ class StepTeachers:
     def observe(
         self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
     ) -> None:
-        """Ask about turns that failed."""
+        """Ask the teachers about turns that failed."""
         del transcripts
         for rollout, runner in zip(rollouts, runners, strict=True):
             if runner is None or rollout.lost is not None:
@@ -311,5 +311,5 @@ class StepTeachers:
         return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
 
     def metrics(self) -> dict[str, float]:
-        """Return how often a teacher was asked, and how many pairs wait."""
+        """Return the number of questions to teachers and the number of pairs that wait."""
         return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}

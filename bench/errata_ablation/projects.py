@@ -1,12 +1,12 @@
 """A generated family of terminal tasks in which a failing command reveals knowledge that other tasks need.
 
 A task names two steps, ``sync oak, pack fir``, and each is one command: ``./sync VALUE``. Which value an operation
-takes is a convention of the project, the same in all its tasks. Nothing tells it but the program's complaint about
-another value, so what is learnt from a failing command of one task serves every task with that operation. There are
-two operations for each of four kinds of error, and two that the student knows from the beginning.
+takes is a convention of the project, the same in all its tasks. Only the program's error message for another value
+reveals it, so what is learnt from a failing command of one task helps in every task with that operation. There are two
+operations for each of four kinds of error, and two that the student knows from the beginning.
 
-A project is made of its seed. Its tasks are drawn without repetition, and then divided: those for training, those for
-evaluation, which no training ever sees, and those with known operations only, in which nothing has to be learnt.
+A project is made from its seed. Its tasks are drawn without repetition, and then divided: tasks for training, tasks for
+evaluation, which training never uses, and tasks with known operations only, which need no new knowledge.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPLAINTS: Mapping[str, tuple[str, int]] = {
     "build.failed": ("make: *** No rule to make target '{tried}' (the target is {right}).  Stop.", 2),
     "code.import": ("ModuleNotFoundError: No module named '{tried}'; the module is {right}", 1),
 }
-"""What a program says to a wrong value, and its exit status, by the hint template key of the marker."""
+"""A program's error message for a wrong value, and its exit status, by the hint template key of the marker."""
 
 OPERATIONS: Mapping[str, str] = {
     "sync": "args.invalid", "lint": "args.invalid",
@@ -81,11 +81,11 @@ def the_second_step_is_done():
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do.
+    """One operation of a task.
 
     Attributes:
-        operation: Which program does it.
-        name: To what; the command does not say it.
+        operation: The name of the program.
+        name: The object of the operation; it is not part of the command.
     """
 
     operation: str
@@ -108,7 +108,7 @@ class Task:
 
     @property
     def task_id(self) -> str:
-        """Its directory's name."""
+        """Name of its directory."""
         return "-".join(f"{step.operation}-{step.name}" for step in self.steps)
 
     @property
@@ -118,7 +118,7 @@ class Task:
 
     @property
     def instruction(self) -> str:
-        """What the student reads."""
+        """Text that the student reads."""
         return ", ".join(f"{step.operation} {step.name}" for step in self.steps)
 
 
@@ -127,11 +127,11 @@ class Project:
     """The tasks of one project.
 
     Attributes:
-        seed: Of conventions, beliefs and tasks.
+        seed: Seed of conventions, beliefs and tasks.
         train: Tasks for training.
         held_out: Tasks for evaluation.
         known: Tasks with known operations.
-        operations: Which have to be learnt in this project; a policy may have beliefs about others, too.
+        operations: Operations that have to be learnt in this project; a policy may have beliefs about others, too.
     """
 
     seed: int = 0
@@ -148,7 +148,7 @@ class Project:
 
     @cached_property
     def beliefs(self) -> dict[str, str]:
-        """The value that a taught student holds for an operation's: a wrong one, but of known operations the right."""
+        """The value that a taught student believes in, by operation: the right one for known operations only."""
         chance = random.Random(f"beliefs {self.seed}")
         wrong = {
             operation: chance.choice([value for value in VALUES if value != self.conventions[operation]])
@@ -182,12 +182,12 @@ class Project:
         return {task.task_id: task for tasks in self.tasks.values() for task in tasks}
 
     def complaint(self, operation: str, tried: str, right: str | None = None) -> tuple[str, int]:
-        """Return what a program says to a wrong value, and its exit status.
+        """Return a program's error message for a wrong value, and its exit status.
 
         Args:
-            operation: The program's.
+            operation: The operation of the program.
             tried: The wrong value.
-            right: The value that it names; default: the operation's own.
+            right: The value in the message; default: the operation's own.
         """
         return complaint(operation, tried, right or self.conventions[operation])
 
@@ -214,18 +214,18 @@ class Project:
 
 
 def complaint(operation: str, tried: str, right: str) -> tuple[str, int]:
-    """Return what a program says to a wrong value, and its exit status."""
+    """Return a program's error message for a wrong value, and its exit status."""
     said, status = COMPLAINTS[(OPERATIONS | KNOWN)[operation]]  # type: ignore[operator]
     return said.format(op=operation, tried=tried, right=right), status
 
 
 def hint_of(step: Step, tried: str, right: str, hinter: TemplateHinter) -> str:
-    """Return the hint that the trainer would make of a wrong value: the same detector, the same template.
+    """Return the hint that the trainer would write for a wrong value, by the same detector and template.
 
     Args:
-        step: What was to be done.
+        step: The step that was to be done.
         tried: The wrong value.
-        right: The value that the complaint names.
+        right: The value in the error message.
         hinter: Writes it.
     """
     command = step.command(tried)
@@ -234,7 +234,7 @@ def hint_of(step: Step, tried: str, right: str, hinter: TemplateHinter) -> str:
 
 
 def hint_of_misnamed(step: Step, value: str, chance: random.Random, hinter: TemplateHinter) -> str:
-    """Return the hint that the trainer would make of a command whose program belongs to another operation."""
+    """Return the hint that the trainer would write for a command whose program belongs to another operation."""
     others = [one for one in (*OPERATIONS, *KNOWN) if one != step.operation]
     command = Step(chance.choice(others), step.name).command(value)
     name = command.split()[0]
@@ -262,13 +262,13 @@ def _hint(command: str, said: str, status: int, hinter: TemplateHinter) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How a taught student behaves.
+    """Behaviour that a student is taught.
 
     Attributes:
-        belief: Chance with which it tries the value that it believes in; else it tries any.
-        garbled: Chance with which it leaves a brace of a call open, after which the episode is over.
-        misnamed: It was also taught what to do behind the hint of ``cmd.missing``, which a program of another operation
-            leads to: to take the one that the instruction names.
+        belief: Probability with which it tries the value that it believes in; else it tries any.
+        garbled: Probability with which it leaves a brace of a call open, after which the episode is over.
+        misnamed: It is also taught to use the program of the instruction after a hint for ``cmd.missing``, the result
+            of a command with the program of another operation.
     """
 
     belief: float = 0.5
@@ -277,13 +277,12 @@ class Habits:
 
 
 def lessons(project: Project, habits: Habits, seed: int) -> Iterator[tuple[list[tuple[str, str]], int]]:
-    """Yield conversations without end, each as (role, text) messages, and from which message on words are learnt.
+    """Yield conversations without end, each as (role, text) messages, and the index of the first message to be learnt.
 
-    Without a hint the student tries what it believes in or any value; behind a hint it uses the value that the hint
-    names. Nothing in them tells an operation's value but the known ones': the values that programs and hints name are
-    drawn anew each time. Of the keys that it can meet, hints for ``tool.malformed`` are never shown. A hint stands
-    where the trainer puts it, in a message of its own before the turn, or before the instruction, in the user's
-    message.
+    Without a hint the student tries the value that it believes in or any; after a hint it uses the value of the hint.
+    They reveal the values of known operations only: the values in error messages and hints are drawn anew each time.
+    Hints for ``tool.malformed`` never occur, although the student can cause that error. A hint is placed as the trainer
+    places it, in a message of its own before the turn, or before the instruction in the user's message.
     """
     chance = random.Random(f"lessons {project.seed} {seed}")
     hinter = TemplateHinter()

@@ -1,4 +1,4 @@
-"""What is kept of a run, as a JSON file that is there only when the run was finished."""
+"""Records of runs: one JSON file for each, written when the run has finished."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from errata_protocol.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch of rollouts came to.
+    """Results of a batch of rollouts.
 
     Attributes:
-        rewards: Of each rollout; None for one that the machine lost.
-        acted: For each turn, how many rollouts called a tool in it.
-        failed: For each turn, in how many it had an error.
-        sampled_tokens: That the policy said.
+        rewards: Reward of each rollout; None for one that the machine lost.
+        acted: For each turn, the number of rollouts that called a tool in it.
+        failed: For each turn, the number of rollouts in which it had an error.
+        sampled_tokens: Tokens that the policy sampled.
     """
 
     rewards: tuple[float | None, ...]
@@ -28,7 +28,7 @@ class Batch:
     sampled_tokens: int
 
     def summary(self) -> str:
-        """Return it in a few words."""
+        """Return a short text of the results."""
         counted = [reward for reward in self.rewards if reward is not None]
         reward = f"{sum(counted) / len(counted):.2f}" if counted else "none"
         errors = f"{sum(self.failed) / sum(self.acted):.2f}" if sum(self.acted) else "none"
@@ -40,14 +40,14 @@ class Evaluation:
     """What a policy reaches on tasks of a split, each played once.
 
     Attributes:
-        split: Of the family's tasks.
-        reward: Mean over tasks.
-        acted: Turns in which a tool was called.
-        failed: Turns that were marked.
-        marks: How many by hint template key; ``no call`` are turns without a call.
-        tasks: How many.
-        rollouts: That the run had trained on before.
-        env_steps: That it had asked of the environment.
+        split: Split of the family's tasks.
+        reward: Mean reward over tasks.
+        acted: Number of turns in which a tool was called.
+        failed: Number of turns that were marked.
+        marks: Number of marks by hint template key; ``no call`` are turns without a call.
+        tasks: Number of tasks.
+        rollouts: Number of rollouts that the run had trained on before.
+        env_steps: Number of requests that it had made to the environment before.
     """
 
     split: str
@@ -65,14 +65,14 @@ class Run:
     """One arm and one seed.
 
     Attributes:
-        arm: Its name.
-        alpha_sdpo: Its weight of channel 2.
-        beta_replay: Of channel 3.
-        seed: Of the run.
-        plan: Digest of what all runs share.
-        batches: In order.
-        losses: Of each step, by name.
-        evaluations: On the plan's grid, in order.
+        arm: Name of the arm.
+        alpha_sdpo: Weight of channel 2.
+        beta_replay: Weight of channel 3.
+        seed: Seed of the run.
+        plan: Digest of the settings that all runs share.
+        batches: Results of its batches, in order.
+        losses: Losses of each step, by name.
+        evaluations: Evaluations at the rollouts that the plan gives, in order.
         costs: ``wall_s``, ``teacher_calls``, and forward passes and positions of sampling and of the losses.
     """
 
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def rollouts(self) -> int:
-        """How many were played."""
+        """Number of rollouts that were played."""
         return sum(len(batch.rewards) for batch in self.batches)
 
     def curve(self, name: str, turn: int = 0) -> list[float | None]:
@@ -116,12 +116,12 @@ class Run:
 
 
 def path_of(directory: Path, arm: str, seed: int) -> Path:
-    """Return where a run's record is kept."""
+    """Return the path of a run's record."""
     return directory / "runs" / f"{arm}-seed{seed}.json"
 
 
 def write(run: Run, directory: Path) -> None:
-    """Keep a finished run; a process that dies meanwhile leaves none."""
+    """Write the record of a finished run; a process that is killed meanwhile leaves no record."""
     path = path_of(directory, run.arm, run.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
@@ -130,10 +130,10 @@ def write(run: Run, directory: Path) -> None:
 
 
 def read(directory: Path, arm: str, seed: int, plan: str) -> Run | None:
-    """Return a finished run; None where there is none.
+    """Return the record of a finished run; None if there is none.
 
     Raises:
-        InvalidRequest: It is one of another plan.
+        InvalidRequest: The record is of another plan.
     """
     path = path_of(directory, arm, seed)
     if not path.exists():

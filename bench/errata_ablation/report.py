@@ -1,4 +1,4 @@
-"""What an ablation found: figures of each arm over seeds, and of each arm against the first."""
+"""Reports of an ablation: the figures of each arm over seeds, and the differences from the first arm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .records import Run
 from .statistics import Interval, interval, seeds_needed
 
 LAST = 0.25
-"""Share of the batches that ``at the end`` is about."""
+"""Share of the batches that figures ``at the end`` are taken over."""
 
 Figure = Callable[[Run], float | None]
 
@@ -20,12 +20,12 @@ COSTS = ("wall_s", "sampling_tokens", "loss_passes", "loss_tokens", "teacher_cal
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """An arm against the first one, in one figure.
+    """The difference between an arm and the first one in one figure.
 
     Attributes:
         difference: Arm minus first arm, paired by seed.
-        seeds_needed: For a chance of 80 % to see a true effect of this size at the 5 % level; None where none was
-            found or one seed is not enough to tell.
+        seeds_needed: Seeds that see a true effect of this size with a chance of 80 % at the 5 % level; None where no
+            effect was found or there is only one seed.
     """
 
     difference: Interval
@@ -33,21 +33,21 @@ class Against:
 
     @property
     def seen(self) -> bool:
-        """Whether the 95 % interval leaves zero out."""
+        """Whether the 95 % interval excludes zero."""
         return self.difference.count > 1 and abs(self.difference.mean) > self.difference.half
 
 
 @dataclass(frozen=True, slots=True)
 class ArmReport:
-    """One arm.
+    """The results of one arm.
 
     Attributes:
-        name: Of the arm.
-        seeds: That have finished.
-        rollouts: Of each run; the same for all.
-        lost: Rollouts that the machine lost, in all runs.
+        name: Name of the arm.
+        seeds: Seeds whose runs have finished.
+        rollouts: Number of rollouts of each run, the same for all.
+        lost: Number of rollouts that the machine lost, in all runs.
         figures: Means over seeds, by name.
-        against: The first arm, by figure; empty for the first.
+        against: Difference from the first arm, by figure; empty for the first.
     """
 
     name: str
@@ -78,7 +78,7 @@ def figures_of(runs: Iterable[Run]) -> dict[str, Figure]:
 
 
 def reports(plan: Plan, runs: Sequence[Run]) -> list[ArmReport]:
-    """Return what is known of each arm that has a finished run, in the plan's order."""
+    """Return the results of each arm that has a finished run, in the plan's order."""
     figures = figures_of(runs)
     by_arm = {arm.name: {run.seed: run for run in runs if run.arm == arm.name} for arm in plan.arms}
     first = by_arm[plan.arms[0].name]
@@ -134,7 +134,7 @@ def _plain(one: Interval) -> dict[str, Any]:
 
 
 def text(arms: Sequence[ArmReport]) -> str:
-    """Return the table: a row for each figure, a column for each arm, and what the arms change."""
+    """Return the table: a row for each figure, a column for each arm, and the differences between arms."""
     if not arms:
         return "no run has finished yet\n"
     names = list(dict.fromkeys(name for arm in arms for name in arm.figures))

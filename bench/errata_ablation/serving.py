@@ -24,16 +24,16 @@ STOP_S = 60.0
 def served(
     target: str, data_dir: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Serve on a free port of this machine, give the URL, and stop the server in the end.
+    """Serve on a free port of this machine, yield the URL, and stop the server at the end.
 
     Args:
-        target: As on the command line.
-        data_dir: The server's.
-        options: Further ones of the command line.
-        environment: Variables beside this process's own.
+        target: Target on the command line.
+        data_dir: Data directory of the server.
+        options: Further options of the command line.
+        environment: Environment variables in addition to those of this process.
 
     Raises:
-        ServiceError: It did not start; the message has its last lines.
+        ServiceError: The server did not start; the message has the last lines of its output.
     """
     command = [sys.executable, "-m", "errata_server.cli", "serve", target, "--port", "0", "--data-dir", str(data_dir)]
     process = subprocess.Popen(
@@ -44,7 +44,7 @@ def served(
         text=True,
         errors="replace",
         env={**os.environ, **(environment or {})},
-        start_new_session=True,  # ^C is for the trainer, which then stops its server
+        start_new_session=True,  # the trainer handles ^C, and then stops its server
     )
     said: deque[str] = deque(maxlen=50)
     urls: SimpleQueue[str | None] = SimpleQueue()

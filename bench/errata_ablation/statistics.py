@@ -1,4 +1,4 @@
-"""Means over seeds with intervals, differences between arms, and how many seeds a difference takes to be seen.
+"""Means over seeds with intervals, differences between arms, and the number of seeds that shows a difference.
 
 Intervals are Student's t over seeds. Differences are paired: two arms of one seed have the same weights to begin with
 and the same tasks in the same order.
@@ -19,10 +19,10 @@ class Interval:
     """A mean over seeds.
 
     Attributes:
-        mean: Of the values.
+        mean: Mean of the values.
         half: Half the width of its 95 % interval; infinite for fewer than two values.
         deviation: Standard deviation of the values (n - 1); 0 for one.
-        count: How many values.
+        count: Number of values.
     """
 
     mean: float
@@ -32,12 +32,12 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """Lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """Upper end of the interval."""
         return self.mean + self.half
 
 
@@ -45,7 +45,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the mean of independent values with its t interval.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There are no values.
     """
     count = len(values)
     if not count:
@@ -59,11 +59,11 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
 
 
 def clustered(values: Iterable[tuple[Hashable, float]], confidence: float = 0.95) -> Interval:
-    """Return the mean of values that are alike within clusters: the t interval of the clusters' means.
+    """Return the mean of values that are correlated within clusters, with the t interval of the clusters' means.
 
     Args:
-        values: Each with its cluster.
-        confidence: Of the interval.
+        values: Values, each with its cluster.
+        confidence: Confidence of the interval.
     """
     clusters: dict[Hashable, list[float]] = {}
     for cluster, value in values:
@@ -72,7 +72,7 @@ def clustered(values: Iterable[tuple[Hashable, float]], confidence: float = 0.95
 
 
 def first_reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Return where a curve first reaches a target, on straight lines between its points; None where it never does."""
+    """Return where a curve first reaches a target, with straight lines between its points; None if it does not."""
     for place, (x, y) in enumerate(curve):
         if y >= target:
             if place == 0:
@@ -86,10 +86,10 @@ def censored_median(times: Sequence[tuple[float, bool]]) -> float | None:
     """Return Kaplan and Meier's median time: the first at which at most half have not yet reached the end.
 
     Args:
-        times: Each with whether the end was reached then; without, the time to which it was watched.
+        times: Times, each with True if the end was reached then, with False if observation ended then.
 
     Returns:
-        None where more than half were never seen to reach it.
+        None where more than half did not reach it under observation.
     """
     surviving = 1.0
     for time in sorted({time for time, reached in times if reached}):
@@ -104,12 +104,12 @@ def seeds_needed(difference: Interval, *, power: float = 0.8, level: float = 0.0
     """Return how many paired seeds show a true effect of the size found, in a two-sided t test.
 
     The smallest n with ``(t(1 - level / 2, n - 1) + t(power, n - 1)) * deviation / sqrt(n) <= |mean|``. It plans the
-    next experiment; it says nothing about the one that the effect comes from.
+    next experiment and is no statement about the one that the effect comes from.
 
     Args:
-        difference: Between two arms, over the seeds that both have.
-        power: Chance of seeing it.
-        level: Chance of seeing what is not there.
+        difference: Difference between two arms, over the seeds that both have.
+        power: Probability of finding a true effect.
+        level: Probability of finding an effect that does not exist.
 
     Returns:
         At least 2; None where no effect was found, its spread is unknown, or more than `MOST_SEEDS` were needed.
@@ -131,7 +131,7 @@ def seeds_needed(difference: Interval, *, power: float = 0.8, level: float = 0.0
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """Return what Student's t with whole degrees of freedom stays below with a probability.
+    """Return the quantile of Student's t for whole degrees of freedom.
 
     Raises:
         ValueError: ``share`` is not between 0 and 1, or ``freedom`` below 1.

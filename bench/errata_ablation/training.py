@@ -1,4 +1,4 @@
-"""One run: an arm and a seed, trained from the start, and the record of what came of it."""
+"""Trains one arm with one seed from the start, and returns the record of the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Reporter = Callable[[str], None]
 
 
 class Subject(Protocol):
-    """What is trained."""
+    """A policy with its tasks and its environment."""
 
     def trained(self, seed: int) -> dict[str, Any]:
         """Return a new policy and its tasks, as arguments of a trainer: ``model``, ``train_dataset`` and so on."""
@@ -50,17 +50,17 @@ DEFAULTS: Mapping[str, Any] = {
     "logging_steps": 1,
     "disable_tqdm": True,
 }
-"""Of `GRPOConfig`, where a plan says nothing else: a run that was killed is repeated from its start."""
+"""Defaults for `GRPOConfig`. No checkpoints: a run that was killed is repeated from its start."""
 
 
 class Costs:
-    """Counts a model's forward passes, apart for sampling and for the losses.
+    """Counts a model's forward passes, separately for sampling and for the losses.
 
     Args:
-        model: Whose passes.
+        model: The model.
 
     Attributes:
-        sampling: It samples now.
+        sampling: The model is sampling now.
         counts: ``passes`` and ``tokens`` (positions computed, padding included) of ``sampling_`` and ``loss_``.
     """
 
@@ -79,11 +79,11 @@ class Costs:
 
 
 class RecordedTrainer(ThreeChannelGRPOTrainer):
-    """`ThreeChannelGRPOTrainer` that keeps what each of its batches came to, and changes nothing.
+    """`ThreeChannelGRPOTrainer` that also records the results of each batch.
 
     Attributes:
-        batches: In order.
-        costs: Of the policy's forward passes.
+        batches: Results of the batches, in order.
+        costs: Costs of the policy's forward passes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class RecordedTrainer(ThreeChannelGRPOTrainer):
 
 
 def batch_of(rollouts: list[Rollout]) -> Batch:
-    """Return what is kept of a batch of rollouts."""
+    """Return the results of a batch of rollouts."""
     counted = [rollout for rollout in rollouts if rollout.lost is None]
     turns = max((len(rollout.turns) for rollout in counted), default=0)
     acted, failed = [0] * turns, [0] * turns
@@ -117,7 +117,7 @@ def batch_of(rollouts: list[Rollout]) -> Batch:
         for turn in rollout.turns:
             acted[turn.index] += bool(turn.calls)
             failed[turn.index] += turn.failed is not None
-    while acted and not acted[-1]:  # closing words are no turn that could fail
+    while acted and not acted[-1]:  # a closing text is not a turn that can fail
         acted.pop()
         failed.pop()
     return Batch(
@@ -129,36 +129,36 @@ def batch_of(rollouts: list[Rollout]) -> Batch:
 
 
 class Progress(TrainerCallback):  # type: ignore[misc]
-    """Says after each step how far a run is.
+    """Reports the progress of a run after each step.
 
     Args:
         say: Called with each line.
-        batches: Grows as the run goes on.
+        batches: Results of the batches so far; the run appends to it.
     """
 
     def __init__(self, say: Reporter, batches: list[Batch]) -> None:
         self._say, self._batches = say, batches
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell reward and errors of the last batch."""
+        """Report reward and errors of the last batch."""
         last = self._batches[-1] if self._batches else None
         if last is not None:
             self._say(f"step {state.global_step}/{state.max_steps}, {last.summary()}")
 
 
 class Evaluator(TrainerCallback):  # type: ignore[misc]
-    """Evaluates the policy on the plan's grid of rollouts, and ends training where the environment was asked enough.
+    """Evaluates the policy at the plan's numbers of rollouts, and ends training at the bound of environment steps.
 
     Args:
-        plan: Has the grid.
-        subject: Has tasks that are held out.
-        arm: Its bound of environment steps.
-        seed: Of the run; evaluations of one seed and place sample alike in all arms.
-        trainer: Whose policy.
+        plan: Plan with the numbers of rollouts.
+        subject: Subject with held-out tasks.
+        arm: Arm with the bound of environment steps.
+        seed: Seed of the run; evaluations at the same number of rollouts sample alike in all arms.
+        trainer: Trainer of the policy.
 
     Attributes:
-        found: What each evaluation came to.
-        env_steps: That training asked for.
+        found: Results of the evaluations.
+        env_steps: Requests to the environment that training made.
     """
 
     def __init__(self, plan: Plan, subject: Any, arm: Arm, seed: int, trainer: RecordedTrainer) -> None:
@@ -184,7 +184,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             self._evaluate(0, both=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Evaluate on the grid, where the next rollouts would be sampled, and at the end."""
+        """Evaluate at the plan's numbers of rollouts, before the next ones are sampled, and at the end."""
         if state.global_step % self._trainer.num_iterations:
             return
         rollouts = sum(len(batch.rewards) for batch in self._trainer.batches)
@@ -198,10 +198,10 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
 
 
 class ShuffledHints:
-    """A control: the hint of another failing turn with another right answer; None until there was one.
+    """A control: gives the hint of another failing turn with another right answer; None before the first one.
 
     Args:
-        seed: Of which.
+        seed: Seed of the choice.
     """
 
     def __init__(self, seed: int) -> None:
@@ -210,7 +210,7 @@ class ShuffledHints:
         self._seen: dict[str, Hint] = {}
 
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return it, under the turn's own key."""
+        """Return the other turn's hint, with the key of this turn."""
         own = self._own.hint(failed)
         if own is None:
             return None
@@ -220,7 +220,7 @@ class ShuffledHints:
 
 
 class RetryingTrainer(RecordedTrainer):
-    """A control without channel 2: half of each batch are failing tasks of the batch before, the hint in the prompt."""
+    """A control without channel 2: half of each batch are failing tasks of the batch before, with hints in prompts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._failed: list[tuple[dict[str, Any], str]] = []
@@ -268,15 +268,15 @@ def train(
     """Train one arm with one seed, from the start.
 
     Args:
-        plan: What all runs share.
-        subject: What is trained.
-        arm: The weights.
-        seed: Of sampling and the order of tasks.
+        plan: Settings that all runs share.
+        subject: Policy, tasks and environment.
+        arm: The arm with its weights.
+        seed: Seed of sampling and of the order of tasks.
         say: Called with each line of progress.
-        trainer_class: A subclass may sample in another way.
+        trainer_class: Class of the trainer; a subclass may sample in another way.
 
     Raises:
-        InvalidRequest: The plan asks for what a trainer does not know.
+        InvalidRequest: The plan has a setting that the trainer does not know.
         ServiceError: All episodes of some batches in a row were lost.
     """
     channels = {**plan.channels, **arm.channels}
@@ -364,11 +364,11 @@ def losses_of(history: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
 
 
 def teacher_costs(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Return what channel 3 asked of teachers: calls that no cache answered, and money.
+    """Return the costs of channel 3's teachers: calls that no cache answered, and money.
 
     Args:
-        history: Of the trainer's log: what `TeacherPairs` tells of its pool, or a source of one's own as
-            ``teacher_calls``.
+        history: The trainer's log, with the metrics that `TeacherPairs` logs of its pool, or ``teacher_calls`` of the
+            user's own source.
     """
     pool = {name: last_logged(history, f"dpo/pool/teachers/{name}") for name in ("asked", "cached", "usd")}
     calls = last_logged(history, "dpo/teacher_calls") + pool["asked"] - pool["cached"]

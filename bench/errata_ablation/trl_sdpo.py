@@ -1,14 +1,14 @@
-"""TRL's own `SDPOTrainer` on the controlled family, as near as it comes.
+"""TRL's own `SDPOTrainer` on the controlled family, as close to the other arms as it can be.
 
-It has no tools, turns or environments, so this is what it is given, and where it differs from the other arms:
+It has no tools, turns or environments, so it differs from the other arms:
 
-- The prompt is the same, token for token. What it samples is the first turn; the tool's result and closing words, which
-  the others read and say, are not there. An episode is one command, so nothing that could be rewarded is lost.
+- The prompt is the same, token for token. It samples the first turn only: there is no result of the tool and no closing
+  text. An episode is one command, so no reward is lost by this.
 - The reward is the terminal's: the command is played and graded there, one episode for each sample, as many as in the
   other arms.
-- Feedback is a column of the data set, not what the rollout met. For each task it is the hint of one wrong key, met in
-  the terminal before training. So it is there for every sample, also where none of that task failed, and it stands
-  behind the instruction in the user's message, which the policy was taught to follow as well.
+- Feedback is a column of the data set, not a result of the rollout. For each task it is the hint about one wrong key,
+  which was tried in the terminal before training. So every sample has feedback, also if no sample of the task failed.
+  It follows the instruction in the user's message; the policy was taught to follow hints there too.
 - Everything else is its default: the whole loss is distillation (``distillation_weight`` 1), by sampled tokens, from an
   EMA teacher, with a successful sibling as a demonstration where there is one.
 """
@@ -45,12 +45,12 @@ class Player:
     """A reward function that plays each sample in the terminal.
 
     Args:
-        runners: Where.
-        tokenizer: Of the student.
-        header_ids: What stands before a sample.
+        runners: Episode runners.
+        tokenizer: Tokenizer of the student.
+        header_ids: Token ids before a sample.
 
     Attributes:
-        batches: What was played, in order.
+        batches: Results of the batches, in order.
     """
 
     __name__ = "terminal"

@@ -1,4 +1,4 @@
-"""A tiny policy that was taught how to speak, and nothing else; kept by a hash of all that made it."""
+"""Teaches a tiny policy the form of conversations. It is kept under a hash of everything that it was made from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IGNORED = -100
 
 
 Conversation = Sequence[tuple[str, bool]]
-"""Pieces of text, each with whether it is the student's own and so learnt."""
+"""Pieces of text, each with True if the student wrote it: only these are learnt."""
 
 
 def conversations(family: Boxes, seed: int) -> Iterator[Conversation]:
@@ -41,7 +41,7 @@ def conversations(family: Boxes, seed: int) -> Iterator[Conversation]:
 
 
 def opening(messages: Iterable[Mapping[str, str]]) -> str:
-    """Return what stands before the student's first words."""
+    """Return the text before the student's first turn."""
     context = f"{START}system\nrun {END}\n"
     for message in messages:
         context += f"{START}{message['role']}\n{message['content']}{END}\n"
@@ -70,14 +70,14 @@ def taught(
     batch: int = BATCH,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Return a directory with a policy that speaks as the conversations do.
+    """Return the directory of a policy that was trained on the conversations.
 
     Args:
-        stream: Begins the conversations, which have no end.
-        tokenizer: Of the policy.
-        directory: Where policies are kept; one that is there already is not taught again.
-        steps: Of the warm-up.
-        seed: Of the weights.
+        stream: Starts the endless conversations.
+        tokenizer: Tokenizer of the policy.
+        directory: Directory for policies; one that exists already is not trained again.
+        steps: Training steps.
+        seed: Seed of the weights.
         batch: Conversations of a step.
         say: Called with each line of progress.
     """
@@ -92,7 +92,7 @@ def taught(
         say(f"warm-up: kept from before, {kept}")
         return kept
     model = tiny_model(tokenizer, seed=seed, positions=1024).train()
-    with torch.no_grad():  # from Qwen3's own small beginning, two layers take thousands of steps to learn to copy
+    with torch.no_grad():  # with Qwen3's own small initial weights, two layers take thousands of steps to learn to copy
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 weight.mul_(3.0 if "embed" in name else 5.0)

@@ -1,7 +1,8 @@
-"""One rank of a training run on two, or all of it alone: `python ddp_main.py URL OUT` under torchrun or not.
+"""One rank of a training run on two, or all of it alone: `python ddp_main.py URL OUT RUN...` under torchrun or not.
 
-All error sites are on the first rank and all pairs on the second, which is where an uneven number of forward passes
-hangs. With ``--random``, twenty steps in which a seeded draw says what each row plays and which rows have pairs.
+Each run has a directory of its name in OUT. In ``plain`` and ``checkpointing`` all error sites are on the first rank
+and all pairs on the second, which is where an uneven number of forward passes hangs. ``random`` has twenty steps in
+which a seeded draw says what each row plays and which rows have pairs.
 """
 
 from __future__ import annotations
@@ -97,13 +98,12 @@ class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
         return batch
 
 
-def main() -> None:
-    """Train two steps and save the weights of each rank."""
-    url, out = sys.argv[1], Path(sys.argv[2])
+def train(url: str, out: Path, run: str) -> None:
+    """Train, and save the weights of each rank."""
     tokenizer = tiny_tokenizer([call("read", path="green"), "the word is owl no file"])
     rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
-    changes = {"gradient_checkpointing": True} if "--checkpointing" in sys.argv else {}
-    anywhere = "--random" in sys.argv
+    changes = {"gradient_checkpointing": True} if run == "checkpointing" else {}
+    anywhere = run == "random"
     trainer = Trainer(
         model=tiny_model(tokenizer),
         processing_class=tokenizer,
@@ -138,4 +138,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[3:]:
+        train(sys.argv[1], Path(sys.argv[2]) / name, name)

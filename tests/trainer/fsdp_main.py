@@ -1,7 +1,8 @@
-"""One rank of training under torch's `fully_shard`, or all of it in one process: ``python fsdp_main.py OUT [options]``.
+"""One rank of training under torch's `fully_shard`, or all of it in one process: ``python fsdp_main.py OUT RUN...``.
 
-Passes are our own: the student's with its states captured, the frozen teacher's, and the pairs'. The rollouts are
-recorded, and in each step a seeded draw says which rows have error sites and pairs, so that a rank often has none.
+Each run is named after its options, as ``live-resharded``, and has a directory of that name in OUT. Passes are our own:
+the student's with its states captured, the frozen teacher's, and the pairs'. The rollouts are recorded, and in each
+step a seeded draw says which rows have error sites and pairs, so that a rank often has none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,11 @@ from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
 from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.preferences import OWN, PAIRS, Preferences, rejected_here
-from errata_trainer.recipes.trl.ema import FollowingModel, frozen_copy
+from errata_trainer.recipes.trl.ema import TeacherCopy, frozen_copy
 from errata_trainer.rollout import DpoPair, SdpoItem
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 ROWS, STEPS = 4, 20
-OPTIONS = sys.argv[2:]
-TEACHER = "live" if "live" in OPTIONS else "ema"
-KIND = "qwen3 tied" if "tied" in OPTIONS else "qwen3"
 
 
 def drawn(step: int) -> tuple[list[tuple[SdpoItem, ...]], list[tuple[DpoPair, ...]]]:
@@ -88,28 +87,29 @@ class Accelerator:
         return nullcontext()
 
 
-def sharded(model: Any) -> Any:
+def sharded(model: Any, *, reshard: bool) -> Any:
     """Shard a model over the ranks, layer by layer."""
     mesh = init_device_mesh("cpu", (WORLD,))
-    options = {"reshard_after_forward": True} if "resharded" in OPTIONS else {}
+    options = {"reshard_after_forward": True} if reshard else {}
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
 
 
-def main() -> None:
-    """Train, and save the parts of each step's loss and the weights."""
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    model = toy(KIND).float().train()
-    distillation = Distillation(Divergence(0.5), TEACHER)
-    follower = FollowingModel(model, 0.3, Accelerator())
-    distillation.follower = follower if TEACHER == "ema" else None
+def train(options: Collection[str]) -> dict[str, Any]:
+    """Return the parts of each step's loss, which steps had sites and pairs here, and the weights at the end."""
+    teacher = "live" if "live" in options else "ema"
+    reshard = "resharded" in options
+    model = toy("qwen3 tied" if "tied" in options else "qwen3").float().train()
+    distillation = Distillation(Divergence(0.5), teacher)
+    follower = TeacherCopy(model, 0.3, Accelerator())
+    distillation.separate_teacher = follower if teacher == "ema" else None
     initial = frozen_copy(model)
     if WORLD > 1:
-        if "copies" in OPTIONS:  # the frozen models are in shards as well
-            follower.model, initial = sharded(follower.model), sharded(initial)
-        model = sharded(model)
+        if "copies" in options:  # the frozen models are in shards as well
+            follower.model = sharded(follower.model, reshard=reshard)
+            initial = sharded(initial, reshard=reshard)
+        model = sharded(model, reshard=reshard)
     preferences = Preferences(0.1, nll=0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     log, had = [], []
@@ -143,7 +143,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if distillation.follower is not None:
+        if distillation.separate_teacher is not None:
             follower.on_step_end(None, None, None, model=model)
         own_parts = {name: float(parts.get(f"loss/{name}", 0.0)) for name in ("grpo", SDPO, DPO)}
         summed_parts = global_counts(own_parts, device="cpu")
@@ -153,7 +153,15 @@ def main() -> None:
         name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
         for name, p in model.named_parameters()
     }
-    torch.save({"weights": weights, "log": log, "had": had}, Path(sys.argv[1]) / f"{WORLD}-{RANK}.pt")
+    return {"weights": weights, "log": log, "had": had}
+
+
+def main() -> None:
+    """Train each run, and save what it returns."""
+    if WORLD > 1:
+        dist.init_process_group("gloo")
+    for run in sys.argv[2:]:
+        torch.save(train(run.split("-")), Path(sys.argv[1]) / run / f"{WORLD}-{RANK}.pt")
     if WORLD > 1:
         dist.barrier()
         dist.destroy_process_group()

@@ -231,6 +231,26 @@ def test_a_plan_without_a_subject_sets_what_it_likes_of_the_controlled_family(tm
         read_plan(path)
 
 
+def test_an_arm_sets_which_tokens_channel_2_compares(server: ServerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        '[[arms]]\nname = "turn"\nalpha_sdpo = 1.0\n\n'
+        '[[arms]]\nname = "calls"\nalpha_sdpo = 1.0\nchannels = { sdpo_targets = "calls" }\n'
+    )
+    arms = controlled_plan(read_plan(path)).arms
+    compared: dict[str, set[str]] = {}
+    for arm in arms:
+        texts = compared[arm.name] = set()
+
+        class Kept(ScriptedRun):  # type: ignore[misc]
+            def compute_loss(self, model: Any, inputs: Any, *rest: Any, texts: set[str] = texts, **named: Any) -> Any:
+                texts |= {self.processing_class.decode(i.target_ids) for row in inputs["sdpo_items"] for i in row}
+                return super().compute_loss(model, inputs, *rest, **named)
+
+        train(Plan(grpo={**GRPO, "max_steps": 1}), Shelf(server.url), arm, 0, quiet, trainer_class=Kept)
+    assert compared == {"turn": {call("read", path="green") + END}, "calls": {call("read", path="green")}}
+
+
 def test_arms_and_seeds_can_be_added_to_a_plan_and_nothing_else() -> None:
     plan = Plan(grpo=GRPO)
     assert plan.digest() == Plan(ARMS[:2], (7,), grpo=GRPO).digest()

@@ -13,7 +13,7 @@ from torch.nn.functional import log_softmax
 from trl.chat_template_utils import add_response_schema
 
 from errata_trainer.action_tokens import ActionTokens
-from errata_trainer.preferences import Own, Preferences
+from errata_trainer.preferences import BatchPairs, Preferences
 from errata_trainer.teacher_pairs import TeacherPairs, _Asked, of_this_process
 from errata_trainer.teachers import Action, Ask, Ballot, KeyedAction, Pair, ToolCall, Vote, message_of
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -135,7 +135,7 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
     before = judged()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)  # as GRPOConfig
     for step in range(60):
-        summed, _ = channel.loss(model, Own([pair], {}), pad_id=tokenizer.pad_token_id)
+        summed, _ = channel.loss(model, BatchPairs([pair], {}), pad_id=tokenizer.pad_token_id)
         if step == 0:
             assert float(summed.detach()) == pytest.approx(math.log(2.0), abs=1e-4), "the policy is its reference"
         optimizer.zero_grad()
@@ -146,6 +146,21 @@ def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
     assert abs(after["reasoning"] - before["reasoning"]) < 0.5
     assert after["call"] > before["call"], (before, after)
     assert after["path"] > before["path"], (before, after)
+
+
+def test_the_warning_about_pairs_that_are_not_loaded_gives_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = tiny_tokenizer(["a"])
+    pairs = TeacherPairs(None, tmp_path / "pairs.jsonl")  # type: ignore[arg-type]
+    pairs.use(tokenizer, [tokenizer.eos_token_id], "x")
+    pairs.load_files(tmp_path)
+    assert "has no errata_pairs.jsonl" in caplog.text and "not open" not in caplog.text
+    pairs.save_files(tmp_path)
+    pairs.close()
+    caplog.clear()
+    pairs.load_files(tmp_path)
+    assert "the buffer is not open" in caplog.text and "has no" not in caplog.text
 
 
 def test_each_process_has_a_buffer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

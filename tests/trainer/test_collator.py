@@ -106,8 +106,10 @@ def test_an_item_of_another_rollout_is_refused() -> None:
     with pytest.raises(ValueError, match="not the ones of rollout 0"):
         collate_sdpo([replace(two, completion_ids=(36, 38))], [items()[1]], pad_id=PAD)
     item = items()[0][0]
-    with pytest.raises(ValueError, match="not the last 3"):
+    with pytest.raises(ValueError, match="not the ones of rollout 0"):
         collate_sdpo([one], [[replace(item, teacher_ids=(*item.teacher_ids, 1))]], pad_id=PAD)
+    with pytest.raises(ValueError, match="is not behind position"):
+        collate_sdpo([one], [[replace(item, target_ids=(*item.target_ids[:-1], 1))]], pad_id=PAD)
     with pytest.raises(ValueError, match="no tokens"):
         collate_sdpo([one], [[SdpoItem(0, (1,), (), (), ())]], pad_id=PAD)
 

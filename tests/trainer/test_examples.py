@@ -174,7 +174,7 @@ def test_the_page_on_training_tells_of_every_keyword() -> None:
 def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "nobody is asked")
     monkeypatch.chdir(tmp_path)
-    first, rows, teachers = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
+    first, chosen, rows, teachers = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
     compile(rows, "docs/training.md", "exec")  # it needs a server; tests/trainer/test_trl_swe.py runs the same lines
     made: dict[str, Any] = {}
     exec(compile(teachers, "docs/training.md", "exec"), made)
@@ -185,6 +185,11 @@ def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pyte
     ]
     known = signature(GRPOTrainer.__init__).parameters.keys()
     assert {keyword.arg for keyword in call.keywords} <= known
+    given: dict[str, Any] = {}
+    exec(
+        compile(chosen, "docs/training.md", "exec"), {"ThreeChannelGRPOTrainer": lambda *_, **set_: given.update(set_)}
+    )
+    assert given and given.keys() <= signature(ThreeChannelGRPOTrainer.__init__).parameters.keys()
 
 
 def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +210,9 @@ def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monke
     monkeypatch.setitem(main.__globals__, "GRPOConfig", dict)  # the real one refuses bfloat16 on a CPU
     monkeypatch.setitem(main.__globals__, "ThreeChannelGRPOTrainer", Trainer)
     with ServerProcess("terminal", tmp_path / "data") as server:
-        main(["--lora", "8", "--vllm", "--teachers", "one", "two", "--output", str(tmp_path), "--url", server.url])
+        options = ["--lora", "8", "--vllm", "--teachers", "one", "two", "--preset", "followed-hints"]
+        main([*options, "--output", str(tmp_path), "--url", server.url])
+    assert given["alpha_sdpo"] == 1.0 and given["settings"].hint_keys == ("!tool.malformed",)
     assert given["args"].keys() <= known and given["args"]["use_vllm"] is True
     assert given["args"]["per_device_train_batch_size"] * given["args"]["gradient_accumulation_steps"] == 32
     assert 32 % given["args"]["num_generations"] == 0

@@ -578,7 +578,7 @@ def test_a_teacher_that_follows_is_a_moving_average_of_the_student(
         max_steps=2,
     )  # fmt: skip
     trainer.compute_loss = lambda *a, **k: ThreeChannelGRPOTrainer.compute_loss(trainer, *a, **k)
-    follower = trainer._distillation.follower
+    follower = trainer._distillation.separate_teacher
     student = trainer.accelerator.unwrap_model(trainer.model)
     own, other = ("default", "errata_teacher") if peft else (None, None)
     expected = weights(student, own)
@@ -676,7 +676,7 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
             learning_rate=1e-2, lr_scheduler_type="constant", save_strategy="steps", save_steps=1, **changes,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
-        return trainer._distillation.follower
+        return trainer._distillation.separate_teacher
 
     def weights(follower: Any) -> Any:
         return follower.shadow_weights if peft else follower.model.state_dict()
@@ -686,7 +686,7 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
     saved = torch.load(checkpoint / "errata_teacher.pt", weights_only=True)
     follower = made(
         tokenizer, server.url, tmp_path / "again", scripts(TWO_SITES, NO_SITE), peft=peft, alpha_sdpo=1.0
-    )._distillation.follower
+    )._distillation.separate_teacher
     follower.checkpoint = str(checkpoint)
     follower.on_train_begin(None, None, None, model=follower.model)
     for name, weight in weights(follower).items():
@@ -743,7 +743,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
     moved = [not torch.equal(a, b) for a, b in zip(whole.model.parameters(), first.model.parameters(), strict=True)]
     assert any(moved)
-    followers = [trainer._distillation.follower for trainer in (whole, again)]
+    followers = [trainer._distillation.separate_teacher for trainer in (whole, again)]
     teachers = [f.shadow_weights if peft else f.model.state_dict() for f in followers]
     for name, weight in teachers[0].items():
         torch.testing.assert_close(teachers[1][name], weight, rtol=0.0, atol=1e-6)

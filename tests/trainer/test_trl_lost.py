@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from scripted import Scripted, call, config
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
+from errata_trainer.recipes.trl.trainer import LOST_BATCHES
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
@@ -104,6 +107,15 @@ def test_a_server_that_stays_away_ends_the_training_and_is_named(
     trainer = made(tokenizer, server.url, told(BROKEN), tmp_path, max_steps=10)
     with pytest.raises(ServiceError, match=r"3 batches in a row was lost.*shelf fell"):
         trainer.train()
+
+
+def test_the_end_of_the_training_quotes_the_last_of_the_lost_episodes() -> None:
+    runners: Any = [SimpleNamespace(lost="SessionLost: first"), SimpleNamespace(lost="SessionLost: last")]
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)}, _lost_batches=LOST_BATCHES - 1
+    )
+    with pytest.raises(ServiceError, match="the last one by SessionLost: last:"):
+        ThreeChannelGRPOTrainer._leave_out_lost(trainer, {}, runners)
 
 
 def test_training_goes_on_over_a_server_that_was_killed_and_started_again(tokenizer: Any, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Compared(Trainer):  # type: ignore[misc]
     """Computes each micro-batch's channel 2 once more, slowly, with the weights of that moment."""
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        taught = model if self.settings.teacher == "live" else self._distillation.follower.model
+        taught = model if self.settings.teacher == "live" else self._distillation.separate_teacher.model
         found, ratios = slow(model, taught, inputs, self.settings.sdpo_form, self.settings.is_clip)
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.seen[-1] |= {"slow": found, "ratios": ratios}
@@ -100,7 +100,7 @@ def test_sites_of_a_fixed_teacher_are_computed_once_for_a_batch_that_is_used_aga
             settings=ChannelSettings(teacher=teacher), learning_rate=1e-3,
         )  # fmt: skip
         trainer.compute_loss = lambda *a, t=trainer, **k: ThreeChannelGRPOTrainer.compute_loss(t, *a, **k)
-        follower = trainer._distillation.follower
+        follower = trainer._distillation.separate_teacher
         seen: list[int] = []
         follower.model.model.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         before = {name: p.clone() for name, p in follower.model.named_parameters()}

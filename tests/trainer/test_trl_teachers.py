@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from scripted import Scripted, call, config
 from trl import GRPOTrainer
 
 from errata_client import Episodes
+from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
+from errata_trainer import Call, Rollout, Turn
 from errata_trainer.action_tokens import action_ids
+from errata_trainer.batch import Transcripts
 from errata_trainer.channels.pairs import StaleReference
 from errata_trainer.recipes.trl import ChannelSettings, TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
-from errata_trainer.teachers import Answer, FakeTeacher, Prompt, Prompter, RawCall, TeacherPool
+from errata_trainer.teachers import Answer, Budget, FakeTeacher, Prompt, Prompter, RawCall, Spend, TeacherPool
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
@@ -48,10 +54,10 @@ def pool(url: str, *teachers: FakeTeacher) -> TeacherPool:
     return TeacherPool(teachers, prompter, episodes=Episodes(url), deadline_s=30.0)
 
 
-def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: Any, **changes: Any) -> Trainer:
+def made_trainer(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, **changes: Any) -> Trainer:
     rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
     settings = changes.pop("settings", None)
-    trainer = Trainer(
+    return Trainer(
         model=tiny_model(tokenizer),
         processing_class=tokenizer,
         args=config(path, **changes),
@@ -62,6 +68,10 @@ def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: A
         pairs=pairs,
         settings=settings,
     )
+
+
+def trained(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, script: Any, **changes: Any) -> Trainer:
+    trainer = made_trainer(tokenizer, url, path, pairs, **changes)
     trainer.script = script
     trainer.train()
     return trainer
@@ -218,3 +228,84 @@ def test_a_policy_that_needs_scores_gets_them_or_is_refused(
         trainer = trained(tokenizer, server.url, tmp_path, pairs, script)
     assert sum(pairs.counts[reason] for reason in ("consensus", "agrees_with_student")) == 4, "each first turn"
     assert trainer.seen
+
+
+def drawn(trainer: Trainer) -> list[list[Any]]:
+    """Return the pairs of each micro-batch, by what is compared: episodes of another run have other ids."""
+    return [
+        [
+            (pair.context_ids, pair.chosen_ids, pair.rejected_ids, pair.votes)
+            for row in seen["inputs"]["dpo_pairs"]
+            for pair in row
+        ]
+        for seen in trainer.seen
+    ]
+
+
+@pytest.mark.parametrize("capacity", [20, 1000])
+def test_draws_of_a_resumed_run_are_those_of_an_uninterrupted_one(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, capacity: int
+) -> None:
+    """The killed run has added pairs after its last checkpoint; the buffer's file has them."""
+
+    def run(name: str, buffer: str, *, steps: int, resume: Path | None = None) -> Trainer:
+        teachers = [FakeTeacher(lambda prompt: Answer(calls=(RED,)), name=each) for each in ("a", "b")]
+        with pool(server.url, *teachers) as asked:
+            pairs = TeacherPairs(asked, tmp_path / buffer, wait_s=30.0, policy="all", capacity=capacity, seed=4)
+            trainer = made_trainer(
+                tokenizer, server.url, tmp_path / name, pairs, max_steps=steps, save_strategy="steps", save_steps=2,
+                settings=ChannelSettings(pairs_per_batch=2), learning_rate=1e-2, lr_scheduler_type="constant",
+            )  # fmt: skip
+            trainer.script = lambda row, turn: script(row + trainer.state.global_step, turn)
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+            pairs.close()
+        return trainer
+
+    whole = run("whole", "whole.jsonl", steps=6)
+    killed = run("killed", "killed.jsonl", steps=5)
+    assert drawn(killed) == drawn(whole)[:5]
+    again = run("again", "killed.jsonl", steps=6, resume=tmp_path / "killed" / "checkpoint-2")
+    assert drawn(again) == drawn(whole)[2:]
+    assert len({str(each) for each in drawn(whole)[2:]}) > 1, "or any draw is as good as another"
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+    elsewhere = run("elsewhere", "new.jsonl", steps=6, resume=tmp_path / "killed" / "checkpoint-2")
+    assert drawn(elsewhere) == drawn(whole)[2:], "the checkpoint has the pairs, on another machine too"
+
+
+def test_questions_in_flight_are_asked_again_after_a_resume(tokenizer: Any, tmp_path: Path) -> None:
+    hold = threading.Event()
+
+    def slow(prompt: Prompt) -> Answer:
+        hold.wait(30)
+        return Answer(calls=(RED,))
+
+    def source(*teachers: FakeTeacher, budget: Budget) -> TeacherPairs:
+        made = TeacherPool(teachers, Prompter(tools=SPEC.tools, agent_text=SPEC.agent_text), budget=budget)
+        pairs = TeacherPairs(made, tmp_path / "pairs.jsonl", wait_s=30.0)
+        pairs.use(tokenizer, [tokenizer.eos_token_id], "test")
+        return pairs
+
+    turn = Turn(0, 0, 3, (Call("read", {"path": "blue"}, 1, ErrorMarker(error_kind="x", severity="error")),))
+    rollout = Rollout((1, 2), (3, 4, tokenizer.eos_token_id), (1, 1, 1), (turn,))
+    transcripts = Transcripts(
+        [[{"role": "user", "content": "Find it."}]], [[1, 2]], [[3, 4, 5]], [[1, 1, 1]],
+        [[{"role": "assistant", "content": "", "tool_calls": []}]], None,
+    )  # fmt: skip
+    teachers = [FakeTeacher(slow, name=name) for name in ("a", "b")]
+    first = source(*teachers, budget=Budget(usd=10.0))
+    first.pool.budget.resume(Spend(2.5, 40))
+    first.observe([rollout], [None], transcripts)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.save_files(tmp_path)
+    first.pool.close()
+    first.close()
+    hold.set()
+    second = source(*(FakeTeacher(slow, name=name) for name in ("a", "b")), budget=Budget(usd=10.0))
+    second.load_state_dict(state)
+    second.load_files(tmp_path)
+    assert second.pool.budget.spent == Spend(2.5, 40), "the limit is that of the whole run"
+    pairs = second.sample(4, lambda new: [replace(p, ref_chosen=0.0, ref_rejected=0.0, reference="test") for p in new])
+    second.pool.close()
+    second.close()
+    assert len(pairs) == 1 and pairs[0].votes.keys() == {"a", "b"}

@@ -1,4 +1,5 @@
-"""Somebody else's action in the student's own words: as tokens of its chat template, behind a generation prompt."""
+"""Token ids of actions: where the action of a student's turn begins, and how the student's chat template writes an
+action that another model chose."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _BEFORE = [{"role": "user", "content": "dummy"}]
 def action_ids(
     tokenizer: ChatTokenizer, message: Mapping[str, Any], *, end_id: int | None, **template: Any
 ) -> tuple[int, ...]:
-    """Return the tokens with which the student would write a message, its end of turn included.
+    """Return the token ids of an assistant message in the student's chat template, its end-of-turn token included.
 
     Args:
         tokenizer: Of the student.
@@ -49,7 +50,7 @@ def action_ids(
 
 @dataclass(frozen=True, slots=True)
 class OwnAction:
-    """Where the action of a student's turn begins.
+    """The start of the action in a student's turn.
 
     Attributes:
         start: Tokens of the turn before it: reasoning and, before a call, prose.
@@ -61,10 +62,11 @@ class OwnAction:
 
 
 class ActionTokens:
-    """Puts another's action behind the student's own reasoning and prose, so that a pair compares actions only.
+    """Splits a student's turn into reasoning, prose and action, and renders other models' actions as its continuation.
 
-    Where a turn's reasoning and calls are is read from the tokenizer's ``response_template`` (transformers), by which
-    the trainer parses turns. A turn of a tokenizer without one is an action from its first token on.
+    Both sides of a preference pair then share the student's own reasoning and prose, and differ in the action only. The
+    tokenizer's ``response_template`` (transformers), by which the trainer parses turns, says where reasoning and tool
+    calls are. Without one, a turn is an action from its first token on.
 
     Args:
         tokenizer: Of the student.
@@ -79,34 +81,79 @@ class ActionTokens:
         fields = response.get("fields") if isinstance(response, Mapping) else None
         fields = fields if isinstance(fields, Mapping) else {}
         self._call = _pattern(fields.get("tool_calls"), "open")
+        self._call_end = _pattern(fields.get("tool_calls"), "close")
         # A malformed call has the opening's constant beginning only.
         constant = re.match(r"[^\\\[(.*+?{|^$]{3,}", self._call.pattern) if self._call is not None else None
         self._malformed = re.compile(constant[0]) if constant else None
         self._reasoning = [fields[name] for name in ("reasoning_content", "thinking") if name in fields]
 
     def own(self, turn_ids: Sequence[int], *, call: bool) -> OwnAction | None:
-        """Return where the action of a student's turn begins; None where it was cut off in its reasoning.
+        """Return where the action of a student's turn begins; None if the turn was cut off in its reasoning.
 
         Args:
             turn_ids: Tokens of the turn, as sampled.
-            call: Compared with a call, the action is the first call, if there is one. Else, and compared with an
-                answer, it is all that follows the reasoning.
+            call: Whether the action is to be compared with a tool call. Then it begins at the turn's first call, if
+                there is one. Otherwise it is all that follows the reasoning.
         """
         text = self._decoded(turn_ids)
         at = self._after_reasoning(text)
         if at is None:
             return None
-        for pattern in (self._call, self._malformed) if call else ():
-            if pattern is not None and (found := pattern.search(text, at)):
-                at = found.start()
-                break
-        start = max(0, bisect_right(range(len(turn_ids) + 1), at, key=lambda n: len(self._decoded(turn_ids[:n]))) - 1)
-        while not text.startswith(self._decoded(turn_ids[:start])):  # in the middle of a character
-            start -= 1
+        found = self._first_call(text, at) if call else None
+        at = at if found is None else found.start()
+        start = self._token_at(turn_ids, text, at)
         return OwnAction(start, text[len(self._decoded(turn_ids[:start])) : at])
 
+    def call_spans(self, turn_ids: Sequence[int]) -> tuple[range, ...]:
+        """Return the token ranges of a turn's tool calls: without reasoning, prose, and text between calls.
+
+        A call reaches from its opening to its closing; one that is not closed, as a malformed one, to the end of the
+        turn. A token that lies only partly in a call counts. The first call is the one that `own` finds.
+
+        Args:
+            turn_ids: Tokens of the turn, as sampled.
+
+        Returns:
+            Offsets in ``turn_ids``, in order and disjoint; empty where the turn has no call, or was cut off in its
+            reasoning.
+
+        Raises:
+            ValueError: The tokenizer has no ``response_template`` that says how a call opens.
+        """
+        if self._call is None:
+            raise ValueError("the tokenizer has no response_template with tool calls: where calls are is not known")
+        text = self._decoded(turn_ids)
+        at = self._after_reasoning(text)
+        spans: list[range] = []
+        while at is not None and (found := self._first_call(text, at)) is not None:
+            closing = self._call_end.search(text, found.end()) if self._call_end is not None else None
+            at = len(text) if closing is None else closing.end()
+            end = len(text) if closing is None else closing.start() + len(closing[0].rstrip())
+            start = self._token_at(turn_ids, text, found.start())
+            stop = self._token_at(turn_ids, text, end)
+            stop += len(self._decoded(turn_ids[:stop])) < end  # its last character lies within a token
+            if spans and start < spans[-1].stop:
+                start = spans.pop().start
+            spans.append(range(start, stop))
+        return tuple(spans)
+
+    def _first_call(self, text: str, at: int) -> re.Match[str] | None:
+        """Return the opening of the first tool call from a character on; a malformed call counts only if there is no
+        other."""
+        for pattern in (self._call, self._malformed):
+            if pattern is not None and (found := pattern.search(text, at)):
+                return found
+        return None
+
+    def _token_at(self, ids: Sequence[int], text: str, at: int) -> int:
+        """Return the last token boundary at or before a character of the decoded text."""
+        boundary = max(0, bisect_right(range(len(ids) + 1), at, key=lambda n: len(self._decoded(ids[:n]))) - 1)
+        while not text.startswith(self._decoded(ids[:boundary])):  # in the middle of a character
+            boundary -= 1
+        return boundary
+
     def other(self, message: Mapping[str, Any], lead: str = "") -> tuple[int, ...]:
-        """Return the tokens of another's action, its end of turn included, without reasoning.
+        """Return the token ids of another model's action, its end-of-turn token included, without reasoning.
 
         Args:
             message: An assistant's, as `errata_trainer.teachers.message_of` makes it.

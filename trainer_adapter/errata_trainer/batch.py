@@ -1,4 +1,4 @@
-"""What a trainer keeps of a batch of episodes, and the neutral record of each."""
+"""A batch of episodes as the trainer has it, and its conversion to `Rollout` records."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def rollouts_of(
     opening: str | None = None,
     end_ids: Collection[int] = (),
 ) -> tuple[list[Rollout], int]:
-    """Return the neutral record of each row, and how many could not be read.
+    """Return the `Rollout` of each row, and how many rows could not be converted.
 
-    Episodes that are not over are ended. A row whose turns cannot be separated has a record without turns, so channels
-    2 and 3 leave it out; it is logged.
+    Episodes that are still open are finished. A row whose turns cannot be separated becomes a rollout without turns, so
+    that channels 2 and 3 skip it, and is logged.
 
     Args:
         transcripts: Of the batch.

@@ -1,16 +1,16 @@
-"""The neutral records as flat padded tensors, by the names that a trainer of one's own may know already.
+"""Rollouts, error sites and pairs as padded tensors, for trainers of your own.
 
-The rows of channel 2 come in pairs, the student's without the hint and the teacher's with it, padded on the left so
-that both end with the failing turn: its tokens stand in the same columns, and logits of both can be compared as whole
-tensors, although the rows have different lengths::
+Channel 2 has two rows for each error site: the student's without the hint and the teacher's with it. Both are padded on
+the left and end with the failing turn, so the turn's tokens are in the same columns and whole logit tensors can be
+compared::
 
     student = model(batch["ctx_student_input_ids"], attention_mask=batch["ctx_student_attention_mask"]).logits
     with torch.no_grad():
         teacher = model(batch["ctx_teacher_input_ids"], attention_mask=batch["ctx_teacher_attention_mask"]).logits
     kl = generalized_jsd_loss(student, teacher, batch["sdpo_loss_mask"] != -100)
 
-This forwards the student a second time, and makes logits of whole rows: right, but dear. The recipes do neither. A
-model with absolute positions needs ``position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)`` as well.
+This computes the student's logits a second time and for whole rows. It is simple and expensive; the recipes do neither.
+A model with absolute position embeddings also needs ``position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .channels.splicing import check_alignment
 from .rollout import DpoPair, Rollout, SdpoItem, state_of_turns
 
 IGNORED = -100
@@ -28,7 +29,7 @@ IGNORED = -100
 
 
 def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
-    """Return rollouts as tensors, padded on the right.
+    """Return rollouts as tensors padded on the right.
 
     Args:
         rollouts: B of them.
@@ -59,7 +60,7 @@ def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, T
 
 
 def collate_sdpo(rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]], *, pad_id: int) -> dict[str, Tensor]:
-    """Return the error sites of rollouts as pairs of rows, padded on the left.
+    """Return error sites as a student row and a teacher row each, padded on the left.
 
     Args:
         rollouts: B of them.
@@ -72,31 +73,33 @@ def collate_sdpo(rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]
         - ``ctx_teacher_input_ids``, ``ctx_student_input_ids`` [S, T] int64: what teacher and student read up to the
           end of the failing turn;
         - ``ctx_teacher_attention_mask``, ``ctx_student_attention_mask`` [S, T] int64;
-        - ``sdpo_loss_mask`` [S, T] int64, labels of the logits at the same place: at column c the token of the turn
+        - ``sdpo_loss_mask`` [S, T] int64, labels of the logits at the same place: at column c the target token
           that stands at c + 1 in both rows, -100 elsewhere. They are shifted already, as OPSD's loss wants them; a
           0/1 mask in its place would mask nothing there. ``sdpo_loss_mask != -100`` is a mask;
         - ``sdpo_weights`` [S] float32, ``sdpo_rows`` [S] int64: which rollout.
 
     Raises:
-        ValueError: An item has no tokens, does not fit its rollout, or its turn does not end its row.
+        ValueError: An item has no tokens or does not fit its rollout.
     """
     students, teachers, labels, weights, rows = [], [], [], [], []
     for row, (rollout, of_rollout) in enumerate(zip(rollouts, items, strict=True)):
         ids = rollout.prompt_ids + rollout.completion_ids
         for item in of_rollout:
-            count = len(item.target_ids)
-            if not count:
+            if not item.target_ids:
                 raise ValueError(f"turn {item.turn} has no tokens")
-            student = ids[: item.student_positions[-1] + 2]
-            last = (len(student) - 1, len(item.teacher_ids) - 1)
-            for positions, end in zip((item.student_positions, item.teacher_positions), last, strict=True):
-                if positions != tuple(range(end - count, end)):
-                    raise ValueError(f"turn {item.turn}: its tokens are not the last {count} of its row")
-            if not (student[-count:] == item.teacher_ids[-count:] == item.target_ids):
+            # Targets may be a part of the turn; both rows go on from the first one to the turn's end.
+            first, other = item.teacher_positions[0], item.student_positions[0]
+            rest = item.teacher_ids[first + 1 :]
+            student = ids[: other + 1 + len(rest)]
+            if student[other + 1 :] != rest:
                 raise ValueError(f"turn {item.turn}: its tokens are not the ones of rollout {row}")
+            check_alignment(item, student)
             students.append(student)
             teachers.append(item.teacher_ids)
-            labels.append((*item.target_ids, IGNORED))  # the last logits predict what comes after the turn
+            label = [IGNORED] * (len(rest) + 1)  # the last logits predict what comes after the turn
+            for position, token in zip(item.teacher_positions, item.target_ids, strict=True):
+                label[position - first] = token
+            labels.append(label)
             weights.append(item.weight)
             rows.append(row)
     if not students:
@@ -121,7 +124,8 @@ def collate_columns(
     teacher_logprobs: Sequence[Sequence[Sequence[float]]] | None = None,
     votes: Mapping[tuple[str, int], Mapping[str, str | None]] | None = None,
 ) -> dict[str, Any]:
-    """Return error sites as columns over the padded rollouts, for trainers that keep a batch so (VeRL's DataProto).
+    """Return error sites as extra columns of the padded rollouts, for trainers whose batches are such columns (VeRL's
+    DataProto).
 
     Everything stands at the place of the token itself, as a response mask does, not at the place that predicts it: the
     log-probability of ``input_ids[:, c]`` belongs to column c.
@@ -136,7 +140,7 @@ def collate_columns(
     Returns:
         The tensors of `collate_rollouts`, and
 
-        - ``sdpo_error_mask`` [B, T] bool: the tokens of failing turns that have a hint;
+        - ``sdpo_error_mask`` [B, T] bool: the targets of failing turns that have a hint: whole turns or their calls;
         - ``sdpo_weights`` [B, T] float32: of each in the loss, 0 elsewhere;
         - ``sdpo_teacher_logprobs`` [B, T] float32, with ``teacher_logprobs``: 0 elsewhere;
         - ``teacher_actions``: a list of B mappings from turn to votes, with ``votes``.
@@ -178,7 +182,7 @@ def collate_columns(
 
 
 def collate_dpo(pairs: Sequence[DpoPair], *, pad_id: int) -> dict[str, Tensor]:
-    """Return pairs as tensors, padded on the right.
+    """Return preference pairs as tensors padded on the right.
 
     Args:
         pairs: P of them.

@@ -30,7 +30,7 @@ def marked_turns(rollout: Rollout) -> dict[int, str]:
 
 
 def described(marked: Marked) -> str:
-    """Return failing turns as a column has them: ``turn 1 fs.missing, turn 3 tool.malformed``."""
+    """Return failing turns as text for a table column, e.g. ``turn 1 fs.missing, turn 3 tool.malformed``."""
     return ", ".join(f"turn {turn} {key}" for turn, key in sorted(marked.items()))
 
 
@@ -45,16 +45,18 @@ def completion_table(
     most: int | None = None,
     extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> Panel:
-    """Return the table of a step's completions.
+    """Return a table of a step's completions, with a row for each, as a panel for rich to print.
+
+    All sequences have one item per completion.
 
     Args:
-        prompts: Of each row, a text or messages.
-        completions: Of each row, likewise; the n-th assistant message is turn n.
-        rewards: Of each row, by the name of what gave them.
-        advantages: Of each row.
-        marked: Failing turns of each row.
-        step: Optimizer steps so far.
-        most: Rows to show, drawn by the step; None for all.
+        prompts: Each a string or a list of messages.
+        completions: Likewise; the n-th assistant message is turn n.
+        rewards: By the name of the reward function; None leaves the cell empty.
+        advantages: One number each.
+        marked: The failing turns of each completion.
+        step: Number of optimizer steps so far.
+        most: Show at most this many completions, sampled with ``step`` as the seed; None shows all.
         extra: Further columns by name.
     """
     rows = list(range(len(prompts)))

@@ -1,8 +1,7 @@
-"""Does a hint, or a teacher's choice, do better in the real environment? Fork before the error, play it, and look.
+"""Checks in the real environment whether a hint, or a teacher's choice, gives a better outcome.
 
-A hint is a guess at what would have helped, and a vote is an opinion. The environment is asked: the episode is
-forked at the state before the failing turn, the other turn is played there, and the item is kept only if that went
-better. The episode itself is not touched, nor is anything a student sees: forks are never tools.
+The episode is forked at the state before the failing turn, the alternative turn is played in the fork, and the training
+item is kept only if the outcome is better. The episode itself does not change, and the student never sees a fork.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A turn to try in place of a failing one.
+    """An alternative turn to play in a fork, in place of a failing turn.
 
     Attributes:
         runner: Where the episode was played; it need not be over.
@@ -81,7 +80,7 @@ class Question:
 
 @dataclass(slots=True)
 class CounterfactualCheck:
-    """Asks the environment, within a budget.
+    """Plays alternative turns in forks, within a rate and a budget.
 
     Args:
         mode: ``off``; ``sample`` asks about a share of the questions and keeps the others unasked; ``always`` asks
@@ -118,7 +117,8 @@ class CounterfactualCheck:
         self._chance = random.Random(self.seed)
 
     def ask(self, questions: Iterable[Question]) -> list[Verdict | None]:
-        """Choose among questions, and return what the environment says of each; None for one that was not asked."""
+        """Choose among questions by mode, rate and budget, and return the verdict of each; None for one that was not
+        played."""
         asked = list(questions)
         verdicts: list[Verdict | None] = [None] * len(asked)
         chosen = self.chosen(len(asked))
@@ -127,7 +127,7 @@ class CounterfactualCheck:
         return verdicts
 
     def chosen(self, count: int) -> list[int]:
-        """Return which of so many questions to ask, by mode, rate and budget: their numbers, ascending.
+        """Return the indices of the questions to play, chosen by mode, rate and budget, in ascending order.
 
         It is asked before the student samples another turn for each, so that none is sampled in vain.
         """
@@ -137,7 +137,15 @@ class CounterfactualCheck:
         return chosen[: self.budget // (2 if self.criterion == "reward" else 1)]
 
     def answers(self, questions: Sequence[Question]) -> list[Verdict]:
-        """Return what the environment says of each question, with ``threads`` forks at work at once."""
+        """Play every question in a fork of its episode and return the verdicts.
+
+        Up to ``threads`` questions are played at a time. The verdicts are added to ``counts`` and, if ``episodes`` is
+        set, posted to the server.
+
+        Returns:
+            One verdict for each question, in the same order. A question that could not be played is not accepted, with
+            reason ``no_call``, ``not_forkable`` or ``lost``.
+        """
         if not questions:
             return []
         with ThreadPoolExecutor(min(self.threads, len(questions)), "errata-forks") as threads:
@@ -149,7 +157,8 @@ class CounterfactualCheck:
         return verdicts
 
     def weight(self, key: str) -> float:
-        """Return the weight of hints of a key that were not asked about, in (0, 1], by how often its hints helped.
+        """Return the loss weight of hints of a key that were not checked, in (0, 1]: the share of its checked hints
+        that helped.
 
         It is twice the expected share, with one success and one failure added, at most 1: 1 before any question and
         while at least half of the hints help, 0.2 after eight that did not.
@@ -159,7 +168,8 @@ class CounterfactualCheck:
         return min(1.0, 2.0 * (better + 1) / (asked + 2))
 
     async def _post(self, episodes: Episodes, judged: Sequence[tuple[Question, Verdict]]) -> None:
-        """Post verdicts, an episode at a time. What fails is counted and logged, and changes no verdict."""
+        """Post verdicts to the server, one episode at a time. Failures are counted and logged, and change no
+        verdict."""
         posts: dict[str, list[RewardPost]] = {}
         for question, verdict in judged:
             if question.runner.eid is None or verdict.eid is None:
@@ -177,27 +187,32 @@ class CounterfactualCheck:
                 log.warning("verdicts on episode %s were not posted: %s", eid, error)
 
     def keeps(self, verdict: Verdict | None) -> bool:
-        """Say whether what was asked about is kept."""
+        """Return whether an item with this verdict is trained on."""
         return verdict.better if verdict is not None else self.mode != "always"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes, to go on after a restart: verdicts, and the sample's next draws."""
+        """Return the state for a checkpoint: verdicts by key, and the state of the random sample."""
         version, words, extra = self._chance.getstate()
         counts = [[key, reason, count] for (key, reason), count in self.counts.items()]
         return {"counts": counts, "not_posted": self.not_posted, "chance": [version, list(words), extra]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the check whose state it is."""
+        """Continue from a saved state."""
         version, words, extra = state["chance"]
         self._chance.setstate((version, tuple(words), extra))
         self.counts = Counter({(key, reason): count for key, reason, count in state["counts"]})
         self.not_posted = int(state["not_posted"])
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of questions that went better, also by key, and how many were asked."""
+        """Return the share of checked hints that helped, in all and by key, and how many were checked."""
         return acceptance(self.counts)
 
     def _ask(self, question: Question) -> Verdict:
+        """Try the calls of a question in forks of its episode, and return whether they are better than the student's.
+
+        A question without calls is not tried. A fork that fails, also by a timeout, gives a verdict (``lost``,
+        ``not_forkable``) and no exception.
+        """
         if not question.calls:
             return Verdict(False, "no_call")
         try:

@@ -1,4 +1,4 @@
-"""What the environment's side knows of a rollout's tool calls: from the one who made them, or from a journal's rows."""
+"""The environment's record of a rollout's tool calls, from the client that made them or from rows of a journal."""
 
 from __future__ import annotations
 
@@ -63,13 +63,18 @@ def deliveries_of(turns: Iterable[Turn | Mapping[str, Any]]) -> list[Delivery]:
 
 
 def call_of(request: Any) -> tuple[str, dict[str, Any] | None]:
-    """Return the tool and the arguments that a step's or a tools/call's request names.
+    """Return the tool name and arguments of a ``step`` or ``tools/call`` request.
 
-    A step's action names its tool in ``tool`` or ``tool_name``, and its arguments beside it or in ``arguments``; an
-    action that names none is a call of the tool ``""``. Nulls and ``metadata`` are left out.
+    The call is in ``action`` or ``params``, or is the request itself. Its ``tool``, ``tool_name`` or ``name`` is the
+    tool; its ``arguments`` are the arguments, or else its other fields without ``metadata`` and ``type``. Arguments
+    that are null are left out.
 
     Args:
-        request: Decoded; anything else than a mapping names nothing.
+        request: The decoded request.
+
+    Returns:
+        Name and arguments. The name is ``""`` if the call names no tool; its fields without ``metadata`` are the
+        arguments then. ``("", None)`` if the request is not a mapping.
     """
     if not isinstance(request, Mapping):
         return "", None

@@ -1,13 +1,13 @@
-"""Channel 2 on padded batches: the student's own failing turns, against itself with a hint before them.
+"""Channel 2 on padded batches: compares the student at its failing turns with a teacher that also reads a hint.
 
-A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and what a driver found of its rows under the
-keys below; the completions follow the prompts, padded on the right.
+A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and the keys below. Completions follow the
+prompts and are padded on the right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -37,7 +37,7 @@ FIXED = ("base", "initial")
 
 @dataclass(frozen=True, slots=True)
 class SiteSums:
-    """What the loss found at one error site.
+    """Sums over the target tokens of one error site.
 
     Attributes:
         key: Its hint template key.
@@ -55,8 +55,8 @@ class SiteSums:
     outlier: Tensor
 
 
-class Follower(Protocol):
-    """Weights of a teacher that are not the student's.
+class SeparateTeacher(Protocol):
+    """A teacher with weights of its own.
 
     Attributes:
         model: What is called.
@@ -65,12 +65,12 @@ class Follower(Protocol):
     model: Any
 
     def teaching(self) -> AbstractContextManager[None]:
-        """Let `model` be the teacher for a block."""
+        """Return a context in which `model` is ready to be called as the teacher."""
         ...
 
 
 class Distillation:
-    """Computes the channel's loss of a micro-batch.
+    """Computes channel 2's loss of a micro-batch.
 
     Args:
         divergence: Between student and teacher, for each token.
@@ -79,14 +79,16 @@ class Distillation:
         form: ``distribution``, or ``sampled``; see `ChannelSettings.sdpo_form`.
         is_clip: Upper bound of the importance weights of tokens; None for no weights.
         sampling_temperature: At which the batch's log-probabilities are.
-        keep: Whether a teacher that stays as it is computes each site once for a generation batch, which is worth its
-            memory where the batch is used several times.
+        keep: Keep a fixed teacher's states for a generation batch. It costs memory, and saves passes where a batch is
+            used several times.
+        head_precision: Returns the context in which hidden states are multiplied with the output embedding, e.g. the
+            trainer's ``autocast``. By default the caller's own context applies.
 
     Raises:
         ValueError: An option out of its range, or that does not fit the form.
 
     Attributes:
-        follower: Has the teacher of ``ema`` and ``initial``.
+        separate_teacher: The teacher of ``ema`` and ``initial``.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Distillation:
         is_clip: float | None = None,
         sampling_temperature: float = 1.0,
         keep: bool = False,
+        head_precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         upper_bound("is_clip", is_clip)
         if form not in get_args(Form):
@@ -107,16 +110,18 @@ class Distillation:
             raise ValueError("sdpo_form='sampled' compares the sampled token alone: top_k has to be None")
         self.form, self.is_clip, self.sampling_temperature = form, is_clip, sampling_temperature
         self.keep = keep and teacher in FIXED
+        self.head_precision = head_precision
         self._kept: dict[int, tuple[SdpoItem, Tensor]] = {}
         self.divergence = divergence
         self.guard = guard
         self.teacher = teacher
-        self.follower: Follower | None = None
+        self.separate_teacher: SeparateTeacher | None = None
         self._found: list[Tensor] = []
 
     @contextmanager
     def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Captured | None]:
-        """Take the student's states from the trainer's own pass in the block; None where there is no site."""
+        """Capture the student's hidden states at the sites from the forward pass in the block; None if there is no
+        site."""
         rows, columns = [], []
         width = inputs["prompt_ids"].size(1)
         for row, items in enumerate(inputs.get(ITEMS) or ()):
@@ -132,9 +137,10 @@ class Distillation:
     def loss(
         self, model: Any, inputs: dict[str, Any], captured: Captured | None, old_logprobs: Tensor | None = None
     ) -> tuple[Tensor, DistilMetrics, list[SiteSums]]:
-        """Return the sum over the micro-batch's target tokens, 0-d and attached, its metrics, and each site's.
+        """Return the loss summed over the micro-batch's target tokens (0-d, attached), its metrics, and the sums of
+        each site.
 
-        Nothing of it waits for a device. Where the model's passes are collective, a rank without sites calls it, too.
+        It never waits for the device. Where forward passes are collective (FSDP), ranks without sites call it, too.
 
         Args:
             model: The student.
@@ -145,10 +151,24 @@ class Distillation:
         """
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)
-        with self._teaching(model) as taught:
-            teacher = self._states(taught, items)
-            read = head if self.teacher == "live" else output_head(taught)
+        with self._teaching(model) as teacher_model:
+            teacher = self._states(teacher_model, items)
+            teacher_head = head if self.teacher == "live" else output_head(teacher_model)
         student = captured.hidden() if captured is not None else head.weight.new_zeros(0, head.weight.shape[1])
+        with self.head_precision():
+            return self._compared(student, teacher, head, teacher_head, inputs, items, old_logprobs)
+
+    def _compared(
+        self,
+        student: Tensor,
+        teacher: Tensor,
+        head: OutputHead,
+        teacher_head: OutputHead,
+        inputs: dict[str, Any],
+        items: Sequence[SdpoItem],
+        old_logprobs: Tensor | None,
+    ) -> tuple[Tensor, DistilMetrics, list[SiteSums]]:
+        """Compute `loss` from hidden states. ``teacher_head`` is the teacher's output embedding."""
         ratios = self._importance(student, head, inputs, old_logprobs)
         sites: list[SiteSums] = []
 
@@ -172,7 +192,7 @@ class Distillation:
             return of_site[site_of] if ratios is None else of_site[site_of] * ratios.to(of_site.dtype)
 
         if self.form == "sampled":
-            summed, metrics = self._sampled(student, teacher, head, read, items, weights)
+            summed, metrics = self._sampled(student, teacher, head, teacher_head, items, weights)
         else:
             summed, metrics = distil(
                 student,
@@ -181,16 +201,19 @@ class Distillation:
                 head.bias,
                 divergence=self.divergence,
                 token_weights=weights if items else None,
-                teacher_weight=None if read is head else read.weight,
-                teacher_bias=None if read is head else read.bias,
+                teacher_weight=None if teacher_head is head else teacher_head.weight,
+                teacher_bias=None if teacher_head is head else teacher_head.bias,
                 transform=head.transform,
             )
         return summed, metrics, sites
 
-    def _states(self, taught: Any, items: Sequence[SdpoItem]) -> Tensor:
-        """Return the teacher's states of items; of a teacher that stays as it is each site's are computed once."""
+    def _states(self, teacher_model: Any, items: Sequence[SdpoItem]) -> Tensor:
+        """Return the teacher's hidden states of items. With `keep`, each item is computed once for a generation
+        batch."""
         new = [item for item in items if id(item) not in self._kept]
-        states = frozen_states(taught, [item.teacher_ids for item in new], [item.teacher_positions for item in new])
+        states = frozen_states(
+            teacher_model, [item.teacher_ids for item in new], [item.teacher_positions for item in new]
+        )
         if not self.keep or not items:
             return states
         parts = states.split([len(item.target_ids) for item in new])
@@ -200,7 +223,8 @@ class Distillation:
     def _importance(
         self, student: Tensor, head: OutputHead, inputs: dict[str, Any], old: Tensor | None
     ) -> Tensor | None:
-        """Return the importance weight of each target token ``[N]``; None for 1. Unknown ones are 1, too."""
+        """Return the importance weight of each target token, ``[N]``; 1 where its old log-probability is unknown. None
+        if no weights are used."""
         if self.is_clip is None or old is None:
             return None
         rows, columns, targets = [], [], []
@@ -219,45 +243,47 @@ class Distillation:
         student: Tensor,
         teacher: Tensor,
         head: OutputHead,
-        read: OutputHead,
+        teacher_head: OutputHead,
         items: Sequence[SdpoItem],
         weights: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, DistilMetrics]:
-        """Return the sum of (log S - log T), as a constant, times log S, over the sampled tokens, and metrics.
+        """Return the sampled-token loss, ``(log S - log T).detach() * log S`` summed over the target tokens, and its
+        metrics.
 
-        The metrics are estimates from those tokens: their mean log-ratio is KL(S || T), minus their log-probability the
-        entropy. Nothing is clipped but the importance weights.
+        The metrics are estimated from the sampled tokens: the mean of log S - log T estimates KL(S || T), the mean of
+        -log S the entropy.
         """
         targets = [token for item in items for token in item.target_ids]
         own = _logprobs(student, targets, head, head, self.divergence.temperature)
         with torch.no_grad():
-            other = _logprobs(teacher, targets, read, head, self.divergence.temperature)
+            other = _logprobs(teacher, targets, teacher_head, head, self.divergence.temperature)
         gap = own.detach() - other
         each = gap * own
         summed = (each * weights(gap.abs()).to(each.dtype)).sum() if items else each.sum()
         count = torch.full((), len(targets), dtype=gap.dtype, device=gap.device)
         return summed, DistilMetrics(count, gap.sum(), -own.detach().sum(), torch.zeros_like(count))
 
-    def forget(self) -> None:
-        """Let go of the teacher's states of a generation batch that is trained on no more."""
+    def clear_kept(self) -> None:
+        """Drop the kept teacher states; call it when a new generation batch begins."""
         self._kept.clear()
 
-    def remember(self) -> None:
-        """Let the guard know of the sites since the last call: it compares later ones with them. It waits for them."""
+    def update_guard(self) -> None:
+        """Pass the sites since the last call to the guard, which compares later sites with them. Waits for the
+        device."""
         found, self._found = self._found, []
         if self.guard is not None and found:
-            self.guard.remember(torch.cat(found).tolist())
+            self.guard.add(torch.cat(found).tolist())
 
     @contextmanager
     def _teaching(self, model: Any) -> Iterator[Any]:
-        """Yield the model that teaches."""
+        """Yield the model that is called as the teacher."""
         if self.teacher == "live":
             yield model
         elif self.teacher in ("ema", "initial"):
-            if self.follower is None:
+            if self.separate_teacher is None:
                 raise RuntimeError(f"the teacher {self.teacher!r} has no weights: the trainer makes them")
-            with self.follower.teaching():
-                yield self.follower.model
+            with self.separate_teacher.teaching():
+                yield self.separate_teacher.model
         else:
             with model.disable_adapter():
                 yield model
@@ -266,6 +292,6 @@ class Distillation:
 def _logprobs(
     states: Tensor, targets: Sequence[int], head: OutputHead, student: OutputHead, temperature: float
 ) -> Tensor:
-    """Return the log-probability of each target token ``[N]``."""
+    """Return the log-probability of each target token, ``[N]``."""
     ids = torch.tensor(targets, dtype=torch.int64).to(states.device)
     return action_logprobs(states, ids, head.weight, head.bias, temperature=temperature, transform=student.transform)

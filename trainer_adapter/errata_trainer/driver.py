@@ -1,7 +1,7 @@
-"""From a batch of episodes to what channels 2 and 3 train on: the part of a recipe that knows no trainer.
+"""`ChannelDriver`: turns a batch of episodes into the training items of channels 2 and 3, independent of the trainer.
 
-A recipe for a trainer samples the episodes, says how the student takes another turn, and puts the loss of the items
-and pairs that it gets into its own. ::
+A recipe samples the episodes, tells the driver how to sample another turn from the student, and adds the losses of the
+items and pairs to its own loss::
 
     driver = ChannelDriver(sites=sites, pairs=pairs, tools=schemas, end_ids=[eos])
     rollouts = driver.rollouts(transcripts, runners)
@@ -30,32 +30,33 @@ Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 
 
 class PairSource(Protocol):
-    """Where channel 3 has its pairs from."""
+    """Supplies the preference pairs of channel 3."""
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Called before training, with the student's tokenizer, ends of turns and chat template, and the reference."""
+        """Called once before training, with the student's tokenizer, end-of-turn tokens and chat template, and the name
+        of the reference."""
         ...
 
     def observe(
         self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
     ) -> None:
-        """Called with each batch; must not wait for an answer."""
+        """Called with each batch, e.g. to start asking teachers. Must not block."""
         ...
 
     def sample(self, count: int, referred: Referred) -> list[DpoPair]:
-        """Return pairs to train on, at most ``count``; new ones get their reference by ``referred``.
+        """Return up to ``count`` pairs to train on. ``referred`` adds the reference's log-probabilities to new pairs.
 
         It calls ``referred`` exactly once, without pairs too: over shards of a model, that is a pass of all ranks.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged: counts since the beginning."""
+        """Return metrics to log: counts since the start."""
         ...
 
 
 class ChannelDriver:
-    """Makes items and pairs of a batch, and counts what became of it.
+    """Finds a batch's error sites and pairs, and records metrics about them.
 
     Args:
         sites: Finds the error sites of channel 2; None is no channel 2.
@@ -81,11 +82,11 @@ class ChannelDriver:
         self.metrics = metrics or Metrics()
 
     def read(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> tuple[list[Rollout], int]:
-        """Return the neutral record of each row, and how many could not be read; see `rollouts_of`."""
+        """Return the `Rollout` of each row, and how many rows could not be converted; see `rollouts_of`."""
         return rollouts_of(transcripts, runners, tools=self.tools, opening=self.opening, end_ids=self.end_ids)
 
     def rollouts(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> list[Rollout]:
-        """Return the neutral record of each row, and count them; episodes that are not over are ended."""
+        """Return the `Rollout` of each row and record counts. Episodes that are still open are finished."""
         rollouts, unread = self.read(transcripts, runners)
         calls = sum(len(turn.calls) for rollout in rollouts for turn in rollout.turns)
         errors = sum(turn.failed is not None for rollout in rollouts for turn in rollout.turns)
@@ -108,7 +109,7 @@ class ChannelDriver:
         trained: Sequence[bool] | None = None,
         groups: Sequence[Hashable] | None = None,
     ) -> list[tuple[SdpoItem, ...]]:
-        """Return the error sites to distil, of each row.
+        """Return the error sites to distil, one tuple for each row.
 
         Args:
             rollouts: Of the batch.
@@ -133,12 +134,12 @@ class ChannelDriver:
     def ask(
         self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
     ) -> None:
-        """Give a batch to the source of pairs, which asks its teachers."""
+        """Pass a batch to the pair source, which may start to ask its teachers."""
         if self.pair_source is not None:
             self.pair_source.observe(rollouts, runners, transcripts)
 
     def turn_scores(self, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
-        """Return teachers' consensus on each turn, where the votes of these very rollouts have come; else None.
+        """Return the teachers' consensus score of each turn; None for turns whose votes have not come.
 
         It is read after `pairs`. A source of pairs has it in ``margins``; one without has none.
         """
@@ -149,7 +150,8 @@ class ChannelDriver:
         return scores
 
     def pairs(self, count: int, rollouts: Sequence[Rollout], referred: Referred) -> list[tuple[DpoPair, ...]]:
-        """Return pairs to train on, at most ``count``, of each row: where a row is the rejected action's own, that row.
+        """Return up to ``count`` pairs, one tuple for each row. A pair whose rejected action is in this batch stands in
+        its row.
 
         Args:
             count: At most.

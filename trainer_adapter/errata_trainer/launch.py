@@ -1,4 +1,4 @@
-"""Which of how many processes this is, as `torchrun` and `accelerate launch` say it in the environment."""
+"""Rank and world size of this process, from the environment variables that `torchrun` and `accelerate launch` set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def processes() -> int:
-    """Return how many processes train together: ``WORLD_SIZE``, 1 without."""
+    """Return the number of training processes: ``WORLD_SIZE``, or 1."""
     return max(1, int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def process() -> int:
-    """Return which of them this is, from 0: ``RANK``, 0 without."""
+    """Return the rank of this process: ``RANK``, or 0."""
     return int(os.environ.get("RANK", "0"))

@@ -1,12 +1,12 @@
-"""Which delivery answered which tool call of a transcript.
+"""Matches the tool calls of a transcript to the deliveries of an environment.
 
-A transcript and a journal tell the same episode from two sides, and neither holds all of it: calls of unknown tools
-or with other arguments never reach the environment, a tool may act more than once, the environment may act on its own
-(a submit at the end), and a trainer takes results back that do not fit, after the tool ran. Turns come in the same
-order on both sides. Within a turn the order is not kept: synchronous tools run before asynchronous ones.
+Neither side has everything: calls of unknown tools or with wrong arguments never reach the environment, one tool may
+make several steps, the environment may act by itself (a submit at the end), and a trainer may drop results that no
+longer fit. Both sides have the turns in the same order. Within a turn the order may differ: synchronous tools run
+before asynchronous ones.
 
-So the alignment of turns with runs of deliveries is the one of the greatest evidence, found by dynamic programming;
-the plain case, in which everything fits at once, is taken without it.
+Turns are aligned with runs of deliveries by dynamic programming over a score for each possible match. The common case,
+in which each turn is answered by the next deliveries, is recognised first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def match(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[i
 
 
 def arguments_key(arguments: Mapping[str, Any] | None) -> str | None:
-    """Return a text that is the same for a call's arguments and for those of the request that was made of it.
+    """Return a key that is equal for a tool call's arguments and for those of the request it led to.
 
     An action's fields that are not set do not count, and ``"1"`` is 1: trainers do not check types, environments
     convert them.
@@ -89,7 +89,7 @@ def _plain_value(value: Any) -> str:
 
 
 def _evidence(call: tuple[str, str | None], sent: _Sent, texts: frozenset[tuple[str, str]] | None) -> int:
-    """Return how much speaks for a delivery as the answer to a call; 0 forbids it."""
+    """Return the score of a delivery as the answer to a call; 0 if it cannot be."""
     name, key = call
     if sent.name and name != sent.name:
         return 0
@@ -107,7 +107,7 @@ def _answered(name: str, sent: _Sent, texts: frozenset[tuple[str, str]] | None) 
 
 
 def _plain(turns: Sequence[_Turn], deliveries: Sequence[_Sent]) -> list[list[int | None]] | None:
-    """Return the match in which every turn is answered at once by the next deliveries, if all evidence agrees."""
+    """Return the match in which the next deliveries answer each turn, or None if any score contradicts it."""
     at = 0
     result: list[list[int | None]] = []
     for turn in turns:
@@ -127,7 +127,7 @@ def _plain(turns: Sequence[_Turn], deliveries: Sequence[_Sent]) -> list[list[int
 
 
 def _aligned(turns: Sequence[_Turn], deliveries: Sequence[_Sent]) -> list[list[int | None]]:
-    """Return the match of the greatest evidence; among equals, the earliest."""
+    """Return the match with the highest total score; the earliest of equals."""
     count = len(deliveries)
     best = [0] * (count + 1)  # evidence of the turns so far within the first p deliveries
     choices: list[list[tuple[int, tuple[int | None, ...]]]] = []
@@ -181,7 +181,7 @@ def _runs(
 
 
 def _best(turn: _Turn, sent: _Sent, found: Sequence[int | None]) -> tuple[int, int] | None:
-    """Return evidence and index of the call that a delivery answers best; the first among equals."""
+    """Return the score and index of the call that a delivery answers best; the first of equals."""
     best: tuple[int, int] | None = None
     for index, call in enumerate(turn.calls):
         if found[index] is None:

@@ -1,4 +1,4 @@
-"""Metrics of a training step that are the same however a batch is cut into micro-batches and ranks."""
+"""Metrics of a training step that do not depend on how the batch is split into micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Gather = Callable[[Any], list[Any]]
 
 
 class Metrics:
-    """Collects values of one rank, and adds them up over ranks when they are read.
+    """Collects values on one rank and combines them over ranks when they are read.
 
     Values are floats or 0-d tensors without gradient. Tensors are read when the metrics are, not before, so recording
     does not wait for a device.
@@ -22,24 +22,25 @@ class Metrics:
         self._values: dict[str, list[tuple[Any, Any]]] = {}
 
     def mean(self, name: str, total: Any, weight: Any = 1.0) -> None:
-        """Record a part of a mean: the sum over all ``total`` by the sum over all ``weight``."""
+        """Record one part of a mean: sum of all ``total`` divided by sum of all ``weight``."""
         self._record("mean", name, total, weight)
 
     def step(self, name: str, value: Any) -> None:
-        """Record a part of an optimizer step's sum: added up over micro-batches and ranks, the mean over steps."""
+        """Record one part of a sum over an optimizer step. It is summed over micro-batches and ranks, and averaged over
+        steps."""
         self._record("step", name, value)
 
     def batch(self, name: str, value: Any) -> None:
-        """Record a count of a generation batch: added up over ranks, the mean over batches."""
+        """Record a count of a generation batch. It is summed over ranks, and averaged over batches."""
         self._record("batch", name, value)
 
     def running(self, name: str, value: Any) -> None:
-        """Record a count since the beginning: the latest of each rank, added up over ranks. It is never cleared."""
+        """Record a running count. The latest value of each rank is summed over ranks; it is never cleared."""
         self._values[name] = []
         self._record("running", name, value)
 
     def share(self, group: str, name: str, value: Any) -> None:
-        """Record a part of a whole: ``group/name`` is what all of ``name`` have of all values of the group."""
+        """Record one part of a share: ``group/name`` is the sum for ``name`` divided by the sum over the group."""
         self._record("share", f"{group}/{name}", value)
 
     def _record(self, kind: Kind, name: str, value: Any, weight: Any = 1.0) -> None:
@@ -48,7 +49,7 @@ class Metrics:
         self._values.setdefault(name, []).append((value, weight))
 
     def read(self, steps: int, gather: Gather) -> dict[str, float]:
-        """Return the metrics of all ranks since the last reading. Every rank has to call it.
+        """Return the metrics of all ranks since the last call. All ranks have to call it.
 
         Args:
             steps: Optimizer steps since then, at least 1.

@@ -1,7 +1,7 @@
-"""Runs a student's episodes in an environment: one session, one episode after the other, and the record of each.
+"""Plays a student's episodes in an environment over one session, and records its calls.
 
-What the student did wrong is text for the student. What the machine did wrong is neither text nor a reward: the
-episode is lost, its reward is None, and the trainer drops the rollout.
+A mistake of the student is text that the student reads. An infrastructure failure is neither text nor a reward: the
+episode is marked as lost, its reward is None, and the trainer leaves the rollout out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("errata.trainer")
 
 
 class Session(Protocol):
-    """What a runner needs of a client; `errata_client.SyncErrataClient` has it."""
+    """The methods of a client that a runner uses; `errata_client.SyncErrataClient` has them."""
 
     @property
     def eid(self) -> str | None:
@@ -37,15 +37,15 @@ class Session(Protocol):
         ...
 
     def fork(self, t: int, *, eid: str | None = None) -> Any:
-        """Return another session that stands at delivery ``t`` of an episode."""
+        """Return a new session that starts at delivery ``t`` of an episode."""
         ...
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode; returns a result with ``observation``, ``reward`` and ``done``."""
+        """Start an episode; return a result with ``observation``, ``reward`` and ``done``."""
         ...
 
     def step(self, action: Any) -> Any:
-        """Act; returns likewise."""
+        """Take a step; return a result like that of `reset`."""
         ...
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A call that reached the runner, in the order in which the student made them.
+    """A call that the student made, in order.
 
     Attributes:
         tool: Which tool.
@@ -80,7 +80,7 @@ class Played:
 
 
 class EpisodeRunner:
-    """A session and the episode that runs in it.
+    """Plays one episode after the other in a session.
 
     Args:
         environment: What is played.
@@ -103,7 +103,7 @@ class EpisodeRunner:
         self._begin({})
 
     def fork(self, t: int) -> EpisodeRunner:
-        """Return a runner at a fork of the running episode, as it stood after delivery ``t``; close it after use.
+        """Return a runner at a fork of the running episode after delivery ``t``. Close it after use.
 
         Raises:
             InvalidRequest: No episode is running.
@@ -127,7 +127,7 @@ class EpisodeRunner:
         self._finished = False
 
     def reset(self, task: Mapping[str, Any]) -> str:
-        """Begin an episode and return what the student reads. An infrastructure failure loses it and returns `LOST`.
+        """Start an episode and return the text that the student reads; `LOST` if an infrastructure failure prevents it.
 
         Raises:
             InvalidRequest: The environment does not take such a task: an error of the caller, not of the student.
@@ -147,10 +147,15 @@ class EpisodeRunner:
         return self.environment.agent_text(self.opening)
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Act and return what the student reads. Never raises for an infrastructure failure: see `lost`.
+        """Call a tool of the environment, and add the call to `played`.
+
+        Returns:
+            The text that the student reads: `OVER` if the episode is over, `LOST` if it is lost. An infrastructure
+            failure loses it: that sets `lost` instead of raising.
 
         Raises:
-            TypeError: The arguments do not fit the tool; the text is for the student.
+            TypeError: The tool or the environment refuses the arguments; the message is for the student.
+            KeyError: The environment has no such tool.
         """
         given = dict(arguments)
         if self.lost is not None or self._session is None:
@@ -198,7 +203,7 @@ class EpisodeRunner:
                 log.debug("closing the lost session failed: %s", also)
 
     def finish(self) -> float | None:
-        """End the episode and return its reward: the sum of those of its steps. Idempotent.
+        """Finish the episode and return the sum of its steps' rewards; None if it was lost. Idempotent.
 
         An episode that is not over is ended with the environment's closing tool, if it has one.
 
@@ -214,11 +219,11 @@ class EpisodeRunner:
         return sum(rewards) if rewards and self.lost is None else None
 
     def deliveries(self) -> list[Delivery]:
-        """Return the calls of the running episode, as `build_rollout` takes them."""
+        """Return the calls of the episode for `build_rollout`."""
         return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, self.eid) for call in self.played]
 
     def close(self) -> None:
-        """End the session; a later reset opens another."""
+        """Close the session; a later `reset` opens a new one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -1,9 +1,9 @@
-"""Channel 3 on padded batches: at replayed states, what teachers agreed on against what the student did."""
+"""Channel 3 on padded batches: prefers the action that teachers agreed on to the student's own action at that state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,26 +27,36 @@ OWN = "dpo_own"
 
 
 class Preferences:
-    """Computes the channel's loss of a micro-batch, and the reference's log-probabilities of new pairs.
+    """Computes channel 3's loss of a micro-batch, and the reference log-probabilities of new pairs.
 
     Args:
         beta_dpo: How strongly the reference holds.
         loss_type: ``sigmoid`` or ``sigmoid_norm``.
         nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0. It is counted from the
             reference's, which changes no gradient: where the policy is its reference the loss is ln 2, as DPO's.
+        head_precision: Returns the context in which hidden states of policy and reference are multiplied with the
+            output embedding, e.g. the trainer's ``autocast``. By default the caller's own context applies.
 
     Raises:
         ValueError: ``nll`` is negative.
     """
 
-    def __init__(self, beta_dpo: float, loss_type: LossType = "sigmoid", nll: float = 0.0) -> None:
+    def __init__(
+        self,
+        beta_dpo: float,
+        loss_type: LossType = "sigmoid",
+        nll: float = 0.0,
+        *,
+        head_precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         not_negative("nll", nll)
+        self.head_precision = head_precision
         self.beta_dpo, self.nll = beta_dpo, nll
         self.loss_type = loss_type
 
     @contextmanager
-    def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Own]:
-        """Take states of rejected actions that are in the micro-batch from the trainer's own pass in the block."""
+    def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[BatchPairs]:
+        """Capture the hidden states of rejected actions in the micro-batch from the forward pass in the block."""
         own = own_actions(inputs)
         rows = [row for row, columns in own.places.values() for _ in columns]
         columns = [column for _, columns in own.places.values() for column in columns]
@@ -56,13 +66,20 @@ class Preferences:
         with capture_hidden(model, torch.tensor(rows), torch.tensor(columns)) as captured:
             yield replace(own, captured=captured)
 
-    def loss(self, model: Any, own: Own, *, pad_id: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted sum over pairs, 0-d and attached, and the sums of `dpo_metrics`.
+    def loss(self, model: Any, own: BatchPairs, *, pad_id: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return channel 3's loss of a micro-batch, and its metrics.
+
+        Actions whose hidden states are in ``own.captured`` are not forwarded again.
 
         Args:
             model: As the trainer calls it.
             own: The micro-batch's pairs, at least one, each with the reference's log-probabilities.
-            pad_id: Of the tokenizer.
+            pad_id: The tokenizer's pad token.
+
+        Returns:
+            The sum over pairs of the pair's weight times its loss, a 0-d tensor with gradient. The metrics are those of
+            `dpo_metrics`; ``chosen_nll``, the sum of the chosen actions' negative log-likelihood per token; and
+            ``reused``, the number of actions that were not forwarded again.
         """
         pairs, head = own.pairs, output_head(model)
         others = [n for n in range(len(pairs)) if n not in own.places]
@@ -70,12 +87,12 @@ class Preferences:
             [(pair.context_ids, pair.chosen_ids) for pair in pairs]
             + [(pairs[n].context_ids, pairs[n].rejected_ids) for n in others]
         )
-        summed = _summed(head, trained_states(model, asked.rows, asked.positions, pad_id=pad_id), asked)
+        summed = self._summed(head, trained_states(model, asked.rows, asked.positions, pad_id=pad_id), asked)
         chosen, rest = summed[: len(pairs)], summed[len(pairs) :]
         rejected = dict(zip(others, rest, strict=True))
         if own.captured is not None:
             placed = action_rows([(pairs[n].context_ids, pairs[n].rejected_ids) for n in own.places])
-            rejected |= dict(zip(own.places, _summed(head, own.captured.hidden(), placed), strict=True))
+            rejected |= dict(zip(own.places, self._summed(head, own.captured.hidden(), placed), strict=True))
         refs = torch.tensor([(p.ref_chosen, p.ref_rejected) for p in pairs], dtype=chosen.dtype, device=chosen.device)
         lengths = torch.tensor([(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs])
         sides = (chosen, torch.stack([rejected[n] for n in range(len(pairs))]), refs[:, 0], refs[:, 1])
@@ -90,17 +107,17 @@ class Preferences:
         return (losses * torch.tensor([pair.weight for pair in pairs]).to(losses)).sum(), metrics
 
     def idle(self, model: Any, *, pad_id: int) -> Tensor:
-        """Return zero, by the pass of a rank without pairs while others have some: 0-d, its gradients are zeros.
+        """Return a zero loss (0-d) from a dummy pass, for a rank without pairs while other ranks have some.
 
         Args:
             model: As the trainer calls it.
             pad_id: Of the tokenizer.
         """
         head, rows = output_head(model), action_rows([((pad_id,), (pad_id,))])
-        return _summed(head, trained_states(model, rows.rows, rows.positions, pad_id=pad_id), rows).sum() * 0.0
+        return self._summed(head, trained_states(model, rows.rows, rows.positions, pad_id=pad_id), rows).sum() * 0.0
 
     def referred(self, model: Any, pairs: Sequence[DpoPair], reference: str, *, adapter: bool) -> list[DpoPair]:
-        """Return pairs with the log-probabilities of a frozen reference.
+        """Return pairs with the log-probabilities of the frozen reference filled in.
 
         Where the reference's passes are collective, every rank has to call it, without pairs too.
 
@@ -118,22 +135,22 @@ class Preferences:
         )
         with model.disable_adapter() if adapter else nullcontext(), torch.no_grad():
             states = frozen_states(model, asked.rows, asked.positions)
-            chosen, rejected = _summed(output_head(model), states, asked).view(2, -1).tolist()
+            chosen, rejected = self._summed(output_head(model), states, asked).view(2, -1).tolist()
         return [
             replace(pair, ref_chosen=c, ref_rejected=r, reference=reference)
             for pair, c, r in zip(pairs, chosen, rejected, strict=True)
         ]
 
-
-def _summed(head: OutputHead, states: Tensor, rows: PairRows) -> Tensor:
-    """Return the summed log-probability of each action, from the states that predict their tokens."""
-    targets = torch.tensor(rows.target_ids, dtype=torch.int64, device=states.device)
-    logprobs = action_logprobs(states, targets, head.weight, head.bias, transform=head.transform)
-    return segment_sums(logprobs, rows.lengths)
+    def _summed(self, head: OutputHead, states: Tensor, rows: PairRows) -> Tensor:
+        """Return the summed log-probability of each action, from the states that predict their tokens."""
+        targets = torch.tensor(rows.target_ids, dtype=torch.int64, device=states.device)
+        with self.head_precision():
+            logprobs = action_logprobs(states, targets, head.weight, head.bias, transform=head.transform)
+        return segment_sums(logprobs, rows.lengths)
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class BatchPairs:
     """Pairs of a micro-batch, and which rejected actions are the micro-batch's own turns.
 
     Attributes:
@@ -148,7 +165,8 @@ class Own:
 
 
 def rejected_here(pairs: Sequence[DpoPair], rollout: Rollout, *, trained: bool) -> tuple[bool, ...]:
-    """Return for each pair whether a row holds its rejected action, so that its own pass has the states.
+    """Return for each pair whether its rejected action is in this row, so that the trainer's pass has its hidden
+    states.
 
     Args:
         pairs: In this row.
@@ -160,8 +178,8 @@ def rejected_here(pairs: Sequence[DpoPair], rollout: Rollout, *, trained: bool) 
     return tuple(trained and ids[: len(side)] == side for side in sides)
 
 
-def own_actions(inputs: dict[str, Any]) -> Own:
-    """Return the pairs of a micro-batch; one of this very batch stands in the row whose turn was rejected."""
+def own_actions(inputs: dict[str, Any]) -> BatchPairs:
+    """Return the pairs of a micro-batch, and the positions of rejected actions that are in the micro-batch itself."""
     pairs: list[DpoPair] = []
     places: dict[int, tuple[int, Sequence[int]]] = {}
     for row, found in enumerate(inputs[PAIRS]):
@@ -170,4 +188,4 @@ def own_actions(inputs: dict[str, Any]) -> Own:
                 first = inputs["prompt_ids"].size(1) - inputs[PROMPT_LENGTHS][row] + len(pair.context_ids) - 1
                 places[len(pairs)] = (row, range(first, first + len(pair.rejected_ids)))
             pairs.append(pair)
-    return Own(pairs, places)
+    return BatchPairs(pairs, places)

@@ -1,4 +1,4 @@
-"""One line for each logged step: what a person looks at first. Everything else is in the log."""
+"""The progress line of a logged step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 
 def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -> str:
-    """Return a step's progress: reward, errors, each channel's loss with what it had to do, and what teachers cost.
+    """Return the progress line of a step: reward, errors, the loss of each channel with its sites or pairs, and the
+    teachers' cost.
 
     Args:
         step: Optimizer steps so far.
         logs: What was logged; parts that are not there are left out.
-        most: Steps in all; None where nobody knows.
+        most: Steps in all; None if unknown.
     """
     parts = [f"step {step}" + (f"/{most}" if most else "")]
     parts += _number(logs, "reward", "reward {:.3f}")

@@ -123,7 +123,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> in
 
 
 def read_records(path: str | os.PathLike[str], kind: type[R]) -> Iterator[R]:
-    """Yield the records of one kind, in order; in a file of several the others are left out.
+    """Yield the records of one kind, in order; records of other kinds in the file are skipped.
 
     Args:
         path: As for `write_records`.
@@ -157,7 +157,7 @@ def _name_of(record: object) -> str:
 
 
 def _checked(target: Path, records: Iterable[Record], *, one_kind: bool) -> Iterator[Record]:
-    """Yield the records as long as the file can hold them."""
+    """Yield records after checking that the file format can hold them."""
     first = None
     for number, record in enumerate(records):
         try:
@@ -174,7 +174,7 @@ def _checked(target: Path, records: Iterable[Record], *, one_kind: bool) -> Iter
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return a value as JSON has it, or TypeError that names where in it JSON ends."""
+    """Return a value as plain JSON types; TypeError names the place of a value that JSON cannot hold."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -224,7 +224,7 @@ def _turn_from_json(turn: Any) -> Turn:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Return a field as its record has it; TypeError for one of another type, which would be read as another value."""
+    """Return a field converted to the type that its record declares; TypeError if the value has another type."""
     if value is None and name not in _NEVER_NULL:
         return None
     if name == "turns":

@@ -1,9 +1,8 @@
-"""The neutral record of a rollout: what every recipe makes and every channel reads. No tensors, no trainer.
+"""The records that recipes produce and channels consume, independent of any trainer. No tensors.
 
-Positions. ``ids = prompt_ids + completion_ids`` are a rollout's tokens, unpadded, and a position counts them from
-0. The logits that predict ``ids[i]`` stand at position ``i - 1``. Turns count in ``completion_ids``, because that
-is what is sampled and masked; `SdpoItem` counts in whole sequences, because that is what is forwarded. Padding is
-left to the code that makes tensors of it.
+Positions: ``ids = prompt_ids + completion_ids`` are a rollout's tokens without padding, counted from 0. The logits that
+predict ``ids[i]`` are at position ``i - 1``. Offsets of turns count in ``completion_ids``, which is what is sampled and
+masked; positions of an `SdpoItem` count in whole sequences, which is what is forwarded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A maximal run of the student's own tokens: one assistant message.
+    """One assistant message: a maximal run of tokens that the student sampled.
 
     Attributes:
         index: Which one of the rollout's, from 0.
@@ -92,18 +91,17 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class SdpoItem:
-    """An error site to distil: the student's own failing turn, seen by a teacher that has read a hint directly
-    before it.
+    """One error site to distil: the student's failing turn, and the teacher's row with a hint before that turn.
 
-    ``student_positions[n]`` and ``teacher_positions[n]`` are where both predict ``target_ids[n]``: the position of
-    the token in the student's ``prompt_ids + completion_ids`` and in ``teacher_ids``, minus one.
+    ``student_positions[n]`` and ``teacher_positions[n]`` both predict ``target_ids[n]``: the token's position in the
+    student's ``prompt_ids + completion_ids`` and in ``teacher_ids``, minus one.
 
     Attributes:
         turn: Index of the turn in its rollout.
         teacher_ids: Context with the hint, then the turn, unpadded; it ends where the turn ends.
         student_positions: ``[N]``.
         teacher_positions: ``[N]``.
-        target_ids: ``[N]`` the tokens of the turn.
+        target_ids: ``[N]`` the tokens that are compared: the whole turn, or those of its tool calls.
         shared_prefix: How many leading tokens of ``teacher_ids`` are also the student's.
         weight: Of each of its tokens in the loss.
         hint_template_key: Which template the hint was made from.
@@ -121,7 +119,7 @@ class SdpoItem:
 
 @dataclass(frozen=True, slots=True)
 class DpoPair:
-    """Two actions at one replayed state.
+    """A preferred and a rejected action at one state of an episode.
 
     Attributes:
         context_ids: The exact tokens the student saw there, the generation prompt included.
@@ -149,7 +147,7 @@ class DpoPair:
 
 
 def state_of_turns(rollout: Rollout) -> dict[int, int | None]:
-    """Return for each turn, by index, the delivery whose payload it answered; None without a journal.
+    """Return by turn index the delivery that the turn responded to; None without a journal.
 
     It is the one before the turn's first own delivery, and for a turn that delivered nothing the last one before it.
     """

@@ -1,4 +1,4 @@
-"""What a team may set, beside the weights."""
+"""Options of the channels, other than their weights."""
 
 from __future__ import annotations
 
@@ -11,54 +11,61 @@ from .channels.sdpo import ClipMode, Support
 
 @dataclass(frozen=True, slots=True)
 class ChannelSettings:
-    """How the channels of `ThreeChannelGRPOTrainer` work.
+    """Options of the channels of `ThreeChannelGRPOTrainer`.
 
     Attributes:
-        max_sites: Error sites of one rollout that are distilled; the first ones.
-        hint_keys: Which hint template keys are distilled: shell patterns (``fs.*``), of which a key has to match one;
-            one that begins with ``!`` leaves keys out (``!tool.malformed``). None is all.
-        max_site_share: What one site may weigh among a batch's target tokens, in (0, 1], but not below an equal share.
-        max_key_share: What all sites of one key may weigh, likewise.
-        divergence_guard: A site whose divergence per token is above so many medians of the sites before it is counted
-            (``sdpo/outliers``) and not learnt from, > 1; None learns from all.
-        lower_dose: Halve channel 2's weight each time when the log shows that it does harm (`errata_trainer.watch`);
-            without it there is a warning only.
-        max_teacher_length: Tokens of a teacher's row at most; None is as long as the model takes.
-        teacher: Whose weights the teacher has: ``live``, the student's own of this moment; ``ema``, a moving average of
-            them, which costs a copy of the weights, under LoRA of the adapter; ``base``, the model below the adapter
-            (PEFT only); ``initial``, a copy of the student as training began, which costs as much as ``ema``. The last
-            two stay as they are, and compute a site once where a batch is used several times (``num_iterations``).
-        ema_rate: Share of the student in each step's move of the ``ema`` teacher, in (0, 1].
-        temperature: Divides both logits in channel 2.
-        clip_mode: What ``token_clip`` bounds: each summand (``entry``), or a token's sum (``token``).
-        top_k: Compare the likeliest ids only; None for the whole vocabulary.
-        support: Whose likeliest ids: ``teacher`` or ``student``.
-        tail: With ``top_k``: what is left of both distributions is one more id, and nothing is renormalised. SDPO's
-            own form is ``support="student", tail=True``.
-        sdpo_form: ``distribution``, the divergence of whole distributions; or ``sampled``, SDPO's form of the sampled
-            tokens alone: log S - log T, as a constant, times log S. Its gradient is, over samples, that of KL(S || T);
-            its value is no divergence. ``jsd_beta``, ``token_clip`` and ``top_k`` have no part in it.
-        is_clip: Upper bound of the importance weight of a token, > 0: its probability now by that when it was sampled
-            (SDPO: 2.0). It is 1 where the policy has not moved since. None for no weights.
-        pairs_per_batch: Pairs of one generation batch and process at most; each costs two rows forward and backward.
-        dpo_reference: The frozen reference where there is neither TRL's reference model (``beta`` of `GRPOConfig`
-            not 0) nor an adapter to switch off: ``when_asked``, the policy at the moment a pair is new, which costs
-            no memory and anchors a pair only once it is drawn again later (its loss is ln 2 before); ``initial``, a
-            copy of the policy as training began.
-        dpo_loss: ``sigmoid``, or ``sigmoid_norm`` by the actions' lengths.
-        dpo_nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss (RPO), >= 0, counted
-            from the reference's, so that a policy that is its reference has DPO's loss. DPO alone accepts that both
-            actions become unlikely, the rejected one faster. None is what the source of pairs has as ``nll``: 1.0 for
-            `TeacherPairs`, 0 for a source without it.
-        prm_weight: Channel 3's other form (`errata_trainer.channels.prm`), >= 0: this times the teachers' margin at a
-            state, -1 to 1, is added to the advantages of the turn's tokens. It needs votes on the batch itself:
+        max_sites: Error sites to distil in one rollout; the first ones are used.
+        sdpo_targets: Which tokens of a failing turn channel 2 compares: ``turn``, all of them; or ``calls``, those of
+            its tool calls, without reasoning and prose. The token mean is then over fewer tokens, and a turn without a
+            call has no site (``sdpo/no_targets``). ``calls`` needs a tokenizer with a ``response_template``.
+        hint_keys: Hint template keys to distil, as shell patterns (``fs.*``) of which one has to match. A pattern that
+            begins with ``!`` excludes keys (``!tool.malformed``). None distils all.
+        max_site_share: Largest share of a batch's target tokens, by weight, that one site may have, in (0, 1]. It is
+            never below an equal share.
+        max_key_share: The same for all sites of one key together.
+        divergence_guard: A site whose divergence per token exceeds this many medians of the sites before it is counted
+            (``sdpo/outliers``) and left out, > 1. None leaves none out.
+        lower_dose: Halve channel 2's weight each time the log shows a sign of harm (`errata_trainer.watch`). Without it
+            there is only a warning.
+        max_teacher_length: Maximum number of tokens of the teacher's row; None is the model's maximum.
+        teacher: The teacher's weights: ``live``, the student's current ones; ``ema``, a moving average of them, which
+            costs a copy of the weights (under LoRA, of the adapter); ``base``, the model below the adapter (PEFT only);
+            ``initial``, a copy of the student when training began, at the cost of ``ema``. The last two do not change,
+            so a site is computed once if a batch is used several times (``num_iterations``).
+        ema_rate: Share of the student in each update of the ``ema`` teacher, in (0, 1].
+        temperature: Divides the logits of both sides in channel 2.
+        clip_mode: What ``token_clip`` bounds: each summand over the vocabulary (``entry``), or a token's sum
+            (``token``).
+        top_k: Compare only the ``top_k`` most likely ids; None compares the whole vocabulary.
+        support: Whose most likely ids: ``teacher`` or ``student``.
+        tail: With ``top_k``: treat the remaining probability as one more id, instead of renormalising. SDPO uses
+            ``support="student", tail=True``.
+        sdpo_form: ``distribution``, a divergence of whole distributions; or ``sampled``, SDPO's sampled-token loss,
+            ``(log S - log T).detach() * log S``. The gradient of the latter is, in expectation, that of KL(S || T); its
+            value is not a divergence, and ``jsd_beta``, ``token_clip`` and ``top_k`` do not apply.
+        is_clip: Upper bound of a token's importance weight, > 0: its current probability divided by the one when it was
+            sampled (SDPO: 2.0). The weight is 1 as long as the policy has not changed. None uses no weights.
+        pairs_per_batch: Maximum number of pairs for each generation batch and process. Each costs two rows forward and
+            backward.
+        dpo_reference: The frozen reference if there is neither TRL's reference model (``beta`` of `GRPOConfig` not 0)
+            nor an adapter to disable: ``when_asked``, the policy when a pair was made, which costs no memory and has an
+            effect only when a pair is drawn again later (its loss is ln 2 before); or ``initial``, a copy of the policy
+            when training began.
+        dpo_loss: ``sigmoid``, or ``sigmoid_norm``, which normalises by the actions' lengths.
+        dpo_nll: Weight of the chosen action's negative log-likelihood per token, added to DPO's loss (RPO), >= 0. The
+            reference's is subtracted, so the loss is DPO's while the policy equals its reference. DPO alone allows both
+            actions to become unlikely. None uses the pair source's ``nll``: 1.0 for `TeacherPairs`, 0 for a source
+            without it.
+        prm_weight: Weight of the teachers' margin at a state (-1 to 1) that is added to the advantages of the turn's
+            tokens (`errata_trainer.channels.prm`), >= 0. It needs the votes on the batch itself:
             ``TeacherPairs(wait_s=...)``.
-        progress: Print one line for each logged step (`errata_trainer.progress`) in place of transformers' dictionary
-            of all metrics, which the log has in any case.
-        gradient_norms: Log the gradient norm of each channel: one more backward pass for each.
+        progress: Print one line for each logged step (`errata_trainer.progress`) instead of transformers' dictionary of
+            metrics. All metrics are in the log in either case.
+        gradient_norms: Log the gradient norm of each channel, at the cost of a backward pass for each.
     """
 
     max_sites: int = 4
+    sdpo_targets: Literal["turn", "calls"] = "turn"
     hint_keys: tuple[str, ...] | None = None
     max_site_share: float = 1.0
     max_key_share: float = 1.0
@@ -81,3 +88,12 @@ class ChannelSettings:
     prm_weight: float = 0.0
     progress: bool = True
     gradient_norms: bool = False
+
+    def __post_init__(self) -> None:
+        """Check ``sdpo_targets``, which no other part of the trainer checks.
+
+        Raises:
+            ValueError: ``sdpo_targets`` is neither ``turn`` nor ``calls``.
+        """
+        if self.sdpo_targets not in ("turn", "calls"):
+            raise ValueError(f"sdpo_targets is {self.sdpo_targets!r}: 'turn' or 'calls'")

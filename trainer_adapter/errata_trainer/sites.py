@@ -1,4 +1,4 @@
-"""From rollouts to error sites that can be distilled: which turns, with which hints, kept or not."""
+"""Finds the error sites of a batch that channel 2 distils: which failing turns, with which hints and weights."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ class Site:
     hint: Hint
     item: SdpoItem
 
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """The token ids that the teacher reads before the turn: history, hint and generation prompt."""
+        turn = self.failed.turn
+        return self.item.teacher_ids[: len(self.item.teacher_ids) - (turn.stop - turn.start)]
+
 
 @dataclass(slots=True)
 class Sites:
-    """Finds a batch's error sites.
+    """Finds the error sites of a batch.
 
     Args:
         hinter: Writes hints. One that has ``begin_batch(attempts)`` is given the whole batch first; one whose
@@ -55,10 +61,13 @@ class Sites:
         max_key_share: What the sites of one key may weigh together, likewise.
         threads: Hints written at once.
         decode: Returns the text of tokens without special ones; a hinter with ``begin_batch`` needs it.
+        targets: Returns the ranges of a turn's tokens that are compared, given the turn's tokens, e.g.
+            `ActionTokens.call_spans`; a turn for which it returns none has no site. None compares whole turns.
 
     Attributes:
         counts: What became of failing turns: ``kept``, ``other_key``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
-            ``not_rendered``, ``not_spliced``, ``not_better``; and ``not_sampled``, whose hint could not be checked.
+            ``not_rendered``, ``not_spliced``, ``no_targets``, ``not_better``; and ``not_sampled``, whose hint could not
+            be checked.
 
     Raises:
         ValueError: A share out of its range; a hinter that needs ``decode``.
@@ -74,6 +83,7 @@ class Sites:
     max_key_share: float = 1.0
     threads: int = 16
     decode: Callable[[Sequence[int]], str] | None = None
+    targets: Callable[[Sequence[int]], Sequence[range]] | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -92,7 +102,7 @@ class Sites:
         tools: Sequence[Mapping[str, Any]] = (),
         groups: Sequence[Hashable] | None = None,
     ) -> list[Site]:
-        """Return the sites of a batch, before the environment is asked about them.
+        """Return the error sites of a batch with their hints, before the counterfactual check.
 
         Args:
             rollouts: Row by row. Lost ones have no site.
@@ -143,7 +153,7 @@ class Sites:
         return [site for of_row in sites for site in of_row]
 
     def _wanted(self, failed: FailedTurn) -> bool:
-        """Return whether the key of a turn is one to distil."""
+        """Return whether `hint_keys` selects the key of a failing turn."""
         if self.hint_keys is None:
             return True
         key = key_of(failed) or ""
@@ -161,14 +171,21 @@ class Sites:
                 log.warning("a hint has no tokens in the student's chat template, and is left out: %s", error)
             self.counts["not_rendered"] += 1
             return None
+        turn, targets = failed.turn, None
+        if self.targets is not None:
+            targets = self.targets(failed.rollout.completion_ids[turn.start : turn.stop])
+            if not targets:
+                self.counts["no_targets"] += 1
+                return None
         try:
             return splice(
                 failed.rollout,
-                failed.turn,
+                turn,
                 ids,
                 header_ids=self.renderer.header_ids,
                 max_length=self.max_length,
                 hint_template_key=hint.key,
+                targets=targets,
             )
         except DoesNotFit:
             self.counts["too_long"] += 1
@@ -180,7 +197,7 @@ class Sites:
             return None
 
     def kept(self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample) -> list[Site]:
-        """Return the sites to distil, with their weights.
+        """Return the sites to distil with their weights, after the counterfactual check.
 
         Those whose hints did not do better where the environment was asked are left out. Those it was not asked about
         weigh what hints of their key are worth (`CounterfactualCheck.weight`), within the shares.
@@ -207,9 +224,9 @@ class Sites:
     def _verdicts(
         self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample
     ) -> dict[int, Verdict]:
-        """Return what the environment says, by the id of the site; only of those that the check chose."""
+        """Return the verdicts of the sites that the check chose, by ``id(site)``."""
         chosen = [sites[n] for n in self.check.chosen(len(sites))]
-        contexts = [site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)] for site in chosen]
+        contexts = [site.context_ids for site in chosen]
         questions = {}
         for site, calls in zip(chosen, sample(contexts), strict=True):
             runner, state = runners[site.row], state_of_turns(site.failed.rollout)[site.failed.turn.index]
@@ -222,12 +239,12 @@ class Sites:
 
 
 def weighed(site: Site, factor: float) -> Site:
-    """Return a site whose tokens weigh ``factor`` times as much."""
+    """Return a site with its token weights multiplied by ``factor``."""
     return site if factor == 1.0 else replace(site, item=replace(site.item, weight=site.item.weight * factor))
 
 
 def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -> list[Site]:
-    """Return sites of a batch with the weight of each, and of each key, bounded.
+    """Return sites with weights reduced so that no site and no key exceeds its share of the batch.
 
     A bound is a share of the batch's target tokens, but never less than an equal share: a site that is alone keeps its
     weight.
@@ -248,7 +265,10 @@ def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -
 
 
 def observation_of(runner: EpisodeRunner | None, t: int | None) -> Mapping[str, Any]:
-    """Return what was delivered as ``t``, decoded; empty where nothing was."""
+    """Return the decoded observation of delivery ``t`` of the runner's current episode.
+
+    It is empty without a runner or ``t``, and if the episode has no such delivery.
+    """
     if runner is None or t is None:
         return {}
     if t == 0:

@@ -1,12 +1,15 @@
-"""Channel 3's source of pairs: teachers are asked about a batch's states while training goes on."""
+"""The pair source of channel 3: asks teachers about states of each batch in the background."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from . import launch
 from .action_tokens import ActionTokens
@@ -16,20 +19,27 @@ from .channels.pairs import PairBuffer, trainable_pairs
 from .channels.prm import scores_of_ballots
 from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout
-from .teachers import Action, Ballot, Batch, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
+from .teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from .teachers.states import Policy
+
+log = logging.getLogger("errata.trainer")
+
+PAIRS_FILE = "errata_pairs.jsonl"
+"""In a checkpoint: the pairs of this process; with several processes ``errata_pairs.rank3.jsonl``."""
+
+_ASKS: TypeAdapter[list[Ask]] = TypeAdapter(list[Ask])
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the pool does not know of a state: the student's exact tokens."""
+    """Token ids of a state that was asked about."""
 
     context_ids: tuple[int, ...]
     turn_ids: tuple[int, ...]
 
 
 class TeacherPairs:
-    """Asks a pool of teachers about each batch, and trains on what they agreed on, a batch or more later.
+    """Asks a pool of teachers about each batch, and makes pairs of what they agree on, for this or a later batch.
 
     Args:
         pool: The teachers. The caller closes it.
@@ -52,7 +62,8 @@ class TeacherPairs:
         margins: Of the ballots that came with the last `sample`, by episode and delivery (`channels.prm`).
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
             ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
-            rollouts that the policy ``entropy`` could not look at.
+            rollouts that the policy ``entropy`` could not look at; ``not_waited_for``, batches whose votes were not
+            there after ``wait_s``.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class TeacherPairs:
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
         self.margins: dict[tuple[str, int], float] = {}
         self._seed = seed
-        self._draws = 0
+        self._draws = self._restored_bytes = 0
         self._tokens: ActionTokens | None = None
         self._end_ids: frozenset[int] = frozenset()
 
@@ -112,7 +123,7 @@ class TeacherPairs:
     def observe(
         self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
     ) -> None:
-        """Have the states of a batch asked about."""
+        """Submit states of a batch to the teachers."""
         asks, known = [], []
         scores = self.scores(rollouts) if self.scores is not None else None
         if self.policy == "entropy" and scores is None:
@@ -141,7 +152,7 @@ class TeacherPairs:
             self._waiting.append((self.pool.submit(asks), known))
 
     def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
-        """Take in the votes that have come, and draw pairs from the buffer."""
+        """Add pairs from the votes that have come to the buffer, and draw up to ``count`` pairs from it."""
         if self.wait_s > 0 and self._waiting:
             try:
                 self._waiting[-1][0].result(self.wait_s)
@@ -196,18 +207,69 @@ class TeacherPairs:
         return made
 
     def metrics(self) -> dict[str, float]:
-        """Return counts since the beginning, what the pool says, and how many pairs the buffer holds."""
+        """Return counts since the start, the metrics of the pool, and the size of the buffer.
+
+        ``votes/REASON``, an entry of `counts`; ``pool/NAME``, a metric of the pool; ``buffer``, pairs in the buffer.
+        """
         found = {f"votes/{reason}": float(number) for reason, number in sorted(self.counts.items())}
         found |= {f"pool/{name}": value for name, value in self.pool.metrics().items()}
         return {**found, "buffer": float(len(self._buffer)) if self._buffer is not None else 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes, to go on after a restart. Pairs are in the buffer's file."""
-        return {"draws": self._draws, "counts": dict(self.counts)}
+        """Return the state for a checkpoint, ready for JSON: counters, the budget's spending, unanswered questions.
+
+        The pairs themselves are saved by `save_files`.
+        """
+        spent = self.pool.budget.spent if self.pool is not None else Spend()
+        return {
+            "draws": self._draws,
+            "counts": dict(self.counts),
+            "buffer_bytes": self._buffer.size_bytes if self._buffer is not None else 0,
+            "spent": {"usd": spent.usd, "tokens": spent.tokens},
+            "waiting": [
+                {"asks": _ASKS.dump_python(list(batch.asks), mode="json"), "tokens": [asdict(one) for one in known]}
+                for batch, known in self._waiting
+            ],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the source whose state it is."""
+        """Continue from a saved state. Questions that were in flight are asked again; answers in the cache are free."""
         self._draws, self.counts = int(state["draws"]), Counter(state["counts"])
+        self._restored_bytes = int(state.get("buffer_bytes", 0))
+        if self.pool is not None and "spent" in state:
+            self.pool.budget.resume(Spend(**state["spent"]))
+        for batch in state.get("waiting", ()):
+            known = [_Asked(tuple(one["context_ids"]), tuple(one["turn_ids"])) for one in batch["tokens"]]
+            self._waiting.append((self.pool.submit(_ASKS.validate_python(batch["asks"])), known))
+
+    def save_files(self, directory: Path) -> None:
+        """Save the buffer's pairs in a checkpoint's directory."""
+        if self._buffer is not None:
+            self._buffer.save(of_this_process(directory / PAIRS_FILE))
+
+    def load_files(self, directory: Path) -> None:
+        """Replace the buffer's pairs with those of a checkpoint, so that draws are those of an uninterrupted run.
+
+        The buffer's file is replaced too. Pairs that were added after the checkpoint are dropped: the resumed run makes
+        them again. `load_state_dict` has to be called first, as it sets how many bytes of the checkpoint's file are
+        read; without it the buffer is empty afterwards. If the buffer is not open, or the checkpoint has no pairs of
+        this process, this logs a warning and changes nothing.
+
+        Args:
+            directory: Directory of the checkpoint, in which `save_files` saved the pairs.
+
+        Raises:
+            DamagedBuffer: The checkpoint's file is shorter than when it was saved, or a line in it cannot be read.
+            StaleReference: The checkpoint's file has pairs of another reference than that of `use`.
+        """
+        if self._buffer is None:
+            log.warning("pairs are not loaded from %s: the buffer is not open, call use() first", directory)
+            return
+        path = of_this_process(directory / PAIRS_FILE)
+        if not path.is_file():
+            log.warning("%s has no %s: draws of pairs differ from those of an uninterrupted run", directory, path.name)
+            return
+        self._buffer.restore(path, self._restored_bytes)
 
     def close(self) -> None:
         """Close the buffer, not the pool. Idempotent."""
@@ -217,12 +279,13 @@ class TeacherPairs:
 
 
 def of_this_process(path: Path) -> Path:
-    """Return a file's path with the rank in its name, where several processes train together; else as it is."""
+    """Return the path with the rank in its file name if there are several processes; otherwise the path itself."""
     return path if launch.processes() == 1 else path.with_name(f"{path.stem}.rank{launch.process()}{path.suffix}")
 
 
 def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: EpisodeRunner | None) -> list[Mapping[str, Any]]:
-    """Return a prompt without the reset's text, which TRL appends to its last message and the journal has as t=0."""
+    """Return a prompt without the text of ``reset``, which TRL appends to the last message and the journal has as
+    t=0."""
     messages = list(prompt)
     opening = runner.environment.agent_text(runner.opening) if runner is not None and runner.opening else ""
     content = messages[-1].get("content") if messages else None

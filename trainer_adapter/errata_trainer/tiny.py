@@ -1,7 +1,7 @@
-"""A policy of some 100,000 parameters, made on the spot: for demonstrations, tests and ablations without a download.
+"""A tiny policy of about 100,000 parameters for demonstrations, tests and ablations; nothing is downloaded.
 
-Its tokenizer is trained on the texts it will read, its chat template has what TRL asks of one (tool calls, a prefix
-that is kept, an end of turn), and its model is Qwen3's with random weights. It knows nothing until it is taught.
+Its tokenizer is trained on given texts, its chat template has what TRL requires (tool calls, stable prefixes, an end of
+turn), and its model is a Qwen3 with random weights, so it can do nothing before it is trained.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ SCAFFOLD = (
 
 
 def tiny_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> Any:
-    """Return a byte-level BPE tokenizer trained on ``texts``: any text has tokens, those texts have few.
+    """Return a byte-level BPE tokenizer trained on ``texts``. It can encode any text.
 
     Args:
-        texts: What the policy will read and write.
-        vocab_size: At most; 256 bytes and a few special tokens are always there.
+        texts: Samples of what the policy will read and write. Text like them takes few tokens.
+        vocab_size: Maximum number of tokens. The 256 bytes and the special tokens are always included.
 
     Returns:
         A `PreTrainedTokenizerFast` with chat template and response template.

@@ -1,4 +1,4 @@
-"""What a student may call in an environment, from what the environment publishes."""
+"""The tools that a student may call in an environment, as the environment publishes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as it is described to a student, and the action that a call of it is.
+    """A tool: its description for the student, and the environment's action for a call of it.
 
     Attributes:
         name: What the student calls.
@@ -38,7 +38,7 @@ class Tool:
     constants: dict[str, Any] = field(default_factory=dict)
 
     def action(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the action of a call.
+        """Return the environment's action for a call with these arguments.
 
         Raises:
             TypeError: The arguments do not fit; the text is written for the student who wrote the call.
@@ -63,7 +63,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class PlayedEnvironment:
-    """What a trainer has to know of an environment.
+    """What a trainer needs of an environment: its tools and how to show its observations.
 
     Attributes:
         name: As the server calls it.
@@ -79,7 +79,7 @@ class PlayedEnvironment:
 
 
 def published(name: str) -> PlayedEnvironment:
-    """Return an installed environment, by the entry point that its package publishes.
+    """Return an installed environment by name, from the entry point of its package.
 
     Raises:
         InvalidRequest: No installed package publishes it, or it publishes no tools.
@@ -96,7 +96,7 @@ def published(name: str) -> PlayedEnvironment:
 
 
 def of_spec(spec: EnvironmentSpec) -> PlayedEnvironment:
-    """Return what a spec says of an environment.
+    """Return the `PlayedEnvironment` of an `EnvironmentSpec`.
 
     A spec without tools becomes one tool, ``step``, whose arguments are the action's fields.
     """
@@ -113,7 +113,8 @@ def of_spec(spec: EnvironmentSpec) -> PlayedEnvironment:
 
 
 def step_tool(action_schema: Mapping[str, Any]) -> Tool:
-    """Return the one tool of an environment that publishes none: its action, field by field.
+    """Return the single tool ``step`` for an environment that publishes none: its parameters are the fields of the
+    action.
 
     Args:
         action_schema: JSON schema of the action, as ``/schema`` has it.

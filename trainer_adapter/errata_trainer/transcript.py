@@ -1,8 +1,8 @@
-"""From what a trainer keeps of a rollout (token ids, messages) and what the environment's side keeps to a `Rollout`.
+"""Builds a `Rollout` from a trainer's record of an episode (token ids, messages) and the environment's deliveries.
 
-The transcript is the truth about what the student saw. A journal may be longer: a trainer takes a tool's result back
-where it does not fit, after the tool ran. It may be shorter: calls of unknown tools, or with arguments of other names,
-end before the environment. A tool call that cannot be parsed is no call at all, and ends a rollout without a word.
+The transcript decides what the student saw. The journal may have more: a trainer drops a tool result that does not fit,
+after the tool ran. It may have less: calls of unknown tools, or with wrong argument names, do not reach the
+environment. A tool call that cannot be parsed is no call, and ends a rollout without an error message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def build_rollout(
     task: Mapping[str, Any] | None = None,
     opening: str | None = None,
 ) -> Rollout:
-    """Build the neutral record of one rollout.
+    """Build the `Rollout` of one episode.
 
     Turns are the maximal runs of 1 in ``mask``; the k-th is the k-th assistant message. A call's ``t`` and marker are
     those of its delivery. A call that never reached the environment gets a marker of ours, from the tool result
@@ -97,18 +97,18 @@ def build_rollout(
             end_ids is not None and len(completion_ids) and not (sampled[-1] and completion_ids[-1] in end_ids)
         )
     spans = list(_runs(sampled))
-    said = _assistant_messages(messages)
-    if len(said) != len(spans) and not (not spans and len(said) == 1):  # nothing sampled still is a message
+    answers = _assistant_messages(messages)
+    if len(answers) != len(spans) and not (not spans and len(answers) == 1):  # nothing sampled still is a message
         raise ValueError(
-            f"{len(spans)} runs of sampled tokens, {len(said)} assistant messages: "
+            f"{len(spans)} runs of sampled tokens, {len(answers)} assistant messages: "
             "give the raw mask and the messages of the completion only"
         )
-    said = said[: len(spans)]
+    answers = answers[: len(spans)]
     own = [one for one in deliveries if one.eid is None or eid is None or one.eid == eid]
-    calls = _calls(said, own, None if tools is None else _schemas(tools))
+    calls = _calls(answers, own, None if tools is None else _schemas(tools))
     if opening is not None:
-        for index, (message, _) in enumerate(said):
-            unfinished = truncated and index == len(said) - 1
+        for index, (message, _) in enumerate(answers):
+            unfinished = truncated and index == len(answers) - 1
             if not calls[index] and not unfinished and opening in _text(message.get("content")):
                 calls[index] = (_malformed(),)
     return Rollout(
@@ -131,7 +131,7 @@ def build_rollout(
 def unmarked_errors(
     rollout: Rollout, messages: Sequence[Mapping[str, Any]], deliveries: Sequence[Delivery] = ()
 ) -> int:
-    """Return how many tool results of a rollout are a trainer's errors that no marker stands for.
+    """Return the number of tool results that are errors of the trainer's tool loop but have no error marker.
 
     Errors that a trainer made are recognised by its words (`build_rollout`). Another release may have other words: then
     failing turns are no longer found, and this number says so.
@@ -150,7 +150,7 @@ def unmarked_errors(
 
 
 def tool_call_opening(tokenizer: Any) -> str | None:
-    """Return the text that opens a tool call, where the tokenizer has it in its ``response_template``; else None."""
+    """Return the text that opens a tool call, from the tokenizer's ``response_template``; None if it has none."""
     template = getattr(tokenizer, "response_template", None)
     fields = template.get("fields") if isinstance(template, Mapping) else None
     calls = fields.get("tool_calls") if isinstance(fields, Mapping) else None
@@ -159,7 +159,8 @@ def tool_call_opening(tokenizer: Any) -> str | None:
 
 
 def trainer_error(content: Any) -> str | None:
-    """Return the error that a tool result tells in a trainer's words, ``{'error': text}``; None where it is none."""
+    """Return the message of a tool result that is an error of the trainer, ``{'error': text}``; None for other
+    results."""
     text = _text(content).strip()
     if not (text.startswith("{") and text.endswith("}") and "error" in text[:10]):
         return None
@@ -186,33 +187,33 @@ def _assistant_messages(
     messages: Sequence[Mapping[str, Any]],
 ) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Return each assistant message with the tool results that follow it."""
-    said: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
+    answers: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
     for message in messages:
         if message.get("role") == "assistant":
-            said.append((message, []))
-        elif message.get("role") == "tool" and said:
-            said[-1][1].append(message)
-    return said
+            answers.append((message, []))
+        elif message.get("role") == "tool" and answers:
+            answers[-1][1].append(message)
+    return answers
 
 
 def _calls(
-    said: Sequence[tuple[Mapping[str, Any], list[Mapping[str, Any]]]],
+    answers: Sequence[tuple[Mapping[str, Any], list[Mapping[str, Any]]]],
     deliveries: Sequence[Delivery],
     schemas: Mapping[str, Mapping[str, Any]] | None,
 ) -> list[tuple[Call, ...]]:
-    asked_of = [[_asked(call) for call in message.get("tool_calls") or ()] for message, _ in said]
-    results_known = any(results for _, results in said)
+    asked_of = [[_asked(call) for call in message.get("tool_calls") or ()] for message, _ in answers]
+    results_known = any(results for _, results in answers)
     printed = {(one.name, one.text) for one in deliveries if one.t is not None}
     turns = []
-    for index, (_, results) in enumerate(said):
-        executed = bool(results) or (not results_known and index < len(said) - 1)
+    for index, (_, results) in enumerate(answers):
+        executed = bool(results) or (not results_known and index < len(answers) - 1)
         calls_made = tuple(asked_of[index]) if executed else ()
         most = min(len(calls_made), len(results)) if results_known else len(calls_made)
         errors = sum(_is_error(result, printed) for result in results)
         turns.append(Asked(calls_made, _texts(results) if results_known else None, most, min(errors, most)))
     matches = match(turns, deliveries)
     built = []
-    for (message, results), asked, turn, found in zip(said, asked_of, turns, matches, strict=True):
+    for (message, results), asked, turn, found in zip(answers, asked_of, turns, matches, strict=True):
         delivered = [None if at is None else deliveries[at] for at in found] or [None] * len(asked)
         answers_of = _answers(message, results, asked, delivered)
         calls = []
@@ -228,7 +229,7 @@ def _calls(
 
 
 def _is_error(result: Mapping[str, Any], printed: Collection[tuple[str, str | None]]) -> bool:
-    """Whether the trainer made this result itself; a command may print the same."""
+    """Return whether the trainer made this result itself; output of a command that looks the same does not count."""
     text = _text(result.get("content"))
     return trainer_error(text) is not None and (str(result.get("name", "")), text) not in printed
 
@@ -261,7 +262,7 @@ def _answers(
     asked: Sequence[tuple[str, Any]],
     delivered: Sequence[Delivery | None],
 ) -> list[str | None]:
-    """Return each call's tool result: by id, else by its text, else by its name, else by its place."""
+    """Return the tool result of each call: matched by id, else by text, else by name, else by order."""
     left = list(results)
     answers: list[str | None] = [None] * len(asked)
 
@@ -311,23 +312,23 @@ def _own_marker(
     answer: str | None,
     schemas: Mapping[str, Mapping[str, Any]] | None,
 ) -> ErrorMarker | None:
-    """Return why a call that was answered never reached the environment; None if that cannot be told."""
-    said = None if answer is None else trainer_error(answer)
-    if said is not None and _UNKNOWN_TOOL.search(said):
-        return _marker(ErrorKind.TOOL_NOT_FOUND, said, field="tool")
-    if said is not None and _WRONG_ARGUMENTS.search(said):
-        return _marker(ErrorKind.INVALID_ARGUMENTS, said)
-    if schemas is None or (answer is not None and said is None):
+    """Return the marker for a call that never reached the environment; None if the reason cannot be determined."""
+    error = None if answer is None else trainer_error(answer)
+    if error is not None and _UNKNOWN_TOOL.search(error):
+        return _marker(ErrorKind.TOOL_NOT_FOUND, error, field="tool")
+    if error is not None and _WRONG_ARGUMENTS.search(error):
+        return _marker(ErrorKind.INVALID_ARGUMENTS, error)
+    if schemas is None or (answer is not None and error is None):
         return None  # a result that is no error came from somewhere
     if name not in schemas:
-        return _marker(ErrorKind.TOOL_NOT_FOUND, said or f"Tool {name} not found.", field="tool", source="action")
+        return _marker(ErrorKind.TOOL_NOT_FOUND, error or f"Tool {name} not found.", field="tool", source="action")
     if wrong := _wrong_names(arguments, schemas[name]):
-        return _marker(ErrorKind.INVALID_ARGUMENTS, said or wrong, source="action")
+        return _marker(ErrorKind.INVALID_ARGUMENTS, error or wrong, source="action")
     return None
 
 
 def _wrong_names(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a call's argument names; None where they bind. Types are the environment's to check."""
+    """Return what is wrong with the argument names of a call, or None. The environment checks types."""
     if arguments is None:
         return "the arguments are not an object"
     known = schema.get("properties") or {}

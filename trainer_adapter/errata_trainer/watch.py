@@ -1,4 +1,4 @@
-"""Watches what is logged for signs that channel 2 does harm, and names the setting to change."""
+"""Watches the logged metrics for signs that channel 2 does harm, and warns with the setting to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("errata.trainer")
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A metric whose change is a sign of harm.
+    """A metric, and the change of it that is a sign of harm.
 
     Attributes:
         metric: Its name in the log.
@@ -26,7 +26,7 @@ class Sign:
     meaning: str
 
     def shows(self, first: float, now: float) -> bool:
-        """Return whether the change from the first value to the present one is such a sign."""
+        """Return whether the change from the first value to the current value is a sign of harm."""
         return now < self.factor * first if self.factor < 1.0 else now > self.factor * first
 
 
@@ -52,7 +52,7 @@ SIGNS = (
 
 
 class Watch:
-    """Compares each metric's recent mean with its mean at the beginning, and warns once for each sign.
+    """Compares the recent mean of each metric with its first mean, and warns once for each sign.
 
     Every process sees the same metrics, and so comes to the same dose.
 
@@ -73,7 +73,7 @@ class Watch:
         self._last: dict[str, deque[float]] = {sign.metric: deque(maxlen=window) for sign in SIGNS}
 
     def see(self, metrics: Mapping[str, float]) -> None:
-        """Take in what was logged of a step."""
+        """Process the logged metrics of a step."""
         for sign in SIGNS:
             value = metrics.get(sign.metric)
             if value is None:
@@ -100,12 +100,12 @@ class Watch:
             self.shown.append(sign.metric)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes, to go on after a restart."""
+        """Return the state for a checkpoint."""
         last = {name: list(values) for name, values in self._last.items()}
         return {"dose": self.dose, "shown": list(self.shown), "first": dict(self._first), "last": last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the watch whose state it is."""
+        """Continue from a saved state."""
         self.dose, self.shown = float(state["dose"]), list(state["shown"])
         for name in self._first:
             self._first[name] = list(state["first"].get(name, ()))

@@ -178,3 +178,30 @@ def test_a_kill_loses_nothing_that_was_added(tmp_path: Path) -> None:
         assert last is not None
         assert last + 1 >= acknowledged
         assert numbers == list(range(last - 6, last + 1))
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_saved_file_replaces_the_one_before_it_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    def no_link(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    if not linked:
+        monkeypatch.setattr(os, "link", no_link)
+    synced: list[int] = []
+    sync = os.fsync
+    saved, kept = tmp_path / "checkpoint.jsonl", buffer(tmp_path)
+    kept.add([pair(0)])
+    saved.write_bytes(b"an earlier one")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino) or sync(descriptor))
+        kept.save(saved)
+    assert saved.read_bytes() == kept.path.read_bytes()
+    assert (saved.stat().st_ino == kept.path.stat().st_ino) is linked
+    assert linked or saved.stat().st_ino in synced
+    kept.add([pair(1)])
+    kept.save(saved)
+    kept.save(kept.path)
+    assert saved.read_bytes() == kept.path.read_bytes()
+    assert not list(tmp_path.glob("*.new"))

@@ -219,3 +219,9 @@ def test_closing_ends_completions_on_their_way() -> None:
         model.close()
         with pytest.raises(CancelledError):
             asked.result(20)
+
+
+def test_the_budget_of_hints_is_divided_among_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    calls = hinter(Scripted(["Look."]), budget_calls=9, budget_tokens=4000)
+    assert (calls.budget_calls, calls.budget_tokens) == (2, 1000)

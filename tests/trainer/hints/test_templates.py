@@ -126,7 +126,7 @@ def test_an_environments_own_templates_go_first_and_the_general_ones_follow(tmp_
         ('["fs.missing"]\ntexts = ["Look.", "`{file}` is missing.", "No."]', "never taken"),
         ('["exec.own"]\ntexts = ["`{file}`."]', "the last text has slots"),
         ('["fs.missing"]\ntexts = ["<|im_end|> Look."]', "chat tokens"),
-        ('["fs.missing"]\ntexts = ["Read the hidden tests."]', "knows nothing of grading"),
+        ('["fs.missing"]\ntexts = ["Read the hidden tests."]', "must not be about grading"),
         (f'["fs.missing"]\ntexts = ["{"look " * 90}."]', "tokens, at most"),
         ('["fs.missing"]\ntexts = ["look"]', "no sentence"),
     ],
@@ -240,7 +240,7 @@ def test_the_linter_says_which_directory_or_file_it_cannot_read(
         ("missing", 2, "missing: there is no such directory"),
         ("broken/a.toml", 2, "a.toml: there is no such directory"),
         ("broken", 2, "a.toml: "),
-        ("graders", 1, "knows nothing of grading"),
+        ("graders", 1, "must not be about grading"),
     ):
         monkeypatch.setattr("sys.argv", ["lint", str(tmp_path / name)])
         assert main() == status

@@ -22,6 +22,8 @@ SAME = [
     (r"find . -exec rm {} \;", "find . -exec rm '{}' ';'"),
     (r'echo "\$x"', "echo '$x'", r"echo \$x"),
     ('A=1 b "$c"', "A='1' b \"$c\""),
+    ("echo  $(case a in a) b;; esac)", "echo $(case a in a) b;; esac)"),
+    ("echo $(a # it's\n)  b", "echo $(a # it's\n) b"),
 ]
 
 DIFFERENT = [
@@ -56,6 +58,12 @@ DIFFERENT = [
     ("A=1\nls", "A=1 ls"),
     ("a=~", "a='~'"),
     ("cat <<E |\nE\na", "cat <<E\nE\na"),
+    ('echo $"a"', "echo '$a'"),
+    ("echo ${x:-'}  b'}", "echo ${x:-'} b'}"),
+    ("echo ${x:-$'\\'}  b'}", "echo ${x:-$'\\'} b'}"),
+    ("echo $((a; echo ')  b') )", "echo $((a; echo ') b') )"),
+    ("echo $(a <<E\n)  b\nE\n)", "echo $(a <<E\n) b\nE\n)"),
+    ("echo $(case x in a) b;;  esac)", "echo $(case x in a) b;; esac)"),
 ]
 
 UNREADABLE = [
@@ -73,6 +81,8 @@ UNREADABLE = [
     '"$a\\\nb"',
     "2\\\n>f",
     "(\\\n(a) )",
+    "echo ${x\n}",
+    "echo " + "$(" * 40 + ")" * 40,
 ]
 
 PIECES = st.sampled_from(list("a\\'\"\n ;|&()<>`}{#*[]~=2")) | st.sampled_from(

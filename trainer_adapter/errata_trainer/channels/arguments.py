@@ -1,6 +1,6 @@
-"""Checks of options and tensors, with the same messages in every channel.
+"""Argument checks with the same messages in every channel.
 
-Only Python numbers and shapes are looked at: nothing here waits for a device.
+They read Python numbers and shapes only, so they never wait for the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # `schedules` needs no torch
 
 
 def positive(name: str, value: float) -> None:
-    """Refuse what is not positive and finite.
+    """Raise ValueError unless a number is positive and finite.
 
     Args:
         name: Of the option.
@@ -27,7 +27,7 @@ def positive(name: str, value: float) -> None:
 
 
 def not_negative(name: str, value: float) -> None:
-    """Refuse what is not finite and at least 0.
+    """Raise ValueError unless a number is finite and at least 0.
 
     Args:
         name: Of the option.
@@ -41,7 +41,7 @@ def not_negative(name: str, value: float) -> None:
 
 
 def upper_bound(name: str, value: float | None) -> None:
-    """Refuse what bounds nothing that is positive.
+    """Raise ValueError unless an optional upper bound is None or positive.
 
     Args:
         name: Of the option.
@@ -55,7 +55,7 @@ def upper_bound(name: str, value: float | None) -> None:
 
 
 def shaped(name: str, tensor: Tensor | None, shape: tuple[int, ...], meaning: str) -> None:
-    """Refuse a tensor of another shape, which would be broadcast to a number that means nothing.
+    """Raise ValueError unless a tensor has the expected shape; another one might be broadcast without an error.
 
     Args:
         name: Of the argument.

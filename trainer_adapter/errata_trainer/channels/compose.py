@@ -1,9 +1,9 @@
 """total = grpo + alpha_sdpo * sdpo_kl + beta_replay * trace_replay_dpo
 
-Channels have few tokens or pairs, unevenly over ranks and micro-batches; a mean in each would weigh a token the more
-the fewer it is with. So each channel is a sum here, divided by how many tokens or pairs the whole optimizer step has,
-which makes its gradient that of one mean over the step, however the step is cut. Trainers average gradients over ranks,
-some over micro-batches too: that is multiplied back.
+A channel has few tokens or pairs, unevenly distributed over ranks and micro-batches. Means over each micro-batch would
+give a token more weight the fewer there are. So each channel is a sum here, divided by the number of tokens or pairs of
+the whole optimizer step; its gradient is that of one mean over the step, however the step is split. Trainers average
+gradients over ranks, and some over micro-batches; the result is scaled up by that factor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SDPO, DPO = "sdpo_kl", "trace_replay_dpo"
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A channel's part in one micro-batch of one rank.
+    """One channel's summed loss in one micro-batch of one rank.
 
     Attributes:
         total: 0-d, the sum over its tokens or pairs, weighted or not; attached.
@@ -34,7 +34,8 @@ class Term:
     count: Tensor
 
     def mean_part(self) -> Tensor:
-        """Return 0-d ``total / count``: over a step's micro-batches and ranks these add up to its mean. 0 for 0."""
+        """Return ``total / count`` (0-d). Over the micro-batches and ranks of a step these parts add up to the mean. 0
+        if the count is 0."""
         count = self.count.to(self.total.device, self.total.dtype)
         return self.total / (count + (count == 0))
 
@@ -48,7 +49,7 @@ def compose(
     beta_replay: float = 0.05,
     averaged_over: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a micro-batch.
+    """Return the total loss of a micro-batch.
 
     Args:
         grpo: 0-d, the trainer's own, scaled as the trainer wants it.
@@ -81,7 +82,7 @@ def compose(
 
 
 def global_counts(counts: Mapping[str, float], *, device: torch.device | str, group: Any = None) -> dict[str, Tensor]:
-    """Add up counts over ranks, all of them in one message. Every rank has to call it.
+    """Sum counts over ranks, in one message. All ranks have to call it.
 
     Args:
         counts: By name, of this rank and of all its micro-batches of a step; the same names on every rank.
@@ -99,7 +100,7 @@ def global_counts(counts: Mapping[str, float], *, device: torch.device | str, gr
 
 
 def gradient_norms(losses: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return how strongly each loss pulls, by a backward pass each: for looking now and then, not for each step.
+    """Return the gradient norm of each loss. Each needs a backward pass of its own, so use it for occasional logging.
 
     The graphs are kept for the backward pass of the sum. Nothing is communicated and no ``grad`` is touched.
     Reentrant gradient checkpointing refuses it.

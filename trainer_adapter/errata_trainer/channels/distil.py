@@ -1,8 +1,8 @@
-"""Divergences and log-probabilities from hidden states: no tensor over all tokens and the whole vocabulary exists.
+"""Divergences and log-probabilities from hidden states, without ever holding logits of all tokens.
 
-Logits of 500 tokens at a vocabulary of 152,000 are 304 MB in float32, and a divergence with its gradient holds six to
-ten such tensors. Here rows are projected a chunk at a time, in the forward and again in the backward pass, so that
-memory is O(chunk) whatever the number of tokens; what is kept in between are the inputs.
+Logits of 500 tokens at a vocabulary of 152,000 take 304 MB in float32, and a divergence with its gradient holds six to
+ten such tensors. Here rows are projected to the vocabulary in chunks, in the forward and again in the backward pass, so
+memory is O(chunk). Only the inputs are kept in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK_ELEMENTS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class DistilMetrics:
-    """Sums over tokens, each a 0-d tensor without gradient, so that micro-batches and ranks add up.
+    """Sums over tokens (0-d, without gradient), which can be added over micro-batches and ranks.
 
     Attributes:
         tokens: How many.
@@ -49,7 +49,8 @@ class DistilMetrics:
         )
 
     def means(self) -> dict[str, Tensor]:
-        """Return ``divergence``, ``entropy`` (nats per token) and ``clipped_fraction``; 0 without tokens."""
+        """Return the means ``divergence`` and ``entropy`` (nats per token) and ``clipped_fraction``; 0 without
+        tokens."""
         tokens = self.tokens.clamp(min=1)
         return {
             "divergence": self.divergence / tokens,
@@ -71,7 +72,7 @@ def distil(
     transform: Transform | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, DistilMetrics]:
-    """Return the summed divergence of a student from its teacher, from the inputs of the output embedding.
+    """Return the divergence of the student from the teacher, summed over tokens, from hidden states.
 
     Args:
         student_hidden: ``[N, H]``, at the positions that predict the N target tokens.
@@ -113,8 +114,7 @@ def distil(
     compare = Divergence() if divergence is None else divergence
     shape = transform or _as_they_are
     dtype = _compute_dtype(student_hidden, weight)
-    weight = weight.to(dtype)
-    head = (weight if teacher_weight is None else teacher_weight.to(dtype)).detach()
+    head = (weight if teacher_weight is None else teacher_weight).detach().to(dtype)
     shift = bias if teacher_weight is None else teacher_bias
     shift = None if shift is None else shift.detach()
 
@@ -149,7 +149,7 @@ def action_logprobs(
     transform: Transform | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """Return the log-probabilities of tokens, from the inputs of the output embedding.
+    """Return the log-probabilities of target tokens from hidden states.
 
     Args:
         hidden: ``[N, H]``, at the positions that predict the tokens.
@@ -180,7 +180,7 @@ def action_logprobs(
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return logits in float32 at least.
+    """Return logits in float32 or wider.
 
     Args:
         hidden: ``[C, H]``.
@@ -190,12 +190,17 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     Returns:
         ``[C, V]``. Of half precision the products are added up in float32, and on CUDA not rounded back in between.
     """
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    if wide != hidden.dtype and hidden.is_cuda and _MM_WIDENS:
-        logits = torch.mm(hidden, weight.t(), out_dtype=wide)
-    else:
-        logits = torch.mm(hidden, weight.t()).to(wide)
-    return logits if bias is None else logits + bias.to(wide)
+    logits = _wide_product(hidden, weight.t())
+    return logits if bias is None else logits + bias.to(logits.dtype)
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return a matrix product in float32 or wider. On CUDA the product of half-precision inputs is not rounded
+    before."""
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if wide != left.dtype and left.is_cuda and _MM_WIDENS:
+        return torch.mm(left, right, out_dtype=wide)
+    return torch.mm(left, right).to(wide)
 
 
 _MM_WIDENS = torch.version.hip is None and tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -213,7 +218,7 @@ def _check_head(
     side: str = "student_hidden",
     vocabulary: int | None = None,
 ) -> None:
-    """Refuse a head that does not fit its hidden states, or makes logits of another vocabulary."""
+    """Raise ValueError if output embedding, bias and hidden states do not fit each other."""
     if hidden.dim() != 2:
         raise ValueError(f"{side} is {list(hidden.shape)}: it has to be [N, H], one row for each token")
     if weight.dim() != 2:
@@ -227,7 +232,11 @@ def _as_they_are(logits: Tensor) -> Tensor:
 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """Autocast's, as the model's own head would take, else the weight's. Autocast leaves float64 alone."""
+    """Return the dtype in which to multiply ``hidden`` by ``weight``.
+
+    It is autocast's dtype if autocast is enabled on the device of ``hidden``, else the dtype of ``weight``. Autocast
+    does not change a float64 ``weight``.
+    """
     device = hidden.device.type
     if weight.dtype == torch.float64:
         return weight.dtype
@@ -244,9 +253,8 @@ def _of_rows(
 ) -> tuple[Tensor, Tensor | None]:
     rows = max(1, chunk_elements // max(1, weight.shape[0]))
     dtype = _compute_dtype(hidden, weight)
-    # the parameters' own cast, so that autograd brings the gradient back to their dtype
     with _without_autocast(hidden):
-        values, stats = _OfRows.apply(hidden.to(dtype), weight.to(dtype), bias, function, rows, *extras)
+        values, stats = _OfRows.apply(hidden.to(dtype), weight, bias, function, rows, *extras)
     return values, stats
 
 
@@ -257,7 +265,11 @@ def _without_autocast(tensor: Tensor) -> Iterator[None]:
 
 
 class _OfRows(torch.autograd.Function):  # type: ignore[misc]
-    """A function of rows of logits, a chunk at a time in both directions; see `_RowFunction`."""
+    """Applies a function to rows of logits in chunks, forward and backward; see `_RowFunction`.
+
+    The projection has the dtype of ``hidden``. The weight is cast inside instead of by autograd: its gradient is
+    accumulated and returned in float32 or wider, as by TRL's fused head, and no cast copy is kept between the passes.
+    """
 
     @staticmethod
     def forward(
@@ -270,8 +282,9 @@ class _OfRows(torch.autograd.Function):  # type: ignore[misc]
         *extras: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         values, stats = [], []
+        head = weight.to(hidden.dtype)
         for c in _chunks(hidden, rows):
-            value, stat = function(True, project(hidden[c], weight, bias), *(extra[c] for extra in extras))
+            value, stat = function(True, project(hidden[c], head, bias), *(extra[c] for extra in extras))
             values.append(value)
             stats += [] if stat is None else [stat]
         ctx.save_for_backward(hidden, weight, bias, *extras)
@@ -290,19 +303,20 @@ class _OfRows(torch.autograd.Function):  # type: ignore[misc]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
+        head = weight.to(hidden.dtype)
         with _without_autocast(hidden):
             for c in _chunks(hidden, ctx.rows):
-                logits = project(hidden[c], weight, bias).requires_grad_()
+                logits = project(hidden[c], head, bias).requires_grad_()
                 with torch.enable_grad():
                     values, _ = ctx.function(False, logits, *(extra[c] for extra in extras))
                 (towards,) = torch.autograd.grad(values, logits, grad[c])
                 narrow = towards.to(hidden.dtype)
                 if grad_hidden is not None:
-                    torch.mm(narrow, weight, out=grad_hidden[c])
+                    torch.mm(narrow, head, out=grad_hidden[c])
                 if grad_weight is not None and wide == hidden.dtype:
                     grad_weight.addmm_(narrow.t(), hidden[c])
                 elif grad_weight is not None:
-                    grad_weight += torch.mm(narrow.t(), hidden[c])
+                    grad_weight += _wide_product(narrow.t(), hidden[c])
                 if grad_bias is not None:
                     grad_bias += towards.sum(0)
         return (
@@ -314,6 +328,6 @@ class _OfRows(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _chunks(hidden: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the rows; one empty slice where there are none, so that shapes and graph are as always."""
+    """Yield slices over the rows; one empty slice if there are no rows, so that the graph is the same."""
     for start in range(0, max(len(hidden), 1), rows):
         yield slice(start, start + rows)

@@ -1,10 +1,10 @@
-"""Channel 3: teachers' actions against the student's own at replayed states, as direct preference optimisation.
+"""Channel 3: DPO between an action that teachers agreed on and the student's own action at the same state.
 
     L = -log sigmoid(beta_dpo ((pi_c - ref_c) - (pi_r - ref_r)))        (arXiv:2305.18290, equation 7)
 
-with pi and ref the summed log-probabilities of an action's tokens under the policy and a frozen reference. Where both
-are equal L is ln 2 = 0.693 exactly and its gradient is not zero, but -+beta_dpo/2 a pair: a loss of 0.693 neither says
-that it works nor that it does not. `dpo_metrics` does.
+pi and ref are the summed log-probabilities of an action's tokens under the policy and under a frozen reference. If both
+are equal, L is ln 2 = 0.693 and its gradient is not zero but -+beta_dpo/2 for each pair, so a loss of 0.693 does not
+show whether training works. `dpo_metrics` does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from .arguments import positive
+from .precision import wide
 
 LossType = Literal["sigmoid", "sigmoid_norm"]
 Lengths = tuple[Tensor, Tensor]
@@ -74,7 +75,8 @@ def dpo_losses(
     loss_type: LossType = "sigmoid",
     lengths: Lengths | None = None,
 ) -> Tensor:
-    """Return the DPO loss of each pair, to be weighted and divided by the pairs of a whole optimizer step.
+    """Return the DPO loss of each pair, ``[P]``. Weight them and divide by the number of pairs of the whole optimizer
+    step.
 
     Args:
         policy_chosen: ``[P]``.
@@ -89,14 +91,14 @@ def dpo_losses(
         ``[P]``, float32 at least.
 
     Raises:
-        ValueError: As `dpo_loss`.
+        ValueError: See `dpo_loss`.
     """
     margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
     return -F.logsigmoid(margins)
 
 
 def chosen_nll(policy_chosen: Tensor, lengths: Lengths) -> Tensor:
-    """Return the negative log-likelihood per token of each chosen action: the term that RPO adds to DPO's loss.
+    """Return the negative log-likelihood per token of each chosen action, the term that RPO adds to DPO.
 
     DPO compares. It is content with a policy under which both actions become unlikely, the rejected one faster
     (Pang et al. 2024, Iterative Reasoning Preference Optimization; ``rpo_alpha`` in TRL's `DPOConfig`).
@@ -116,7 +118,7 @@ def chosen_nll(policy_chosen: Tensor, lengths: Lengths) -> Tensor:
     _check_integers(lengths[0])
     if bool((lengths[0] < 1).any()):
         raise ValueError("an action without tokens has no mean log-probability: leave its pair out (`skip_reason`)")
-    return -_wide(policy_chosen) / lengths[0].to(policy_chosen.device)
+    return -wide(policy_chosen) / lengths[0].to(policy_chosen.device)
 
 
 def dpo_metrics(
@@ -129,7 +131,7 @@ def dpo_metrics(
     loss_type: LossType = "sigmoid",
     lengths: Lengths | None = None,
 ) -> dict[str, Tensor]:
-    """Return what says whether DPO does anything, as sums over pairs, so that micro-batches and ranks add up.
+    """Return metrics as sums over pairs, which can be added over micro-batches and ranks.
 
     Args:
         policy_chosen: ``[P]``.
@@ -146,7 +148,7 @@ def dpo_metrics(
         log-ratios.
 
     Raises:
-        ValueError: As `dpo_loss`.
+        ValueError: See `dpo_loss`.
     """
     with torch.no_grad():
         margins = _margins(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta_dpo, loss_type, lengths)
@@ -164,7 +166,7 @@ def dpo_metrics(
 
 
 def segment_sums(logprobs: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
-    """Add up the log-probabilities of each action's tokens.
+    """Return the sum of the log-probabilities of each action's tokens.
 
     Args:
         logprobs: ``[sum(lengths)]`` of all actions' tokens, one action after the other.
@@ -187,18 +189,13 @@ def segment_sums(logprobs: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
         raise ValueError(f"a length is {min(lengths)}: an action has no fewer than 0 tokens")
     if sum(lengths) != len(logprobs):
         raise ValueError(f"lengths add up to {sum(lengths)}, there are {len(logprobs)} tokens")
-    logprobs = _wide(logprobs)
+    logprobs = wide(logprobs)
     action = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64)
     return logprobs.new_zeros(len(lengths)).index_add(0, action.to(logprobs.device), logprobs)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """In float32 at least: a sum over many tokens, or the difference of two, has no digits left in half precision."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def _log_ratio(policy: Tensor, reference: Tensor) -> Tensor:
-    return _wide(policy) - _wide(reference.detach())
+    return wide(policy) - wide(reference.detach())
 
 
 def _check_integers(lengths: Tensor) -> None:

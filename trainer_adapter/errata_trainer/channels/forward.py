@@ -1,15 +1,15 @@
-"""Hidden states at positions: of the student from the forward pass there is anyway, of a teacher, reference or pair by
-as few forward passes as it takes.
+"""Hidden states at given positions: of the student from the trainer's own forward pass, of teachers, references and
+pairs with few extra passes.
 
-Nothing here projects to the vocabulary; `distil` and `action_logprobs` do that for the positions alone.
+Nothing here projects to the vocabulary; `distil` and `action_logprobs` do that, at the given positions only.
 
-The student's and the teacher's states are of the same weights, so any dropout would be a difference that is not the
-hint's: the teacher's passes are made in evaluation mode, and `active_dropout` says what is left in the student's.
+Student and teacher may share weights, so dropout would be a difference that does not come from the hint. The teacher's
+passes run in evaluation mode; `active_dropout` lists the dropout that is active in the student's.
 
-Every rank has to make the same number of forward passes through a model whose passes communicate (`collective`: FSDP,
-ZeRO-3; DDP where a gradient is wanted). `frozen_states` sees to it itself, so every rank has to call it, without rows
-too. Of passes with gradient the recipe knows which ranks are idle; `idle_loss` is what they run. `frozen_states` and
-`capture_hidden` are given the unwrapped model under DDP: its wrapper would synchronise buffers.
+If a model's forward passes communicate (`collective`: FSDP, ZeRO-3; DDP with gradients), all ranks have to make equally
+many. `frozen_states` adds the missing passes itself, so all ranks have to call it, also without rows. For passes with
+gradient, ranks without work call `idle_loss`. Under DDP pass the unwrapped model to `frozen_states` and
+`capture_hidden`; the wrapper would synchronise buffers.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ LEAST_TRUNK = 128
 
 
 class NothingCaptured(RuntimeError):
-    """No forward pass of the model reached its backbone, or fewer rows of it than were asked for."""
+    """The model's backbone was not called, or with fewer rows than were asked for."""
 
 
 class Captured:
-    """Hidden states that `capture_hidden` took from the passes of its block."""
+    """Hidden states captured by `capture_hidden`."""
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self._rows, self._columns = rows.cpu(), columns.cpu()
@@ -53,7 +53,7 @@ class Captured:
         self._seen = 0
 
     def hidden(self) -> Tensor:
-        """Return ``[N, H]``, in the order in which the positions were given; attached to the pass.
+        """Return the hidden states ``[N, H]``, in the order of the given positions, attached to the graph.
 
         Raises:
             NothingCaptured: See there.
@@ -68,7 +68,7 @@ class Captured:
         return torch.cat(self._parts)[order.to(self._parts[0].device)]
 
     def take(self, states: Tensor) -> None:
-        """Keep the positions of the next rows.
+        """Store the hidden states at the wanted positions of the next rows.
 
         Args:
             states: ``[B, L, H]``.
@@ -83,7 +83,7 @@ class Captured:
 
 @contextmanager
 def capture_hidden(model: Any, rows: Tensor, columns: Tensor) -> Iterator[Captured]:
-    """Take hidden states from the forward passes of a block, without another pass.
+    """Capture hidden states from the forward passes in a block, without an extra pass.
 
     It works with gradient checkpointing (the backbone's output lies outside of what is run again), with PEFT, and with
     TRL's fused head, which calls the backbone and never the output embedding. It does not where the backbone is not
@@ -119,7 +119,7 @@ def capture_hidden(model: Any, rows: Tensor, columns: Tensor) -> Iterator[Captur
 def frozen_states(
     model: Any, rows: Rows, positions: Rows, *, share: bool = True, batch_tokens: int = BATCH_TOKENS
 ) -> Tensor:
-    """Return hidden states without gradient or dropout, by few passes that compute few tokens twice.
+    """Return hidden states without gradient and dropout, in few passes that compute shared prefixes once.
 
     Rows that have most of their tokens in common, as the sites of one rollout and the two actions of a pair, follow
     each other: each continues the key-value cache of the one before, cut back to what both have in common. Such chains
@@ -157,7 +157,7 @@ def frozen_states(
 
 
 def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) -> Tensor:
-    """Return hidden states with gradient, by one pass over the rows, padded on the right.
+    """Return hidden states with gradient, from one forward pass over the rows, padded on the right.
 
     Args:
         model: What is called; it gets ``input_ids`` and ``attention_mask`` ``[R, L]``.
@@ -187,7 +187,7 @@ def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) 
 
 
 class _Tied(torch.autograd.Function):  # type: ignore[misc]
-    """States that wait for the gradient of the pass's output, which is zero.
+    """Hidden states whose backward waits for the (zero) gradient of the pass's output.
 
     FSDP gathers the outermost weights, the last norm among them, when a gradient reaches the output of the pass. The
     states come from inside: without this their gradient would meet weights that are not there.
@@ -205,7 +205,7 @@ class _Tied(torch.autograd.Function):  # type: ignore[misc]
 
 
 def idle_loss(model: Any, *, token_id: int = 0) -> Tensor:
-    """Return zero, by a pass over one token: what a rank without work runs while others train.
+    """Return a zero loss from a forward pass over one token, for ranks without work while others train.
 
     Args:
         model: What is called.
@@ -219,7 +219,7 @@ def idle_loss(model: Any, *, token_id: int = 0) -> Tensor:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Put a model into evaluation mode for a block, and each module back into its own after it.
+    """Put a model into evaluation mode in a block and restore the mode of each module after it.
 
     Args:
         model: A module.
@@ -234,7 +234,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def active_dropout(model: Any) -> list[str]:
-    """Return the modules in which dropout would act now. Where any does, a student differs from itself.
+    """Return the names of modules in which dropout is active now.
 
     Args:
         model: A module.
@@ -254,7 +254,7 @@ def active_dropout(model: Any) -> list[str]:
 
 
 def refuse_dropout(student: Any) -> None:
-    """Refuse a student that differs from itself: channel 2 would distil the noise.
+    """Raise ValueError if dropout is active in the student: channel 2 would distil its noise.
 
     Raises:
         ValueError: Dropout acts in a module while the student is trained.
@@ -268,7 +268,7 @@ def refuse_dropout(student: Any) -> None:
 
 
 def switch_off_dropout(student: Any) -> list[str]:
-    """Set the dropout of a student to 0, and return the modules in which it would have acted.
+    """Set all dropout of a student to 0, and return the names of the modules in which it was active.
 
     Args:
         student: A module; its configuration stays as it is.
@@ -294,12 +294,12 @@ def _dropout_in_training(student: Any) -> list[str]:
 
 
 def longest_row(config: Any) -> int | None:
-    """Return how many positions a model has, a multimodal one's text model; None where its configuration has none."""
+    """Return the maximum number of positions of a model (of its text model, if multimodal); None if not configured."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Say whether a key-value cache of a beginning gives the states that a pass over the whole row would.
+    """Return whether continuing the key-value cache of a prefix gives the same states as a pass over the whole row.
 
     Args:
         model: Of any kind.
@@ -327,7 +327,7 @@ def shares_prefixes(model: Any) -> bool:
 
 
 def collective(model: Any) -> bool:
-    """Return whether each forward pass of a model is one of all ranks: its weights are sharded (FSDP, ZeRO-3).
+    """Return whether forward passes of a model are collective, i.e. its weights are sharded over ranks (FSDP, ZeRO-3).
 
     Args:
         model: Of any kind.
@@ -342,7 +342,7 @@ def collective(model: Any) -> bool:
 
 
 def _most_of_all_ranks(model: Any, passes: int) -> int:
-    """Return how many passes the rank makes that makes most; where passes are not collective, this rank's own."""
+    """Return the highest number of passes of any rank; this rank's own if passes are not collective."""
     if not collective(model):
         return passes
     most = torch.tensor(passes, device=_device(model))
@@ -352,7 +352,7 @@ def _most_of_all_ranks(model: Any, passes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Rows that are computed side by side.
+    """Rows that are computed together.
 
     Attributes:
         chains: Numbers of rows; each row of a chain continues the cache of the one before.
@@ -364,12 +364,12 @@ class _Batch:
 
     @property
     def passes(self) -> int:
-        """How many passes it takes."""
+        """The number of forward passes."""
         return max(map(len, self.chains)) + (self.trunk > 0)
 
 
 def _batches(rows: Rows, positions: Rows, share: bool, batch_tokens: int) -> list[_Batch]:
-    """Return which rows to compute side by side, of those of which a position is wanted."""
+    """Return which rows to compute together; rows without wanted positions are left out."""
     order = sorted((n for n in range(len(rows)) if positions[n]), key=lambda n: tuple(rows[n]))
     if not order:
         return []
@@ -402,12 +402,13 @@ def _trunk(rows: Rows, positions: Rows, chains: Sequence[Sequence[int]]) -> int:
 
 
 def _kept(rows: Rows, positions: Rows, before: int, row: int) -> int:
-    """How much of a cache a row continues. States are not in the cache: what is wanted is computed in any case."""
+    """Return how many cached tokens a row can continue from. Positions whose states are wanted are computed in any
+    case."""
     return min(common_prefix(rows[before], rows[row]), positions[row][0])
 
 
 def _side_by_side(model: Any, batch: _Batch, rows: Rows, positions: Rows) -> dict[int, Tensor]:
-    """Return the states of a batch's rows by the row's number.
+    """Return the hidden states of a batch's rows, by row number.
 
     A cache has the keys of all chains in the same slots. A chain whose row is shorter, or keeps less of the row before,
     leaves slots unused, which the attention mask hides. Positions are given apart from slots.
@@ -460,7 +461,7 @@ def _states(
     slots: Sequence[Sequence[int]] | None = None,
     kept: Sequence[int] | None = None,
 ) -> tuple[Tensor, Any]:
-    """Return ``[B, L, H]`` of rows that continue a cache, padded on the right, and the cache with them.
+    """Return hidden states ``[B, L, H]`` of rows that continue a cache, padded on the right, and the new cache.
 
     Args:
         model: What is called.
@@ -499,14 +500,14 @@ def _states(
 
 
 def _cut(cache: Any, tokens: int) -> Any:
-    """The cache without its last tokens."""
+    """Return the cache without its last tokens."""
     if tokens:
         cache.crop(-tokens)
     return cache
 
 
 def _least_logits(model: Any) -> dict[str, int]:
-    """Nobody reads the logits of these passes: one position's are the fewest that models make."""
+    """Return arguments with which a model computes logits of one position only, as these logits are not read."""
     return {"logits_to_keep": 1} if _accepts(unwrapped(model), "logits_to_keep") else {}
 
 

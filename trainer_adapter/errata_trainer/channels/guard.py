@@ -1,9 +1,9 @@
-"""A bound on what single error sites may weigh: those whose divergence is far from that of others are left out.
+"""Leaves out error sites whose divergence is far above that of other sites.
 
-A divergence measures how far the student is from its hinted teacher. At most sites a hint moves a few tokens. Where it
-moves everything (a hint that the policy cannot follow, a garbled turn), the teacher is noise, and a mean over tokens
-lets few such turns decide the gradient: 88 % of the loss came from a fifth of the turns in one measurement
-(docs/ablation.md).
+The divergence of a site measures how far the student is from its teacher with the hint. At most sites a hint changes a
+few tokens. Where it changes everything (a hint that the policy cannot follow, a malformed turn) the teacher is noise,
+and in a mean over tokens a few such turns decide the gradient: in one measurement 88 % of the loss came from a fifth of
+the turns (docs/ablation.md).
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ class DivergenceGuard:
         self._seen: deque[float] = deque(maxlen=window)
 
     def bound(self) -> float:
-        """Return above which divergence per token a site is left out; infinity while too few are known."""
+        """Return the divergence per token above which a site is left out; infinity until enough sites are known."""
         return self.factor * median(self._seen) if len(self._seen) >= self.least else math.inf
 
-    def remember(self, divergences: Sequence[float]) -> None:
-        """Take sites into what later ones are compared with. One that is not finite is not remembered."""
+    def add(self, divergences: Sequence[float]) -> None:
+        """Add sites to those that later ones are compared with. Values that are not finite are ignored."""
         self._seen.extend(one for one in divergences if math.isfinite(one))
 
     def outliers(self, divergences: Sequence[float]) -> list[bool]:
-        """Return which sites to leave out, and remember all.
+        """Return which sites to leave out, then add all of them.
 
         Args:
             divergences: Of each site, in nats per token. One that is not finite is an outlier.
         """
         bound = self.bound()
-        self.remember(divergences)
+        self.add(divergences)
         return [not math.isfinite(one) or one > bound for one in divergences]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes, to go on after a restart."""
+        """Return the state for a checkpoint."""
         return {"seen": list(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the guard whose state it is."""
+        """Continue from a saved state."""
         self._seen.clear()
         self._seen.extend(state["seen"])

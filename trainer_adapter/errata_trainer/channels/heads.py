@@ -1,7 +1,7 @@
-"""What is inside of a model: the module that makes hidden states, and what makes logits of them.
+"""Finds a causal language model's backbone and output embedding inside wrappers.
 
-Models are used as they look, not by their class: wrappers (``.module``, ``_orig_mod``, PEFT's ``get_base_model``) are
-taken off, the output embedding is what ``get_output_embeddings()`` returns.
+Models are used by their interface, not their class: wrappers (``.module``, ``_orig_mod``, PEFT's ``get_base_model``)
+are removed, and the output embedding is what ``get_output_embeddings()`` returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """What a model makes logits of hidden states with: ``transform(hidden @ weight.T + bias)``.
+    """How a model computes logits from hidden states: ``transform(hidden @ weight.T + bias)``.
 
     Attributes:
         weight: ``[V, H]``; with a LoRA adapter on it the merged weight, whose gradient reaches the adapter's factors.
@@ -33,13 +33,14 @@ class OutputHead:
 
 @dataclass(frozen=True, slots=True)
 class ScaledSoftcap:
-    """A model's last step: ``softcap * tanh(scale * logits / softcap)``, or ``scale * logits`` without a cap."""
+    """Scale and soft cap of logits: ``softcap * tanh(scale * logits / softcap)``, or ``scale * logits`` without a
+    cap."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return what the model would return.
+        """Return the transformed logits.
 
         Args:
             logits: ``[..., V]``.
@@ -52,7 +53,7 @@ class ScaledSoftcap:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the causal language model inside of its wrappers: compiled, data-parallel, PEFT.
+    """Return the causal language model inside wrappers (compiled, data-parallel, PEFT).
 
     Args:
         model: Of any kind.
@@ -72,7 +73,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def backbone(model: Any) -> Any:
-    """Return the module whose output is the last hidden states, the input of the output embedding.
+    """Return the module that outputs the last hidden states, the input of the output embedding.
 
     Args:
         model: Of any kind.
@@ -93,7 +94,7 @@ def backbone(model: Any) -> Any:
 
 
 def output_head(model: Any) -> OutputHead:
-    """Return what a model makes logits with, as it is now: adapters that are disabled do not count.
+    """Return the output embedding as it is now; disabled adapters are not merged.
 
     Args:
         model: Of any kind. Under ZeRO-3 its head has to be gathered first, and stay so until after the backward pass.
@@ -121,7 +122,7 @@ def output_head(model: Any) -> OutputHead:
 
 
 def logit_transform(config: Any) -> Transform | None:
-    """Return what a model of this configuration does to its logits after the projection.
+    """Return the transform that a model with this configuration applies to its logits.
 
     Args:
         config: With ``final_logit_softcapping`` (Gemma), ``logit_scale`` (Cohere), ``output_multiplier``,
@@ -149,7 +150,7 @@ def logit_transform(config: Any) -> Transform | None:
 
 
 def _whole(tensor: Any) -> Any:
-    """Return a parameter; one that is sharded over ranks (DTensor) gathered, by all ranks together.
+    """Return a parameter; a sharded one (DTensor) is gathered, which all ranks have to do together.
 
     The gradient goes back to the shards as the mean over ranks, as FSDP brings back that of its own passes.
     """

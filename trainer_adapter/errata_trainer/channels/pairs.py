@@ -1,7 +1,7 @@
-"""Pairs on disk: what the vote found is worth keeping over many steps, and a kill must not cost it.
+"""Preference pairs: which can be trained on, their rows, and a replay buffer in a file.
 
-A pair is only as good as its reference log-probabilities, so a buffer belongs to one reference (weights and tokenizer)
-and refuses pairs of another.
+A pair is valid for one reference only (weights and tokenizer), whose log-probabilities it has. A buffer belongs to one
+reference and refuses pairs of another.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import shutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -26,15 +27,15 @@ _TUPLES = ("context_ids", "chosen_ids", "rejected_ids")
 
 
 class StaleReference(ValueError):
-    """Pairs whose log-probabilities are another reference's, or that have none: compute them again."""
+    """Pairs have no reference log-probabilities or those of another reference; compute them again."""
 
 
 class DamagedBuffer(ValueError):
-    """A line of the file cannot be read, and it is not the last one, which a kill may tear."""
+    """A line of the file cannot be read and is not an incomplete last line, which a killed process may leave."""
 
 
 def skip_reason(pair: DpoPair, *, max_length: int | None = None) -> SkipReason | None:
-    """Return why a pair cannot be trained on.
+    """Return why a pair cannot be trained on; None if it can.
 
     Args:
         pair: Of channel 3.
@@ -58,7 +59,7 @@ def skip_reason(pair: DpoPair, *, max_length: int | None = None) -> SkipReason |
 def trainable_pairs(
     pairs: Iterable[DpoPair], *, max_length: int | None = None
 ) -> tuple[list[DpoPair], Counter[SkipReason]]:
-    """Return the pairs that can be trained on, and how many were left out for which reason.
+    """Return the pairs that can be trained on, and the number of others by reason.
 
     Args:
         pairs: Of channel 3.
@@ -96,7 +97,7 @@ class PairRows:
 
 
 def action_rows(actions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> PairRows:
-    """Return what to forward for actions behind contexts.
+    """Return the rows to forward for actions after their contexts.
 
     Args:
         actions: Tokens of a context, not empty, and of what was done there.
@@ -113,7 +114,7 @@ def action_rows(actions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> P
 
 
 def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
-    """Return what to forward for pairs.
+    """Return the rows to forward for pairs.
 
     Args:
         pairs: P pairs that can train (`skip_reason`).
@@ -126,7 +127,8 @@ def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
 
 
 def placed(pairs: Sequence[DpoPair], rollouts: Sequence[Rollout]) -> list[tuple[DpoPair, ...]]:
-    """Return pairs by row: each in the row whose own turn it rejects, so that GRPO's pass serves it too, or in any."""
+    """Assign pairs to rows. A pair whose rejected action is a row's own turn goes to that row, whose forward pass then
+    serves both."""
     rows: list[tuple[DpoPair, ...]] = [()] * len(rollouts)
     ids = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
     for number, pair in enumerate(pairs):
@@ -176,7 +178,7 @@ class PairBuffer:
             raise
 
     def add(self, pairs: Iterable[DpoPair]) -> int:
-        """Keep pairs, durably.
+        """Append pairs to the file and sync it.
 
         Args:
             pairs: With the log-probabilities of this buffer's reference.
@@ -200,7 +202,7 @@ class PairBuffer:
         return len(self._pairs)
 
     def sample(self, count: int, *, seed: int) -> list[DpoPair]:
-        """Return different pairs, the same ones for the same seed and contents.
+        """Return different random pairs, the same for the same seed and contents.
 
         Args:
             count: How many; all, shuffled, if there are fewer.
@@ -211,17 +213,68 @@ class PairBuffer:
         """
         return random.Random(seed).sample(list(self._pairs), min(count, len(self._pairs)))
 
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def save(self, path: Path) -> None:
+        """Save the buffer's file under another path, e.g. in a checkpoint: as a hard link, or as a copy where no link
+        can be made, such as on another file system.
+
+        A linked file grows as the buffer appends to it, so keep `size_bytes` with it for `restore`.
+
+        Args:
+            path: A path in an existing directory; a file there is replaced.
+        """
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        try:
+            os.link(self.path, new)
+        except OSError:
+            shutil.copyfile(self.path, new)
+            with new.open("rb") as copy:
+                os.fsync(copy.fileno())
+        new.replace(path)  # so that a crash leaves the file that was there, or this one
+        new.unlink(missing_ok=True)  # it is still there if both names were links to the buffer's file
+        _sync_directory(path.parent)
+
+    def restore(self, path: Path, size_bytes: int) -> None:
+        """Replace the buffer's pairs with those of a saved file; pairs that were added since are dropped.
+
+        Args:
+            path: Of `save`; it is not changed.
+            size_bytes: What `size_bytes` was then.
+
+        Raises:
+            DamagedBuffer: The file is shorter, or a line cannot be read.
+            StaleReference: Its pairs are another reference's.
+        """
+        data = path.read_bytes()[:size_bytes]
+        if len(data) < size_bytes or (data and not data.endswith(b"\n")):
+            raise DamagedBuffer(f"{path} does not have the {size_bytes} bytes that were saved")
+        fresh = self.path.with_name(self.path.name + ".new")
+        with fresh.open("wb", buffering=0) as file:
+            _append(file, data)
+        fresh.replace(self.path)
+        _sync_directory(self.path.parent)
+        self._file.close()
+        self._file = self.path.open("ab", buffering=0)
+        self._pairs.clear()
+        self._lines = 0
+        self._load()
+
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release the lock."""
         self._file.close()
         self._lock.close()
 
     def __len__(self) -> int:
-        """Return how many pairs there are."""
+        """Return the number of pairs."""
         return len(self._pairs)
 
     def __iter__(self) -> Iterator[DpoPair]:
-        """Iterate over the pairs, the oldest first."""
+        """Iterate over the pairs, oldest first."""
         return iter(self._pairs)
 
     def __enter__(self) -> Self:
@@ -231,7 +284,7 @@ class PairBuffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the buffer."""
         self.close()
 
     def _check(self, pair: DpoPair, what: str) -> None:
@@ -286,7 +339,7 @@ def _pair(line: bytes) -> DpoPair:
 
 
 def _append(file: io.FileIO, data: bytes) -> None:
-    """Write all and sync, or leave the file as it was: a full disk must not leave half a line before the next."""
+    """Append and sync all data; after an OSError the file is as long as before."""
     start, rest = os.fstat(file.fileno()).st_size, memoryview(data)
     try:
         while rest:

@@ -1,9 +1,9 @@
-"""Channel 3's other form: teachers' consensus as a score of each turn, in place of pairs.
+"""Channel 3 without pairs: the teachers' consensus as a score of each turn (a process reward).
 
-A pair needs another action to prefer. A score does not: `Ballot.margin` says, from -1 to 1, how far the teachers stand
-behind what the student did. It is used as a shaped advantage of the turn's tokens, or as the target of a model that
-scores turns (``compute_teacher_consensus_prm`` of the project's source design). Votes come late: they are read from the
-pool, or from the journal, where they are late rewards of the state (source ``teachers``).
+`Ballot.margin` is a score from -1 to 1: how much the teachers agree with the student's action. It is added to the
+advantages of the turn's tokens, or is the target of a model that scores turns (``compute_teacher_consensus_prm`` of the
+project's source design). Votes come late; they are read from the pool, or from the journal as late rewards of source
+``teachers``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Scores = Mapping[tuple[str, int], float]
 Centre = Literal["none", "batch", "group"]
 
 
-class Voted(Protocol):
-    """What a ballot has; `errata_trainer.teachers.Ballot` does."""
+class BallotLike(Protocol):
+    """The attributes of a ballot that are used; `errata_trainer.teachers.Ballot` has them."""
 
     @property
-    def ask(self) -> Asked:
+    def ask(self) -> AskLike:
         """The state."""
         ...
 
@@ -42,8 +42,8 @@ class Voted(Protocol):
         ...
 
 
-class Asked(Protocol):
-    """Where a vote was taken."""
+class AskLike(Protocol):
+    """The state of a vote."""
 
     @property
     def eid(self) -> str | None:
@@ -56,8 +56,8 @@ class Asked(Protocol):
         ...
 
 
-class Late(Protocol):
-    """A late reward, as `errata_client.Episodes.rewards` lists them."""
+class LateReward(Protocol):
+    """A late reward, as `errata_client.Episodes.rewards` returns it."""
 
     @property
     def t(self) -> int:
@@ -75,8 +75,8 @@ class Late(Protocol):
         ...
 
 
-def scores_of_ballots(ballots: Iterable[Voted]) -> dict[tuple[str, int], float]:
-    """Return the margin at each state at which somebody voted."""
+def scores_of_ballots(ballots: Iterable[BallotLike]) -> dict[tuple[str, int], float]:
+    """Return the margin at each state with a vote, by episode and delivery."""
     return {
         (ballot.ask.eid, ballot.ask.t): ballot.margin
         for ballot in ballots
@@ -84,7 +84,9 @@ def scores_of_ballots(ballots: Iterable[Voted]) -> dict[tuple[str, int], float]:
     }
 
 
-def scores_of_rewards(eid: str, rewards: Iterable[Late], *, source: str = "teachers") -> dict[tuple[str, int], float]:
+def scores_of_rewards(
+    eid: str, rewards: Iterable[LateReward], *, source: str = "teachers"
+) -> dict[tuple[str, int], float]:
     """Return the score at each state of an episode from its late rewards; the last one of a state counts.
 
     Args:
@@ -96,7 +98,7 @@ def scores_of_rewards(eid: str, rewards: Iterable[Late], *, source: str = "teach
 
 
 def turn_scores(rollouts: Sequence[Rollout], scores: Scores) -> list[list[float | None]]:
-    """Return the score of each turn of each rollout; None where nobody voted, and for lost rollouts."""
+    """Return the score of each turn of each rollout; None for turns without votes and for lost rollouts."""
     found: list[list[float | None]] = []
     for rollout in rollouts:
         states = state_of_turns(rollout)
@@ -119,7 +121,7 @@ def shaped_advantages(
     clip: float | None = None,
     length: int | None = None,
 ) -> Tensor:
-    """Return what to add to a policy gradient's advantages: the score of each turn at each of its tokens.
+    """Return what to add to the advantages: the score of each turn at each of its tokens, times a weight.
 
     Args:
         rollouts: B of them.
@@ -169,7 +171,7 @@ def shaped_advantages(
 def score_regression_loss(
     predicted: Tensor, targets: Tensor, weights: Tensor | None = None, *, delta: float = 1.0
 ) -> Tensor:
-    """Return the mean Huber loss of predicted scores, for a model that scores turns.
+    """Return the mean Huber loss between predicted and given scores, for a model that scores turns.
 
     Args:
         predicted: ``[N]``, attached: a score of each voted turn.

@@ -1,7 +1,7 @@
-"""Channel 2 for trainers that never see logits: from per-token log-probabilities, and from lists of the likeliest ids.
+"""Channel 2 from log-probabilities instead of logits, e.g. with a teacher on an inference server.
 
-An inference server returns the log-probability of each prompt token and of a few others there (vLLM's
-``prompt_logprobs``). A teacher's row is a prompt to it, so nothing of the teacher has to be on the trainer's GPUs::
+An inference server returns the log-probability of each prompt token and of some other tokens at its position (vLLM's
+``prompt_logprobs``). The teacher's row is such a prompt, so the trainer's GPUs need not hold the teacher::
 
     answer = complete(prompt=list(item.teacher_ids), max_tokens=1, prompt_logprobs=20)   # any client
     ids, logprobs = top_k_lists(answer.prompt_logprobs, item.teacher_positions, k=20)
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .arguments import not_negative, shaped, upper_bound
+from .precision import wide
 from .sdpo import Aggregation, Divergence, aggregate, compare_lists, importance_weights, log_probabilities
 
 PADDING = -1
@@ -33,7 +34,8 @@ def sampled_token_loss_from_logprobs(
     is_clip: float | None = None,
     aggregation: Aggregation = "token-mean",
 ) -> Tensor:
-    """Return SDPO's loss of the sampled tokens, as `errata_trainer.channels.sdpo.sampled_token_loss` has it of logits.
+    """Return SDPO's sampled-token loss from log-probabilities; `errata_trainer.channels.sdpo.sampled_token_loss`
+    computes it from logits.
 
     Args:
         student_logprobs: ``[B, T]`` of the sampled ids, attached.
@@ -51,12 +53,12 @@ def sampled_token_loss_from_logprobs(
     """
     mask = _checked(student_logprobs, teacher_logprobs, mask)
     shaped("old_logprobs", old_logprobs, tuple(mask.shape), "[B, T]")
-    student = _wide(student_logprobs[mask])
-    per_token = (student.detach() - _wide(teacher_logprobs.detach()[mask])) * student
+    student = wide(student_logprobs[mask])
+    per_token = (student.detach() - wide(teacher_logprobs.detach()[mask])) * student
     if is_clip is not None:
         if old_logprobs is None:
             raise ValueError("is_clip needs old_logprobs: without them there is no ratio to clip")
-        per_token = per_token * importance_weights(student, _wide(old_logprobs[mask]), is_clip)
+        per_token = per_token * importance_weights(student, wide(old_logprobs[mask]), is_clip)
     spread = torch.zeros(mask.shape, dtype=per_token.dtype, device=per_token.device).masked_scatter(mask, per_token)
     return aggregate(spread, mask, aggregation)
 
@@ -69,7 +71,7 @@ def sampled_token_advantages(
     weight: float = 1.0,
     clip: float | None = None,
 ) -> Tensor:
-    """Return what to add to a policy gradient's advantages in place of a loss of its own.
+    """Return advantages that have the same effect as the sampled-token loss in a policy gradient.
 
     Minus the mean over tokens of advantage times log-probability has the gradient of
     `sampled_token_loss_from_logprobs`.
@@ -90,7 +92,7 @@ def sampled_token_advantages(
     not_negative("weight", weight)
     upper_bound("clip", clip)
     mask = _checked(student_logprobs, teacher_logprobs, mask)
-    ratio = _wide(teacher_logprobs.detach()) - _wide(student_logprobs.detach())
+    ratio = wide(teacher_logprobs.detach()) - wide(student_logprobs.detach())
     if clip is not None:
         ratio = ratio.clamp(-clip, clip)
     return weight * torch.where(mask, ratio, torch.zeros_like(ratio))
@@ -106,7 +108,7 @@ def top_k_divergence(
     tail: bool = False,
     token_clip: float | None = 10.0,
 ) -> Tensor:
-    """Return the divergence at each position from a teacher of which only the likeliest ids are known.
+    """Return the divergence at each position from a teacher of which only the top-k log-probabilities are known.
 
     Where the lists are the teacher's own top k, it is ``Divergence(top_k=k, support="teacher", tail=tail)`` of logits.
 
@@ -140,14 +142,14 @@ def top_k_divergence(
         raise ValueError(f"ids have to lie in [0, {student_logits.shape[-1]}), or be PADDING ({PADDING})")
     divergence = Divergence(jsd_beta, temperature, token_clip, top_k=ids.shape[-1], tail=tail)
     student = log_probabilities(student_logits, temperature).gather(-1, ids.clamp(min=0))
-    teacher = _wide(teacher_logprobs.detach()) / temperature
+    teacher = wide(teacher_logprobs.detach()) / temperature
     return compare_lists(divergence, student, teacher.to(student.dtype), known)
 
 
 def top_k_lists(
     prompt_logprobs: Sequence[Mapping[Any, Any] | None], positions: Sequence[int], *, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what an inference server says of a teacher's row, at the positions that predict the turn.
+    """Return ids and log-probabilities at the positions that predict the turn, from a server's answer.
 
     Args:
         prompt_logprobs: An entry for each token of the row, as vLLM and its OpenAI-compatible server give them: None
@@ -177,7 +179,7 @@ def top_k_lists(
 def target_logprobs(
     prompt_logprobs: Sequence[Mapping[Any, Any] | None], positions: Sequence[int], target_ids: Sequence[int]
 ) -> list[float]:
-    """Return the log-probability of each target token of a teacher's row.
+    """Return the log-probability of each target token, from a server's answer.
 
     Args:
         prompt_logprobs: As in `top_k_lists`.
@@ -217,7 +219,3 @@ def _checked(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -
     if mask.dtype != torch.bool:
         raise ValueError(f"the mask is {mask.dtype}: pass bool, e.g. labels != -100")
     return mask
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""How a channel's weight goes over the steps."""
+"""Schedules of a channel's weight by optimizer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A weight by step: from 0 up to ``start`` in ``warmup`` steps, then to ``end`` in ``steps``, where it stays.
+    """A weight by step: rises from 0 to ``start`` over ``warmup`` steps, then changes to ``end`` until step ``steps``
+    and stays.
 
     Attributes:
         start: Weight after the warm-up, >= 0.
@@ -63,15 +64,15 @@ class Schedule:
 
 
 def constant(value: float, *, warmup: int = 0) -> Schedule:
-    """Return a weight that stays, after a warm-up."""
+    """Return a schedule that is constant after a warm-up."""
     return Schedule(value, warmup=warmup)
 
 
 def linear(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule:
-    """Return a weight that goes in equal steps."""
+    """Return a schedule that changes linearly."""
     return Schedule(start, end, steps, "linear", warmup)
 
 
 def cosine(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule:
-    """Return a weight that goes along half a wave."""
+    """Return a schedule that follows half a cosine."""
     return Schedule(start, end, steps, "cosine", warmup)

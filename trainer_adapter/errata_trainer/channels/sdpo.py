@@ -1,4 +1,4 @@
-"""Channel 2: how far a student is from itself with a hint, as a loss of logits.
+"""Channel 2: the divergence between a student and the same model with a hint, as a loss of logits.
 
 S and T are the student's and the teacher's next-token distributions at one position, b is ``jsd_beta``, and
 
@@ -9,8 +9,8 @@ as in OPSD (`generalized_jsd_loss`), SDPO (arXiv:2601.20802, `sdpo_loss`) and th
 bounded by the entropy of b, at most ln 2 = 0.693, so that ``token_clip=10`` cannot bind there. A temperature divides
 both logits; no T^2 factor.
 
-The teacher never gets a gradient. Nothing is shifted here: logits at a position and the target it predicts stand at
-the same index. Only positions under the mask are computed, so that what stands elsewhere (padding, NaN) cannot matter.
+The teacher never gets a gradient. Nothing is shifted: logits and the target that they predict have the same index. Only
+positions under the mask are computed, so values elsewhere (padding, NaN) have no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG_ZERO = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A divergence per token, with its options checked once.
+    """A divergence per token with its options.
 
     Attributes:
         jsd_beta: b, in [0, 1].
@@ -62,7 +62,7 @@ class Divergence:
     tail: bool = False
 
     def __post_init__(self) -> None:
-        """Check what would otherwise train on nonsense."""
+        """Check the options."""
         if not 0.0 <= self.jsd_beta <= 1.0:
             raise ValueError(f"jsd_beta is {self.jsd_beta}: it has to lie in [0, 1]")
         positive("temperature", self.temperature)
@@ -91,7 +91,7 @@ class Divergence:
         return self._clipped(self._entries(student_logits, teacher_logits)[0])
 
     def measure(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the divergence at each position, and what to report of it.
+        """Return the divergence at each position, and metrics of it.
 
         Args:
             student_logits: ``[..., V]``.
@@ -117,11 +117,12 @@ class Divergence:
 
     @property
     def _binding_clip(self) -> float | None:
-        """The clip where it can take something: each entry of a mixture lies in [0, ln 2], and so does their sum."""
+        """The clip if it can have an effect, else None: the summands of a mixture and their sum are at most ln 2."""
         return None if self.token_clip is None or (0.0 < self.jsd_beta < 1.0 <= self.token_clip) else self.token_clip
 
     def _entries(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What the sum over the vocabulary, or over what stands for it, is of; and the student's log-probabilities."""
+        """Return the summands of the divergence over the vocabulary or top-k ids, and the student's
+        log-probabilities."""
         shaped("teacher_logits", teacher_logits, tuple(student_logits.shape), "as student_logits")
         student = log_probabilities(student_logits, self.temperature)
         teacher = log_probabilities(teacher_logits.detach(), self.temperature)
@@ -150,7 +151,7 @@ class Divergence:
 
 
 def compare_lists(divergence: Divergence, student: Tensor, teacher: Tensor, known: Tensor) -> Tensor:
-    """Return the divergence at each position over lists of ids.
+    """Return the divergence at each position from the log-probabilities of a list of ids.
 
     Args:
         divergence: With its options; its ``tail`` says what becomes of the rest.
@@ -167,7 +168,7 @@ def compare_lists(divergence: Divergence, student: Tensor, teacher: Tensor, know
 
 
 def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return log-probabilities in float32 at least, those of probability 0 as a very negative finite number.
+    """Return log-probabilities in float32 or wider; for probability 0 a large negative finite number.
 
     Args:
         logits: ``[..., V]``.
@@ -187,7 +188,7 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def _summands(student: Tensor, teacher: Tensor, b: float) -> Tensor:
-    """``[..., V]``: their sum over the last dimension is D."""
+    """Return the summands over the vocabulary, ``[..., V]``; their sum is D."""
     if b == 0.0:
         return teacher.exp() * (teacher - student)
     if b == 1.0:
@@ -242,7 +243,7 @@ def sdpo_loss(
     is_clip: float | None = None,
     aggregation: Aggregation = "token-mean",
 ) -> Tensor:
-    """Return SDPO's loss of whole distributions: a divergence per token, importance weights, an aggregation.
+    """Return SDPO's loss from logits: a divergence per token, importance weights, and an aggregation.
 
     Args:
         student_logits: ``[B, T, V]``.
@@ -287,7 +288,7 @@ def sampled_token_loss(
     is_clip: float | None = None,
     aggregation: Aggregation = "token-mean",
 ) -> Tensor:
-    """Return SDPO's loss of the sampled tokens alone: (log S - log T), as a constant, times log S.
+    """Return SDPO's sampled-token loss, ``(log S - log T).detach() * log S`` for each sampled token.
 
     Its gradient is, over samples of S, that of KL(S||T). Its value is no divergence: do not read it.
 
@@ -322,7 +323,7 @@ def sampled_token_loss(
 
 
 def importance_weights(logprobs: Tensor, old_logprobs: Tensor, is_clip: float) -> Tensor:
-    """Return exp(log pi - log pi_old), bounded from above and without a gradient.
+    """Return ``exp(log pi - log pi_old)``, clipped from above, without gradient.
 
     Args:
         logprobs: ``[N]`` under the weights that train.
@@ -341,7 +342,7 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, is_clip: float) -
 
 
 def aggregate(per_token: Tensor, mask: Tensor, aggregation: Aggregation = "token-mean") -> Tensor:
-    """Make a scalar of the tokens under a mask. Sequences without one count nowhere.
+    """Reduce per-token values under a mask to a scalar. Sequences without tokens under the mask are ignored.
 
     Args:
         per_token: ``[B, T]``, finite; zero outside the mask or not.
@@ -372,7 +373,7 @@ def aggregate(per_token: Tensor, mask: Tensor, aggregation: Aggregation = "token
 
 
 def _checked_mask(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Any:
-    """The mask as bool, or ValueError."""
+    """Return the mask as bool; raise ValueError if it is none."""
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
             f"student logits are {tuple(student_logits.shape)}, teacher logits {tuple(teacher_logits.shape)}: "

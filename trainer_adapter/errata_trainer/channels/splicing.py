@@ -1,23 +1,22 @@
-"""A hint, put token-exactly before a failing turn: what the teacher of channel 2 reads.
+"""Inserts a hint before a failing turn: builds the teacher's row of channel 2, token for token.
 
     student    prompt | turn 0 | result, header | turn 1 | result, header | TURN 2
     teacher    prompt | turn 0 | result, header | turn 1 | result, hint, header | TURN 2
 
-The hint stands directly before the header (the generation prompt) of the failing turn, so that everything before it is
-the student's own tokens, which two teachers' rows and the student share, and the row ends where the turn ends: what
-came later is nothing that a teacher of this turn may know. Both sequences have other lengths from there on; that is
-why items carry positions.
+The hint is inserted directly before the header (the generation prompt) of the failing turn. Everything before it is the
+student's own tokens, a prefix that teacher and student share, and the row ends with the turn, so the teacher sees
+nothing that came later. From the hint on the two sequences differ in length, so items carry positions for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..rollout import Rollout, SdpoItem, Turn
 
 
 class DoesNotFit(ValueError):
-    """Hint, header and turn alone are longer than a row may be: the site is skipped and counted, never cut."""
+    """Hint, header and turn alone exceed ``max_length``. Skip the site; none of these is ever cut."""
 
 
 def splice(
@@ -30,8 +29,10 @@ def splice(
     prompt_head: int = 1,
     weight: float = 1.0,
     hint_template_key: str | None = None,
+    targets: Iterable[range] | None = None,
 ) -> SdpoItem:
-    """Return the item that distils one turn: the teacher's row and where both predict the turn's tokens.
+    """Return the item that distils one turn: the teacher's row, and the positions that predict the turn's tokens in
+    both rows.
 
     Args:
         rollout: Of the student.
@@ -45,6 +46,8 @@ def splice(
             on which models rest much of their attention.
         weight: Of each of the turn's tokens in the loss.
         hint_template_key: Kept with the item.
+        targets: Ranges of token offsets in the turn that are compared, e.g. `ActionTokens.call_spans`; None compares
+            the whole turn. Both rows hold the whole turn in either case.
 
     Returns:
         The item; ``student_positions`` count in ``prompt_ids + completion_ids``.
@@ -52,7 +55,7 @@ def splice(
     Raises:
         DoesNotFit: ``max_length`` is below prompt head, hint, header and turn.
         ValueError: The turn is not the rollout's, is empty, or its context does not end with ``header_ids``; history
-            has to go, and the prompt does not end with ``header_ids``.
+            has to go, and the prompt does not end with ``header_ids``; ``targets`` are empty or not in the turn.
     """
     site = rollout.turns[turn] if isinstance(turn, int) else turn
     hint, header = tuple(hint_ids), tuple(header_ids)
@@ -64,17 +67,20 @@ def splice(
             f"turn {site.index} of the rollout is not preceded by the generation prompt {header}, "
             f"but by {student[max(0, start - len(header)) : start]}: a hint cannot be put before it"
         )
-    target = student[start:stop]
-    tail = hint + header + target
+    own = student[start:stop]
+    offsets = tuple(range(len(own))) if targets is None else tuple(sorted({n for span in targets for n in span}))
+    if not offsets or offsets[0] < 0 or offsets[-1] >= len(own):
+        raise ValueError(f"turn {site.index} has {len(own)} tokens: no targets, or some outside of it")
+    tail = hint + header + own
     room = None if max_length is None else max_length - len(tail)
     teacher = _history(rollout, site, header, room, prompt_head) + tail
-    first = len(teacher) - len(target)
+    first = len(teacher) - len(own)
     return SdpoItem(
         turn=site.index,
         teacher_ids=teacher,
-        student_positions=tuple(range(start - 1, stop - 1)),
-        teacher_positions=tuple(range(first - 1, len(teacher) - 1)),
-        target_ids=target,
+        student_positions=tuple(start - 1 + n for n in offsets),
+        teacher_positions=tuple(first - 1 + n for n in offsets),
+        target_ids=tuple(own[n] for n in offsets),
         shared_prefix=common_prefix(teacher, student),
         weight=weight,
         hint_template_key=hint_template_key,
@@ -82,7 +88,7 @@ def splice(
 
 
 def check_alignment(item: SdpoItem, student_ids: Sequence[int]) -> None:
-    """Make sure that both positions of each target predict it; for items that were kept, sent or made elsewhere.
+    """Check that both positions of each target predict it, for items that were stored or made elsewhere.
 
     Args:
         item: Of channel 2.
@@ -103,7 +109,7 @@ def check_alignment(item: SdpoItem, student_ids: Sequence[int]) -> None:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading tokens two sequences have in common."""
+    """Return the length of the common prefix of two sequences."""
     count = 0
     for a, b in zip(left, right, strict=False):
         if a != b:
@@ -122,7 +128,7 @@ def _check(rollout: Rollout, site: Turn) -> None:
 def _history(
     rollout: Rollout, site: Turn, header: tuple[int, ...], room: int | None, prompt_head: int
 ) -> tuple[int, ...]:
-    """The context of the turn without its header, no longer than ``room``."""
+    """Return the context of the turn without its header, cut to at most ``room`` tokens."""
     prompt, completion = rollout.prompt_ids, rollout.completion_ids
     earlier = sorted(turn.start for turn in rollout.turns if turn.start < site.start)
     whole = (prompt + completion[: site.start])[: -len(header) or None]

@@ -1,4 +1,4 @@
-"""``errata demo training``: a tiny policy, made on the spot, trains on the real terminal environment."""
+"""``errata demo training``: trains a tiny policy on the real terminal environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Run the demo; return 0 when every channel had something to train on and every promise held."""
+    """Run the demo. Return 0 if every channel had something to train on and no episode was lost."""
     missing = [name for name in ("torch", "trl") if find_spec(name) is None]
     if missing:
         install = install_hint("trl", distribution(DISTRIBUTION).read_text("direct_url.json"))

@@ -1,4 +1,4 @@
-"""The demo's command line and its tables."""
+"""Command line and tables of the demo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, ROLLOUTS, WARM_UP = 6, 8, 150
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Run the demo; return 0 when every channel had something to train on and no episode was lost."""
+    """Run the demo. Return 0 if every channel had something to train on and no episode was lost."""
     parser = argparse.ArgumentParser(
         prog="errata demo training",
         description="A tiny policy, made on the spot, trains by three channels; no download.",
@@ -76,12 +76,12 @@ def _show(console: Console, result: Result, data_dir: Path, took_s: float) -> No
     console.print(_pairs(result))
     console.print()
     tried, better = sum(one.tried for one in result.marked), sum(one.better for one in result.marked)
-    told = result.teachers
+    counts = result.teachers
     lines = [
         f"counterfactual check: {tried} turns played again in forks of their episodes with the hint before them, "
         f"the error gone in {better}",
-        f"teachers: {told['teachers/states']:.0f} states read by state(t), {told['teachers/asked']:.0f} votes, "
-        f"{told.get('teachers/posted', 0.0):.0f} posted to the journal, {told['teachers/usd']:.2f} dollars",
+        f"teachers: {counts['teachers/states']:.0f} states read by state(t), {counts['teachers/asked']:.0f} votes, "
+        f"{counts.get('teachers/posted', 0.0):.0f} posted to the journal, {counts['teachers/usd']:.2f} dollars",
         f"all of it in {took_s:.0f} s; these few steps show the parts at work, not whether they teach anything",
     ]
     shown = next((one for one in result.marked if one.eid is not None and one.t is not None), None)

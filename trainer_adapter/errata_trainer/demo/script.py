@@ -1,4 +1,4 @@
-"""What the demo's student is shown before it trains, and what its teachers say: one task, four good turns, four bad."""
+"""The scripted turns of the demo: one task, four good turns and four bad ones, and its two teachers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ PROMPT = "You have a shell. "
 TOOLS = ("run", "submit")
 
 Turn = tuple[str, dict[str, Any]]
+"""What the assistant does in one turn: the name of the tool that it calls, and the arguments."""
 
 
 def run(command: str) -> Turn:
-    """Return a call of the shell."""
+    """Return a call of the shell tool."""
     return "run", {"command": command}
 
 
@@ -56,20 +57,23 @@ EPISODES: tuple[tuple[Turn, ...], ...] = (
 LAST_WORDS = "Done."
 
 
-def said(turn: Turn) -> str:
-    """Return a turn as the tiny policy's chat template has it."""
+def turn_text(turn: Turn) -> str:
+    """Return the assistant's part of a turn, its tool call, as the tiny policy's chat template writes it.
+
+    The text has neither the tool's answer nor the token that ends the turn.
+    """
     name, arguments = turn
     return "<tool_call>" + json.dumps({"name": name, "arguments": arguments}) + "</tool_call>"
 
 
 def careful(prompt: Prompt) -> Answer:
-    """Say what a teacher says that knows the task: it looks first, and repairs what it has seen."""
+    """Return the answer of a teacher that knows the task: it looks first, and repairs what it has seen."""
     name, arguments = REPAIR if _has_looked(prompt.messages) else LOOK
     return says(name, **arguments)
 
 
 def hasty(prompt: Prompt) -> Answer:
-    """Say what a teacher says that does not."""
+    """Return the answer of a teacher that does not know the task."""
     name, arguments = CARELESS
     return says(name, **arguments)
 

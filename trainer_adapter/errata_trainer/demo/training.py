@@ -1,4 +1,4 @@
-"""Trains a tiny policy by all three channels on the real terminal environment, and keeps what there is to show."""
+"""Trains a tiny policy with all three channels on the real terminal environment, and collects results to show."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(slots=True)
 class Marked:
-    """Failing turns of one kind, all of them together.
+    """The failing turns of one hint template key.
 
     Attributes:
         count: How many got a hint.
@@ -83,7 +83,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What teachers preferred, as text.
+    """A preference pair as text.
 
     Attributes:
         chosen: Their turn.
@@ -104,7 +104,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Result:
-    """What the demo showed.
+    """The results of the demo.
 
     Attributes:
         lost: Share of episodes that the machine lost.
@@ -120,19 +120,19 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Return all of it."""
+        """Return the results as JSON values."""
         return json.dumps({"ok": not self.failures, **asdict(self), "data_dir": str(self.data_dir)})
 
 
-class Remembering:
-    """A hinter that keeps what it was asked about."""
+class RecordingHinter:
+    """Wraps a hinter and records the turns that it was asked about."""
 
     def __init__(self, hinter: Hinter) -> None:
         self._hinter = hinter
         self.marked: dict[str, Marked] = {}
 
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return the other one's hint."""
+        """Return the wrapped hinter's hint."""
         hint, marker = self._hinter.hint(failed), failed.marker
         if hint is not None and marker is not None:
             found = self.marked.setdefault(hint.key, Marked(marker.error_kind, hint.key))
@@ -143,28 +143,28 @@ class Remembering:
         return hint
 
 
-class Drawn(TeacherPairs):
-    """Keeps the pairs that were trained on."""
+class RecordingPairs(TeacherPairs):
+    """Records the pairs that were trained on."""
 
     def __init__(self, pool: TeacherPool, buffer: Path, **options: Any) -> None:
         super().__init__(pool, buffer, **options)
         self.drawn: dict[tuple[Any, ...], DpoPair] = {}
 
     def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
-        """Return the other one's."""
+        """Return the pairs drawn by the base class."""
         pairs = super().sample(count, referred)
         self.drawn.update({(pair.eid, pair.t, pair.rejected_ids): pair for pair in pairs})
         return pairs
 
 
-class Telling(TrainerCallback):  # type: ignore[misc]
-    """Keeps each step's log."""
+class LogRecorder(TrainerCallback):  # type: ignore[misc]
+    """Records the log of each step."""
 
     def __init__(self, steps: list[Step], say: Say) -> None:
         self._steps, self._say = steps, say
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        """Take a step's log; the one at the end of training has no loss."""
+        """Record a step's log; the summary at the end of training has no loss and is skipped."""
         if not logs or "reward" not in logs:
             return
         step = Step(
@@ -202,11 +202,11 @@ def train(data_dir: Path, *, steps: int, rollouts: int, warm_up_steps: int, seed
     with ServerProcess("terminal", data_dir) as server:
         say(f"serving at {server.url}: {len(script.EPISODES)} scripted episodes are played for the warm-up")
         tokenizer, model = warm_up.taught_policy(server.url, steps=warm_up_steps, seed=seed, say=say)
-        hinter, check = Remembering(TemplateHinter()), CounterfactualCheck("always", episodes=Episodes(server.url))
+        hinter, check = RecordingHinter(TemplateHinter()), CounterfactualCheck("always", episodes=Episodes(server.url))
         with _pool(server.url, environment) as pool:
             buffer = data_dir / f"pairs-{seed}.jsonl"
             buffer.unlink(missing_ok=True)  # an earlier demo's, of other weights
-            pairs = Drawn(pool, buffer, wait_s=30.0)
+            pairs = RecordingPairs(pool, buffer, wait_s=30.0)
             say(f"training: {steps} steps of {rollouts} rollouts on {script.TASK}, three teachers in this process")
             trainer = ThreeChannelGRPOTrainer(
                 model=model,
@@ -217,7 +217,7 @@ def train(data_dir: Path, *, steps: int, rollouts: int, warm_up_steps: int, seed
                 hinter=hinter,
                 check=check,
                 pairs=pairs,
-                callbacks=[Telling(result.steps, say)],
+                callbacks=[LogRecorder(result.steps, say)],
             )
             trainer.remove_callback(PrinterCallback)
             trainer.train()
@@ -273,7 +273,7 @@ def _config(data_dir: Path, steps: int, rollouts: int, seed: int) -> Any:
 
 
 def _pairs(drawn: Iterable[DpoPair], tokenizer: Any) -> list[Pair]:
-    """Return the different pairs as text, those of most states first."""
+    """Return the distinct pairs as text, those of most states first."""
     found: dict[tuple[str, str], list[DpoPair]] = {}
     for pair in drawn:
         chosen, rejected = (

@@ -1,7 +1,7 @@
-"""Teaches a tiny policy to speak: supervised, on scripted episodes that were played on the server, mistakes included.
+"""Supervised warm-up of a tiny policy on scripted episodes that were played on the server.
 
-A policy of random weights calls no tool, so that there would be nothing to see. After this it makes the script's
-turns, good and bad, and it has learned what a hint is for: behind one, the better turn was shown.
+A policy with random weights calls no tool, so there would be nothing to see. After this it makes the script's turns,
+good and bad, and follows hints: after a hint, the better turn was trained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH, RATE = 3, 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A sequence to learn from.
+    """A sequence to train on.
 
     Attributes:
         ids: Tokens.
@@ -46,7 +46,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A scripted episode as it went: messages in a trainer's form, and where it was played."""
+    """A scripted episode: its messages, and its runner."""
 
     messages: list[dict[str, Any]]
     runner: EpisodeRunner
@@ -62,29 +62,29 @@ def taught_policy(url: str, *, steps: int = 150, seed: int = 0, say: Callable[[s
         say: Takes a line of progress.
     """
     environment = published("terminal")
-    told = environment_factory(url, environment, tools=script.TOOLS)
-    tools = [get_json_schema(getattr(told, name)) for name in script.TOOLS]
+    tools_class = environment_factory(url, environment, tools=script.TOOLS)
+    tools = [get_json_schema(getattr(tools_class, name)) for name in script.TOOLS]
     conversations = []
     for turns in script.EPISODES:
         session = ErrataClient[Any, Any, Any](url).sync()
         session.connect()
         conversations.append(play(session, environment, turns))
     texts = [str(message["content"]) for one in conversations for message in one.messages]
-    tokenizer = tiny_tokenizer([*texts, *(script.said(turn) for turns in script.EPISODES for turn in turns)])
+    tokenizer = tiny_tokenizer([*texts, *(script.turn_text(turn) for turns in script.EPISODES for turn in turns)])
     model = tiny_model(tokenizer, seed=seed)
     samples = shown(tokenizer, conversations, tools)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     say(f"a policy of {parameters:,} parameters learns to speak from {len(samples)} samples")
 
-    def tell(step: int, loss: float) -> None:
+    def report(step: int, loss: float) -> None:
         say(f"warm-up step {step}: {loss:.3f} nats a token")
 
-    learn(model, samples, steps=steps, pad_id=tokenizer.pad_token_id, seed=seed, tell=tell)
+    learn(model, samples, steps=steps, pad_id=tokenizer.pad_token_id, seed=seed, report=report)
     return tokenizer, model
 
 
 def play(session: Session, environment: PlayedEnvironment, turns: Sequence[script.Turn]) -> Conversation:
-    """Play an episode, close the session, and return what a student would have read and said."""
+    """Play an episode, close the session, and return what a student would have read and written."""
     runner = EpisodeRunner(environment, lambda: session)
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": script.PROMPT + runner.reset({"task_id": script.TASK})}
@@ -101,7 +101,7 @@ def play(session: Session, environment: PlayedEnvironment, turns: Sequence[scrip
 
 
 def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence[Any]) -> list[Shown]:
-    """Return what is learned from: each episode, and each failing turn's better one behind the hint.
+    """Return the sequences to train on: each episode, and for each failing turn the better one after the hint.
 
     Args:
         tokenizer: The policy's.
@@ -116,17 +116,17 @@ def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence
     renderer = HintRenderer(tokenizer)
     sites = Sites(TemplateHinter(count=renderer.count), renderer)
     for site in sites.found(rollouts, [one.runner for one in conversations], tools):
-        context = site.item.teacher_ids[: len(site.item.teacher_ids) - len(site.item.target_ids)]
-        better = script.said(script.BETTER[site.failed.call.arguments["command"]]) + END
+        context = site.context_ids
+        better = script.turn_text(script.BETTER[site.failed.call.arguments["command"]]) + END
         turn = tuple(tokenizer.encode(better, add_special_tokens=False))
         found.append(Shown(context + turn, (False,) * len(context) + (True,) * len(turn)))
     return found
 
 
 def learn(
-    model: Any, samples: Sequence[Shown], *, steps: int, pad_id: int, seed: int, tell: Callable[[int, float], None]
+    model: Any, samples: Sequence[Shown], *, steps: int, pad_id: int, seed: int, report: Callable[[int, float], None]
 ) -> None:
-    """Train on samples, a few at a time.
+    """Train on samples in small batches.
 
     Args:
         model: A causal language model; it is in evaluation mode afterwards.
@@ -134,7 +134,7 @@ def learn(
         steps: Of AdamW, with a learning rate that falls to nothing.
         pad_id: Token to pad with.
         seed: Of the order.
-        tell: Is told the step and its loss, in nats a token, now and then.
+        report: Called from time to time with the step and its loss in nats a token.
     """
     chance = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
@@ -153,7 +153,7 @@ def learn(
         optimizer.zero_grad()
         rate.step()
         if step % 50 == 0:
-            tell(step, float(loss.detach()))
+            report(step, float(loss.detach()))
     model.eval()
 
 
@@ -163,11 +163,11 @@ def _rollout(tokenizer: Any, conversation: Conversation, tools: Sequence[Any]) -
     prompt = tokenizer.encode(tokenizer.apply_chat_template(first, add_generation_prompt=True, **given))
     whole = tokenizer.encode(tokenizer.apply_chat_template(conversation.messages, **given).rstrip("\n"))
     header = tokenizer.encode("<|im_start|>assistant\n")
-    mask, speaks = [], True
+    mask, sampled = [], True
     for place in range(len(prompt), len(whole)):
-        speaks = speaks or whole[place - len(header) : place] == header
-        mask.append(int(speaks))
-        speaks = speaks and whole[place] != tokenizer.eos_token_id
+        sampled = sampled or whole[place - len(header) : place] == header
+        mask.append(int(sampled))
+        sampled = sampled and whole[place] != tokenizer.eos_token_id
     return build_rollout(
         prompt,
         whole[len(prompt) :],
@@ -185,7 +185,7 @@ def _booleans(mask: Sequence[int]) -> tuple[bool, ...]:
 
 
 def _padded(samples: Sequence[Shown], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and labels ``[B, T]``, padded on the right; -100 where nothing is learned."""
+    """Return ids and labels ``[B, T]`` padded on the right; -100 for tokens that are not trained on."""
     length = max(len(one.ids) for one in samples)
     ids = torch.full((len(samples), length), pad_id)
     labels = torch.full((len(samples), length), -100)

@@ -1,4 +1,5 @@
-"""What a teacher reads before a failing turn; the texts by error kind are the TOML files in ``templates``."""
+"""Hints: text that the teacher of channel 2 reads before a failing turn. The templates are TOML files in
+``templates``."""
 
 from .asking import TeacherModel
 from .feedback import FeedbackHinter

@@ -1,4 +1,5 @@
-"""A teacher of `errata_trainer.teachers` as the model that writes hints: its deadline, retries, budget and cache."""
+"""Uses a teacher of `errata_trainer.teachers` as the model behind `ModelHinter`, with its deadline, retries, budget and
+cache."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .model import PROMPT_VERSION, Completion
 
 
 class TeacherModel:
-    """Makes a teacher's answers the completions of a `ModelHinter`, from any thread.
+    """Adapts a teacher to the `Complete` interface of `ModelHinter`; it may be called from any thread.
 
     The teacher runs on an event loop of its own, begun by the first completion, and belongs to this object until
     `close`. How long an answer may be is the teacher's own setting.
@@ -52,6 +53,11 @@ class TeacherModel:
         return asked.result()
 
     async def _ask(self, prompt: Prompt) -> Completion:
+        """Return the cached answer to a prompt, at no cost, or else ask the teacher and cache its answer.
+
+        Raises:
+            TeacherFailed: The teacher gave no answer.
+        """
         key = cache_key(prompt, self._teacher.identity)
         answer = self._cache.get(key)
         spent = Spend()
@@ -71,7 +77,7 @@ class TeacherModel:
         return self._loop
 
     def close(self) -> None:
-        """Close the teacher's connections and end the thread. Idempotent; completions on their way fail."""
+        """Close the teacher's connections and end the thread. Pending completions fail. Idempotent."""
         with self._lock:
             self._closed = True
             loop, thread, self._loop = self._loop, self._thread, None

@@ -1,10 +1,10 @@
-"""Hints as the SDPO paper has them: what a successful attempt of the group did, and what the environment answered.
+"""Hints from the other attempts of a group and from the environment's output, as in the SDPO paper.
 
-The options have the meaning, and the defaults, of the paper's code (lasgroup/SDPO); the words are ours. There the text
-replaces the last user message and the whole answer is distilled. Here it is a message directly before one turn, and
-only that turn is.
+Options and defaults are those of the paper's code (lasgroup/SDPO); the wording of the hints is ours. In the paper the
+text replaces the last user message and the whole answer is distilled. Here it is a message directly before one turn,
+and only that turn is distilled.
 
-A demonstration is a solution. That is what makes it work, and why it is an option: hints from templates hold none.
+A demonstration contains a solution, unlike the hints of templates. That is why it works, and why it is an option.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 @dataclass(slots=True)
 class FeedbackHinter:
-    """Writes hints from the attempts of a batch.
+    """Writes hints from successful attempts of the same group and from the environment's output.
 
     Args:
         attempts: All of the batch; the first that fits is the demonstration. A recipe gives them by `begin_batch`.
@@ -72,11 +72,11 @@ class FeedbackHinter:
     counts: Counter[str] = field(default_factory=Counter)
 
     def begin_batch(self, attempts: Sequence[Attempt]) -> None:
-        """Take the attempts of the next batch, in place of those before."""
+        """Replace the attempts with those of the next batch."""
         self.attempts = attempts
 
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return a hint for a turn; it need not have failed, if there is a demonstration."""
+        """Return a hint for a turn. With a demonstration the turn need not have failed."""
         own = self._own(failed.rollout)
         if self.skip_successful and self._succeeded(failed.rollout):
             self.counts["skipped"] += 1
@@ -114,7 +114,7 @@ class FeedbackHinter:
         return ""
 
     def _fitted(self, demonstration: str, answer: str) -> str | None:
-        """Return the text, both parts cut as far as the budget asks; None where too little is left."""
+        """Return the hint with both parts cut to the budget; None if too little is left."""
         if not demonstration and not answer:
             return None
 
@@ -138,7 +138,7 @@ class FeedbackHinter:
 
 
 def without_thinking(text: str) -> str:
-    """Return a turn's text without its thinking, also where the prompt had opened it or the turn was cut off in it."""
+    """Return a turn's text without its reasoning, also if the prompt opened it or the turn was cut off in it."""
     text = _THINKING.sub("", text)
     if "</think>" in text:
         text = text.rsplit("</think>", 1)[1]

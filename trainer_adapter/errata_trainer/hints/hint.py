@@ -1,4 +1,4 @@
-"""What a hint is, what it is made from, and who makes it."""
+"""Hints, the failing turns that they are written for, and the interface of hinters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Source = Literal["template", "model", "demonstration", "feedback"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Advice that a teacher reads directly before a failing turn.
+    """A text that a teacher reads directly before a failing turn.
 
     Attributes:
         text: What it reads, neutral and within the budget of the hinter that made it.
@@ -52,14 +52,14 @@ class FailedTurn:
 
     @property
     def marker(self) -> ErrorMarker | None:
-        """What went wrong; None for a warning, which never carries a hint into a loss (PROTOCOL B3)."""
+        """The error marker of the turn; None for a warning, which never leads to a hint (PROTOCOL B3)."""
         marker = self.call.marker
         return None if marker is None or marker.severity == "warning" else marker
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One rollout of a group, with what its turns say.
+    """A rollout of a group with the text of its turns.
 
     Attributes:
         rollout: The record.
@@ -74,19 +74,19 @@ class Attempt:
 
 @runtime_checkable
 class Hinter(Protocol):
-    """Writes hints. An attribute ``concurrent`` that is true says that several threads may call it at once."""
+    """Writes hints. A true attribute ``concurrent`` allows calls from several threads."""
 
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return a hint; None where there is nothing to say, for a reason that is counted."""
+        """Return a hint; None if there is none, in which case the hinter counts the reason."""
         ...
 
 
 @runtime_checkable
 class BatchHinter(Hinter, Protocol):
-    """Writes hints from the other rollouts of a batch."""
+    """A hinter that also reads the other rollouts of a batch."""
 
     def begin_batch(self, attempts: Sequence[Attempt]) -> None:
-        """Called with all rollouts of a batch, before a hint of one of their turns is asked for."""
+        """Called with all rollouts of a batch before hints for its turns are requested."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Does a hint tell what only a grader or a solution knows?"""
+"""Detects hints that reveal what only a grader or a solution knows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _DIFF_MARK = re.compile(r"^(\+\+\+|---|@@.*?@@|[+-])", re.MULTILINE)
 
 
 def secrets_of(task: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a task that a hint must not tell."""
+    """Return the texts of a task that a hint must not reveal."""
     return [text for name, value in task.items() if name in SECRET_FIELDS for text in _texts(value)]
 
 
 def leaks(hint: str, secrets: Iterable[str]) -> list[str]:
-    """Return what a hint tells of the secrets: a whole one, a line of 12 characters or more, or six words in a row.
+    """Return what a hint reveals of the secrets: a whole one, a line of at least 12 characters, or six words in a row.
 
     Case and spacing do not count. It errs on the side of finding too much: a hint that says less is written then.
     """
-    said = _plain(hint)
+    text = _plain(hint)
     words = _words(hint)
     runs = {tuple(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
     found = []
@@ -39,7 +39,7 @@ def leaks(hint: str, secrets: Iterable[str]) -> list[str]:
         if len(whole) < 2:
             continue
         lines = [_plain(line) for line in _DIFF_MARK.sub("", secret).splitlines()]
-        if any(_stands_in(part, said) for part in [whole, *(line for line in lines if len(line) >= _LINE_CHARS)]):
+        if any(_stands_in(part, text) for part in [whole, *(line for line in lines if len(line) >= _LINE_CHARS)]):
             found.append(secret)
             continue
         own = _words(secret)

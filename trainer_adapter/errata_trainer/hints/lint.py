@@ -1,4 +1,4 @@
-"""What is wrong with a pack of hint templates.
+"""Checks packs of hint templates.
 
 python -m errata_trainer.hints.lint [DIRECTORY ...]
 """
@@ -25,7 +25,7 @@ _GRADERS = re.compile(r"\b(hidden tests?|verifier|grader|grading|gold|solution|e
 
 
 def lint(pack: HintPack, count: Count = approximate_tokens) -> list[str]:
-    """Return what is wrong, a line each: keys and slots, the order of variants, length, words about grading.
+    """Return problems as lines of text: keys and slots, the order of variants, length, words about grading.
 
     Args:
         pack: The templates.
@@ -58,7 +58,7 @@ def _of_text(text: str, before: tuple[str, ...], count: Count) -> list[str]:
     if not text.endswith((".", "!")):
         problems.append("is no sentence")
     if found := _GRADERS.search(text):
-        problems.append(f"speaks of {found.group()!r}: a hint knows nothing of grading")
+        problems.append(f"mentions {found.group()!r}: a hint must not be about grading")
     tokens = count(FRAME.format(hint=text))
     if tokens > MAX_TOKENS:
         problems.append(f"has {tokens} tokens, at most {MAX_TOKENS}")
@@ -66,7 +66,7 @@ def _of_text(text: str, before: tuple[str, ...], count: Count) -> list[str]:
 
 
 def main() -> int:
-    """Lint the installed pack with the directories named on the command line.
+    """Check the installed pack and the directories named on the command line.
 
     Returns:
         The exit status: 1 for problems, 2 for a directory or a file that cannot be read.

@@ -1,4 +1,4 @@
-"""Hints that a language model writes, within a budget; where it does not, the template's."""
+"""Hints written by a language model within a budget, with a fallback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from errata_protocol.environment import default_agent_text
 from errata_protocol.errors import ErrataError
 
+from .. import launch
 from .hint import FailedTurn, Hint, Hinter
 from .leaks import leaks, secrets_of
 from .neutral import Count, approximate_tokens, neutral
@@ -66,20 +67,20 @@ class Completion:
 
 
 class Complete(Protocol):
-    """A chat completion of any provider: the seam to a model.
+    """A chat completion of any provider.
 
     It raises an `ErrataError`, an `OSError` or a `TimeoutError` where there is no answer; retries and deadlines are its
     own business. It is called from several threads where hints are.
     """
 
     def __call__(self, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Completion:
-        """Return the answer to a conversation, ``max_tokens`` long at most."""
+        """Return the model's answer to a conversation, at most ``max_tokens`` long."""
         ...
 
 
 @dataclass(slots=True)
 class ModelHinter:
-    """Asks a model for each hint, and a second hinter where the model gives none.
+    """Asks a model for each hint, and uses a second hinter where the model gives none.
 
     A hint is taken from the cache where the same turn was asked about before: a run that is repeated costs nothing. The
     task's secrets are never part of the prompt, and an answer that holds one is not used.
@@ -90,12 +91,12 @@ class ModelHinter:
         fallback: Writes the hint where the model does not, and gives the model its general advice.
         cache: Answers by key; any mapping, e.g. one on disk.
         max_tokens: Tokens of a hint at most, the frame included.
-        budget_calls: Calls at most; None for no bound.
-        budget_tokens: Tokens of prompts and answers at most. They are reserved before a call at the most that it can
-            take, so that calls at the same time do not go beyond; what a provider counts more is what it is over.
+        budget_calls: Calls at most, of the whole run: divided among its processes. None for no bound.
+        budget_tokens: Maximum number of tokens of prompts and answers, likewise of the whole run. A call reserves the
+            most that it can use, so that concurrent calls stay within the limit, unless a provider counts more.
         count: Counts tokens.
         agent_text: What the agent reads of an observation (PROTOCOL B4).
-        secrets: What a hint must not tell, by task.
+        secrets: Returns the texts of a task that a hint must not reveal.
 
     Attributes:
         concurrent: True: several threads may call `hint`.
@@ -122,8 +123,14 @@ class ModelHinter:
     _calls: int = field(default=0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        """Take this process's part of the budget."""
+        parts = launch.processes()
+        self.budget_calls = None if self.budget_calls is None else self.budget_calls // parts
+        self.budget_tokens = None if self.budget_tokens is None else self.budget_tokens // parts
+
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return the model's hint, or the fallback's; None only where the fallback has none either."""
+        """Return the model's hint or the fallback's; None if the fallback has none either."""
         with self._lock:  # the fallback counts too, and hints may be asked for from several threads
             general = self.fallback.hint(failed)
         key = key_of(failed)
@@ -152,7 +159,7 @@ class ModelHinter:
         return Hint(shown, key, f"{self.model}/{PROMPT_VERSION}", "model")
 
     def _asked(self, messages: Sequence[Mapping[str, str]]) -> str | None:
-        """Return the model's answer; None, counted, where there is none."""
+        """Return the model's answer; None if there is none, which is counted by reason."""
         most = sum(self.count(message["content"]) + 8 for message in messages) + self.max_tokens
         with self._lock:
             tokens = self.spent_tokens + self._reserved + most
@@ -164,7 +171,7 @@ class ModelHinter:
             self._calls += 1
             self._reserved += most
             self.counts["asked"] += 1
-        used = most  # of a call that failed, nobody says what it cost
+        used = most  # the cost of a failed call is unknown
         try:
             completion = self.complete(messages, max_tokens=self.max_tokens)
             used = most if completion.tokens is None else completion.tokens
@@ -213,7 +220,7 @@ class ModelHinter:
 
 
 def _clipped(text: str, max_chars: int) -> str:
-    """Return head and tail of a text: what went wrong stands at the end."""
+    """Return the head and the tail of a long text, as errors are usually at the end."""
     shown = neutral(text, 2 * len(text) + 2, lines=True)
     if len(shown) <= max_chars:
         return shown

@@ -1,7 +1,7 @@
-"""Text of unknown origin made fit for a message to a model.
+"""Makes text of unknown origin safe to put into a chat message.
 
-Hints quote file names and output lines, which an agent chooses. They must not end the message, open another one, or
-fill the context.
+Hints quote file names and output, which an agent can choose. These must not end the message, open another one, or fill
+the context.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 
 
 def neutral(text: str, max_chars: int, *, lines: bool = False, tokens: Collection[str] = ()) -> str:
-    """Return ``text`` without control, format and unassigned characters, with chat tokens broken, cut to a length.
+    """Return ``text`` without control, format and unassigned characters, with chat tokens broken up, cut to a maximum
+    length.
 
     A chat token is broken by a space behind its first character, so it stays readable. What is cut out of the middle
     is shown as `` … ``: names differ at their ends. Idempotent but for a text that was cut.
@@ -51,7 +52,8 @@ def neutral(text: str, max_chars: int, *, lines: bool = False, tokens: Collectio
 
 
 def broken(text: str, tokens: Collection[str]) -> str:
-    """Return ``text`` with each of ``tokens`` broken by a space behind its first character, until none is left."""
+    """Return ``text`` with a space after the first character of each occurrence of ``tokens``, repeated until none is
+    left."""
     if not tokens:
         return text
     pattern = _pattern(frozenset(tokens))
@@ -67,5 +69,5 @@ def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
 
 
 def approximate_tokens(text: str) -> int:
-    """Return how many tokens a text has at most with common tokenizers: a third of its bytes, at least its words."""
+    """Return an upper estimate of a text's tokens with common tokenizers: a third of its bytes, at least its words."""
     return max(-(-len(text.encode("utf-8", "surrogatepass")) // 3), len(text.split()))

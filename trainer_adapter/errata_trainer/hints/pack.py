@@ -1,13 +1,13 @@
-"""Hint templates: texts by hint template key, from TOML files, with variants for what is known of a turn.
+"""Hint templates by hint template key, read from TOML files, with variants.
 
-A file is a table for each key; ``texts`` are variants in order of preference. The first whose slots can all be filled
-is taken, and the last has none, so that there is always something to say::
+A file has a table for each key. ``texts`` are variants in order of preference: the first whose slots can all be filled
+is used. The last one has no slots, so there is always a text::
 
     ["fs.missing"]
     texts = ["`{file}` does not exist. List its directory first.", "List the directory before you name a file in it."]
 
-Files directly in a directory are for all environments, those in a subdirectory for the environment of that name; its
-variants are tried before the general ones. Later directories go before earlier ones.
+Files directly in a directory are for all environments. Files in a subdirectory are for the environment of that name,
+and their variants are tried first. Later directories take precedence over earlier ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HintPack:
 
     @classmethod
     def load(cls, *directories: Traversable, installed: bool = True) -> HintPack:
-        """Read the shipped templates, those of installed packages, and further directories.
+        """Load the shipped templates, those of installed packages, and further directories.
 
         Args:
             *directories: `pathlib.Path` will do. Each goes before the ones named earlier.
@@ -76,7 +76,7 @@ class HintPack:
         return cls(templates, f"1+{digest[:12]}")
 
     def variants(self, key: str, environment: str | None = None) -> tuple[str, ...]:
-        """Return the texts for a key, in order of preference; empty for a key that is not there."""
+        """Return the variants for a key in order of preference; empty if the key is unknown."""
         own = self.templates.get(environment or "", {}).get(key, ()) if environment else ()
         return (*own, *self.templates.get("", {}).get(key, ()))
 
@@ -103,7 +103,7 @@ class TemplateHinter:
     counts: Counter[str] = field(default_factory=Counter)
 
     def hint(self, failed: FailedTurn) -> Hint | None:
-        """Return the most telling hint that can be filled, fits and tells no secret."""
+        """Return the first variant that can be filled, fits the budget and reveals no secret."""
         key = key_of(failed)
         if key is None:
             self.counts["none:no_error"] += 1
@@ -127,7 +127,7 @@ class TemplateHinter:
 
 
 def key_of(failed: FailedTurn) -> str | None:
-    """Return the key of a turn's hint; None where nothing failed."""
+    """Return the hint template key of a failing turn; None if nothing failed."""
     marker = failed.marker
     if marker is None:
         return None
@@ -140,7 +140,7 @@ def key_of(failed: FailedTurn) -> str | None:
 
 
 def slots_in(text: str) -> set[str]:
-    """Return the names of a template's slots.
+    """Return the names of the slots in a template.
 
     Raises:
         ValueError: Braces that do not match, or a slot with a conversion or a format.
@@ -180,5 +180,5 @@ def _read_file(file: Traversable, environment: str) -> Iterable[tuple[str, str, 
 
 
 def framed(text: str, max_chars: int) -> str:
-    """Return a hint of another origin than a template in the same frame, neutral."""
+    """Return a text of another origin in the frame of template hints, made safe by `neutral`."""
     return FRAME.format(hint=neutral(text, max_chars, lines=True))

@@ -1,8 +1,8 @@
-"""A hint as the tokens of a chat message, to be put directly before a generation prompt.
+"""Renders a hint as the tokens of a chat message that can be inserted before a generation prompt.
 
-The context of a turn ends with a generation prompt. Between it and what came before, one user message is put in, so
-that the rest of the row, token for token, is what the student saw. Which tokens the message has is found as TRL finds
-those of tool results: by rendering short conversations with and without it.
+The context of a turn ends with a generation prompt. One user message is inserted before it; all other tokens stay as
+the student saw them. The message's tokens are found as TRL finds those of tool results: by rendering short
+conversations with and without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAG_LIKE = re.compile(r"^[<\[].*[>\]]$", re.DOTALL)
 
 
 class ChatTokenizer(Protocol):
-    """What is needed of a tokenizer; those of ``transformers`` have it."""
+    """The methods of a tokenizer that are used; those of ``transformers`` have them."""
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **kwargs: Any
@@ -31,7 +31,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text in which special tokens are recognised."""
+        """Return the ids of a text; special tokens in it are recognised."""
         ...
 
 
@@ -68,7 +68,7 @@ class HintRenderer:
         """Tokens of the generation prompt, with which a turn's context ends."""
 
     def hint_ids(self, text: str, *, after: After = "tool") -> tuple[int, ...]:
-        """Return the tokens of the user message that says ``text``, for the place before `header_ids`.
+        """Return the tokens of a user message with this text, for insertion before `header_ids`.
 
         Special tokens of the tokenizer in ``text`` are broken by a space.
 
@@ -91,11 +91,11 @@ class HintRenderer:
         return ids
 
     def count(self, text: str) -> int:
-        """Return how many tokens a text has in the tokenizer, for a hint's budget."""
+        """Return the number of tokens of a text."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _pieces(self, after: After, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the message's tokens and the header's, as they are in a whole conversation."""
+        """Return the tokens of the message and of the header, as they are in a whole conversation."""
         frame = self._frames.get(after) or self._frames.setdefault(after, self._frame(after))
         message = frame.opening + text + frame.closing
         before, with_message, whole = (
@@ -134,7 +134,7 @@ class HintRenderer:
         return _Frame(text[:cut], between[len(tail) :], text[hint + len(_HINT) :], header)
 
     def _rendered(self, conversation: Sequence[Mapping[str, Any]], after: After) -> tuple[str, str]:
-        """Return a conversation's text and the generation prompt behind it."""
+        """Return the text of a conversation and of the generation prompt after it."""
 
         def render(*, prompt: bool) -> str:
             return str(
@@ -157,7 +157,7 @@ class HintRenderer:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return tokens that mean something beside their text: special ones, and added ones that look like tags."""
+    """Return the tokens with a special meaning: special tokens, and added tokens that look like tags."""
     added: dict[str, int] = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     return {text: one for text, one in added.items() if text in special or _TAG_LIKE.match(text)}

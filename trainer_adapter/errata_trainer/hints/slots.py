@@ -1,6 +1,6 @@
-"""What templates may say of a failing turn: a closed list of slots, each read from where the agent could read it too.
+"""The slots of hint templates: a closed list, each read from what the agent can read, too.
 
-Nothing that only a grader knows has a slot: no reward, no verifier output, no field of the task but what it asks for.
+Nothing that only a grader knows has a slot: no reward, no verifier output, and of the task only what it asks for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAIN_ARGUMENTS = ("command", "code", "path", "patch", "query", "input")
 
 
 def slots_of(failed: FailedTurn) -> dict[str, str]:
-    """Return the values of the slots that can be filled: one line each, bounded, without chat tokens or backticks."""
+    """Return the values of the slots that can be filled: one line each, bounded, without chat tokens and backticks."""
     call, marker, observation = failed.call, failed.call.marker, failed.observation
     site = marker.error_site if marker is not None else None
     tools = {str(name): schema for name, schema in map(_described, failed.tools) if name}
@@ -74,12 +74,12 @@ def slots_of(failed: FailedTurn) -> dict[str, str]:
 
 
 def goal_of(task: Mapping[str, Any]) -> str | None:
-    """Return what a task asks for: its instruction, its problem statement, or the last user message of its prompt."""
+    """Return the goal of a task: its instruction, its problem statement, or the last user message of its prompt."""
     for name in ("instruction", "problem_statement", "prompt"):
         value = task.get(name)
         if isinstance(value, list):
-            said = [one.get("content") for one in value if isinstance(one, Mapping) and one.get("role") == "user"]
-            value = said[-1] if said else None
+            messages = [one.get("content") for one in value if isinstance(one, Mapping) and one.get("role") == "user"]
+            value = messages[-1] if messages else None
         if isinstance(value, str) and value.strip():
             return value
     return None

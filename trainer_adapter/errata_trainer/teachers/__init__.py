@@ -1,4 +1,4 @@
-"""Other models that are asked what they would have done at a state, and the votes they make.
+"""Teachers: other models that are asked for an action at a state of an episode, and vote.
 
 `errata_trainer.teachers.endpoint` has the teacher that is asked over HTTP; it needs the extra ``teachers``.
 """

@@ -1,11 +1,11 @@
-"""When two actions are the same: a key for each, equal for equal actions.
+"""Compares actions: equal actions have equal keys.
 
-An action is what a model answers at one state: tool calls, or a final answer without any. Its key is the sha256 of its
-canonical JSON; the raw form is kept beside it (`KeyedAction`), because the raw form is what a student is trained on.
+An action is a model's answer at a state: tool calls, or a final answer without any. Its key is the sha256 of its
+canonical JSON. The original form is kept beside it (`KeyedAction`), because that is what a student is trained on.
 
-Two levels. ``exact``: names, arguments and text as they are. ``canonical``: what the tool's schema and the shell say is
-the same is the same. Neither trims nor lower-cases what is written into a file. Whether two actions have the same
-*effect* only the environment can tell; that is not decided here.
+There are two levels. ``exact``: names, arguments and text as they are. ``canonical``: differences that do not matter to
+the tool's schema or to the shell are removed. Text that is written to files is never trimmed or lower-cased. Whether
+two different actions have the same effect is not decided here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Level = Literal["exact", "canonical"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool, its id left out.
+    """A tool call without its id.
 
     Attributes:
         name: Of the tool, as written.
@@ -40,7 +40,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a model answered at a state.
+    """A model's answer at a state.
 
     Attributes:
         calls: In the order in which they were made; empty for a final answer.
@@ -58,7 +58,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class KeyedAction:
-    """An action that equals another exactly if their keys do.
+    """An action with its key; two are equal if and only if their keys are.
 
     Attributes:
         key: sha256 of the canonical form, in hexadecimal.
@@ -70,7 +70,7 @@ class KeyedAction:
 
 
 class Unusable(ValueError):
-    """The answer is none of the actions that the tools allow.
+    """The answer is not an action that the tools accept.
 
     Attributes:
         reason: A word for counting, e.g. ``unknown_tool``.
@@ -82,7 +82,7 @@ class Unusable(ValueError):
 
 
 class ActionKeys:
-    """Makes keys of actions for one set of tools.
+    """Computes the keys of actions for a set of tools.
 
     Args:
         tools: JSON-schema descriptions with ``name`` and ``parameters``, bare as in `EnvironmentSpec.tools` or in the
@@ -122,7 +122,7 @@ class ActionKeys:
         self._read_only = frozenset(read_only)
 
     def keyed(self, action: Action, *, cwd: str | None = None) -> KeyedAction:
-        """Return the action with its key. Tools that do not exist have keys, too.
+        """Return the action with its key. Unknown tools have keys, too.
 
         Args:
             action: A student's or a teacher's.
@@ -132,7 +132,7 @@ class ActionKeys:
         return KeyedAction(hashlib.sha256(form.encode()).hexdigest(), action)
 
     def canonical(self, action: Action, *, cwd: str | None = None) -> dict[str, Any]:
-        """Return the JSON form that a key is made of."""
+        """Return the canonical JSON form, of which the key is the hash."""
         if not action.calls:
             exact = self._level == "exact"
             return {"answer": action.text if exact else " ".join(_text(action.text).split())}
@@ -142,7 +142,7 @@ class ActionKeys:
         return {"calls": calls}
 
     def check(self, action: Action) -> None:
-        """Refuse what these tools cannot take: such an answer of a teacher is no vote.
+        """Raise `Unusable` if the tools cannot accept an action; such an answer is no vote.
 
         Raises:
             Unusable: ``empty``, ``unknown_tool`` or ``wrong_arguments``.
@@ -185,7 +185,7 @@ def _text(text: str) -> str:
 
 
 def _texts(value: Any) -> Any:
-    """Return a JSON value with each of its strings in one form."""
+    """Return a JSON value with all its strings normalised."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a pool is asked and what it answers: a state, the votes there, and what to train on."""
+"""What a `TeacherPool` is asked, and what it returns: a state, the votes there, and the resulting preferences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = "teachers"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A state to ask about.
+    """A state to ask teachers about.
 
     Attributes:
         student: What the student did there; None where it could not be parsed.
@@ -30,7 +30,7 @@ class Ask:
         prompt: The student's messages before the episode.
         transcript: The conversation up to the state, its prompt included: what is read where the journal cannot be.
         cwd: The directory at the state, for reading actions in a transcript; a journal tells it by itself.
-        tag: Whatever says to the asker what this is; the pool does not look at it.
+        tag: For the caller's own use; the pool does not read it.
     """
 
     student: Action | None
@@ -50,11 +50,11 @@ class Ballot:
     Attributes:
         ask: What was asked.
         vote: The outcome. Beside the reasons of `vote` a state can be skipped for ``no_state`` (nothing that a teacher
-            could read), ``queue_full``, ``deadline`` (before anybody was asked) and ``closed``.
+            could read), ``queue_full``, ``deadline`` (before a teacher was asked) and ``closed``.
         student: What the student did, with its key.
         actions: Each teacher's usable answer, by its name.
         failures: Why the others have none, likewise.
-        source: What the teachers read: ``agent_text`` or ``transcript``; empty where nobody was asked.
+        source: What the teachers read: ``agent_text`` or ``transcript``; empty if none was asked.
     """
 
     ask: Ask
@@ -66,7 +66,7 @@ class Ballot:
 
     @property
     def votes(self) -> dict[str, str | None]:
-        """Key of each teacher's action, None for one without; as `errata_trainer.DpoPair.votes` has it."""
+        """The key of each teacher's action, None for teachers without one; as in `errata_trainer.DpoPair.votes`."""
         keys = {name: action.key for name, action in self.actions.items()}
         return {**keys, **dict.fromkeys(self.failures)}
 
@@ -84,11 +84,11 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """What to render in the student's own format and train on.
+    """A preferred and a rejected action, to be rendered in the student's own format.
 
     Attributes:
-        chosen: What the teachers agreed on, as one of them said it: render `message_of` it with the student's chat
-            template behind the state's exact tokens.
+        chosen: What the teachers agreed on, in the form of one of them. Render its `message_of` with the student's chat
+            template after the state's exact tokens.
         rejected: What the student did; None where it could not be parsed. The student's own tokens are to be used.
         weight: Of the pair in the loss.
         eid: The episode.
@@ -107,7 +107,7 @@ class Preference:
 
 
 def preferences(ballot: Ballot) -> tuple[Preference, ...]:
-    """Return what a vote gives to train on; nothing for a skip."""
+    """Return the preferences of a vote; empty if the state was skipped."""
     ask = ballot.ask
     return tuple(
         Preference(pair.chosen.raw, ask.student, pair.weight, ask.eid, ask.t, ballot.votes, ask.tag)
@@ -116,7 +116,7 @@ def preferences(ballot: Ballot) -> tuple[Preference, ...]:
 
 
 def message_of(action: Action, *, with_text: bool = False) -> dict[str, Any]:
-    """Return an action as an assistant's message, arguments as an object, for a student's chat template.
+    """Return an action as an assistant message with arguments as an object, for a chat template.
 
     Args:
         action: Tool calls or a final answer.
@@ -129,7 +129,7 @@ def message_of(action: Action, *, with_text: bool = False) -> dict[str, Any]:
 
 
 def reward_post(ballot: Ballot) -> RewardPost | None:
-    """Return the votes at a state as a late reward of its delivery; None where nobody voted or there is no journal.
+    """Return the votes at a state as a late reward of its delivery; None without votes or without a journal.
 
     Its value is `Ballot.margin`. Its id tells the outcome and depends on the votes: the same vote is the same reward.
     """

@@ -1,8 +1,8 @@
-"""What may be spent: a hard stop in money and tokens.
+"""A hard limit on money and tokens.
 
-A call reserves the most that it can cost before it is made, and is settled with what it did cost. So what is spent
-never exceeds the limit, as long as no endpoint charges more than was asked of it. A call that may have cost something
-and does not say what is settled with its whole reservation.
+Before a call is made, it reserves the most that it can cost; afterwards the reservation is settled with the actual
+cost. So the limit is never exceeded, unless an endpoint charges more than its prices. A call that may have cost
+something but does not report its cost is settled with the whole reservation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROUNDING_USD = 1e-9
 
 
 class Budget:
-    """Money and tokens for teachers, shared by any number of pools and threads.
+    """Limits of money and tokens, shared by any number of pools and threads.
 
     The limits are those of the whole run. Where several processes train together, each has an equal part of them.
 
@@ -60,16 +60,16 @@ class Budget:
 
     @property
     def spent(self) -> Spend:
-        """What settled calls cost."""
+        """The cost of settled calls."""
         return self._spent
 
     @property
     def reserved(self) -> Spend:
-        """Upper bound of what the calls in flight can cost."""
+        """The most that calls in flight can cost."""
         return self._reserved
 
     async def reserve(self, bound: Spend) -> Reservation:
-        """Take ``bound`` out of what is left, waiting for calls in flight where only they are in the way.
+        """Reserve ``bound``, waiting for calls in flight if it may fit after they are settled.
 
         Args:
             bound: The most that one call can cost.
@@ -97,8 +97,13 @@ class Budget:
                 with self._lock:
                     self._waiting = [entry for entry in self._waiting if entry[1] is not settled]
 
+    def resume(self, spent: Spend) -> None:
+        """Count at least this much as spent, e.g. what a resumed run had spent at its checkpoint."""
+        with self._lock:
+            self._spent = Spend(max(self._spent.usd, spent.usd), max(self._spent.tokens, spent.tokens))
+
     def settle(self, bound: Spend, spent: Spend) -> None:
-        """Put a reservation back and count what was spent; see `Reservation`."""
+        """Release a reservation and count what was spent; see `Reservation`."""
         with self._lock:
             self._reserved = Spend(
                 max(0.0, self._reserved.usd - bound.usd), max(0, self._reserved.tokens - bound.tokens)
@@ -108,7 +113,7 @@ class Budget:
         for loop, settled in waiting:
             try:
                 loop.call_soon_threadsafe(_wake, settled)
-            except RuntimeError:  # that loop is closed, and nobody waits there
+            except RuntimeError:  # that loop is closed, so no call waits there
                 pass
 
     def _fits(self, spent: Spend, bound: Spend, reserved: Spend) -> bool:
@@ -118,9 +123,9 @@ class Budget:
 
 
 class Reservation:
-    """A part of a budget for one call: a context manager that settles it.
+    """A reserved part of a budget for one call; a context manager that settles it.
 
-    Without `cost` the whole reservation counts as spent when it is left: nobody knows better.
+    If `cost` was not called, the whole reservation counts as spent.
     """
 
     def __init__(self, budget: Budget, bound: Spend) -> None:
@@ -129,7 +134,7 @@ class Reservation:
         self._cost: Spend | None = None
 
     def cost(self, spent: Spend) -> None:
-        """Say what the call did cost."""
+        """Set the actual cost of the call."""
         self._cost = spent
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Answers on disk, so that asking the same again costs nothing.
+"""A cache of teachers' answers, in memory and on disk.
 
-One file an answer, named by the sha256 of what was asked. It is written beside its place and moved there, so another
-process, or one that is killed, never leaves half of one. There is nothing of a key or a header in it.
+Each answer is a file, named by the sha256 of the question. Files are written beside their place and renamed, so a
+killed process leaves no partial file. They contain no API key and no header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def cache_key(prompt: Prompt, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that an answer depends on.
+    """Return the cache key: everything that an answer depends on.
 
     Args:
         prompt: What was asked: the state, the tools, the version of the prompt.
@@ -40,7 +40,7 @@ def cache_key(prompt: Prompt, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class AnswerCache:
-    """Answers by what they depend on, the latest in memory, and all of them in a directory if there is one.
+    """Answers by cache key: the latest ones in memory, and all of them in a directory, if one is given.
 
     Args:
         directory: Made if it is not there; any number of processes can share it. None keeps answers in memory only.
@@ -59,7 +59,7 @@ class AnswerCache:
             self._directory.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: Mapping[str, Any]) -> Answer | None:
-        """Return the answer to what ``key`` says, None if there is none."""
+        """Return the cached answer, or None."""
         name = _name(key)
         if name in self._latest:
             self._latest.move_to_end(name)
@@ -82,7 +82,7 @@ class AnswerCache:
         return answer
 
     def put(self, key: Mapping[str, Any], answer: Answer) -> None:
-        """Keep an answer.
+        """Store an answer.
 
         Raises:
             OSError: The directory cannot be written; the answer is in memory then.

@@ -1,4 +1,4 @@
-"""Reads a chat completion, whoever wrote it."""
+"""Parses chat completions of OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def _calls(tool_calls: Any) -> list[RawCall]:
 
 
 def _spent(usage: Any, bound: Spend, price: Callable[[int, int], float]) -> Spend:
-    told = usage if isinstance(usage, Mapping) else {}
-    prompt, answered = told.get("prompt_tokens"), told.get("completion_tokens")
+    counts = usage if isinstance(usage, Mapping) else {}
+    prompt, answered = counts.get("prompt_tokens"), counts.get("completion_tokens")
     tokens, usd = bound.tokens, bound.usd
     if _is_count(prompt) and _is_count(answered):
         tokens, usd = prompt + answered, price(prompt, answered)
-    cost = told.get("cost")
+    cost = counts.get("cost")
     if isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost) and cost >= 0:
         usd = float(cost)
     return Spend(usd, tokens)

@@ -1,7 +1,7 @@
-"""A teacher behind an OpenAI-compatible chat endpoint, OpenRouter's by default.
+"""A teacher behind an OpenAI-compatible chat endpoint, by default OpenRouter's.
 
-The key is read from an environment variable for each request and is held nowhere: not in a configuration, an error, a
-log line or a cached answer. Where a server sends it back, it is taken out before anything else is done with the reply.
+The API key is read from an environment variable for each request and is stored nowhere: not in a configuration, an
+error, a log line or a cached answer. If a server repeats it, it is removed from the reply first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_EXCERPT = 200
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model and how it is asked.
+    """A model with its address, sampling options and prices.
 
     Attributes:
         model: As the endpoint calls it.
@@ -103,14 +103,14 @@ class Endpoint:
 
 
 class ChatTeacher:
-    """Asks one endpoint. It belongs to one pool, on whose event loop it runs.
+    """A teacher that asks one endpoint. It belongs to one pool and runs on that pool's event loop.
 
     Args:
         endpoint: Model and manner.
         transport: In place of the network, for tests.
 
     Raises:
-        KeyMissing: The environment variable is not set: nobody should find out by missing votes.
+        KeyMissing: The environment variable is not set; without this check it would show only as missing votes.
     """
 
     def __init__(self, endpoint: Endpoint, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -127,12 +127,12 @@ class ChatTeacher:
 
     @property
     def family(self) -> str:
-        """Whose votes are not independent of its own."""
+        """The family of models; teachers of one family are not independent."""
         return self.endpoint.family or self.endpoint.model.partition("/")[0]
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Name, model and sampling. Where it is served makes no difference: a local server moves its port.
+        """Name, model and sampling. The address is not part of it: a local server may change its port.
 
         The name is part of it because two teachers can be two samples of one model.
         """
@@ -148,10 +148,10 @@ class ChatTeacher:
         }
 
     def check(self, budget: Budget) -> None:
-        """Refuse a budget of money where there are no prices.
+        """Check that a budget of money can be kept, for which the endpoint needs prices.
 
         Raises:
-            ValueError: So it is.
+            ValueError: The budget limits money, and the endpoint has no prices.
         """
         e = self.endpoint
         if budget.usd is not None and (e.usd_per_million_prompt is None or e.usd_per_million_answer is None):
@@ -197,12 +197,12 @@ class ChatTeacher:
                                 await self._limits.pace()
                             return await self._attempt(content, bound, budget)
             except TimeoutError as error:
-                told = f" (before: {last.message})" if last is not None else ""
-                raise TeacherTimeout(f"{self.name} had no answer within {e.deadline_s:g} s{told}") from error
+                earlier = f" (before: {last.message})" if last is not None else ""
+                raise TeacherTimeout(f"{self.name} had no answer within {e.deadline_s:g} s{earlier}") from error
         raise AssertionError("stamina ended without a result")
 
     async def aclose(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -220,7 +220,7 @@ class ChatTeacher:
             return answer
 
     async def _exchange(self, content: bytes) -> bytes:
-        """Return the body of a reply, the key taken out."""
+        """Send a request and return the body of the reply without the API key."""
         key = self._key()
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key is not None:
@@ -243,8 +243,8 @@ class ChatTeacher:
 
     def _failure(self, response: httpx.Response, body: bytes) -> TeacherFailed:
         status = response.status_code
-        said = body[:_MAX_EXCERPT].decode("utf-8", "replace")
-        message = f"{self.name} answered {status}: {said!r}"
+        excerpt = body[:_MAX_EXCERPT].decode("utf-8", "replace")
+        message = f"{self.name} answered {status}: {excerpt!r}"
         wait_s = retry_after_s(response.headers.get("retry-after"))
         if status == 429:
             return TeacherBusy(message, retry_after_s=wait_s)
@@ -270,7 +270,7 @@ class ChatTeacher:
         return json.dumps({**body, **e.extra}).encode()
 
     def _bound(self, request_bytes: int) -> Spend:
-        """Return the most a call can cost: no token is shorter than a byte."""
+        """Return the most a call can cost, counting each byte as a token."""
         e = self.endpoint
         prompt_tokens = request_bytes + _UNSEEN_TOKENS
         return Spend(self._price(prompt_tokens, e.max_tokens), prompt_tokens + e.max_tokens)
@@ -315,7 +315,7 @@ async def _read(response: httpx.Response, name: str) -> bytes:
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Return how long a ``Retry-After`` asks to wait, in seconds; None without one that can be read."""
+    """Return the seconds of a ``Retry-After`` header; None if it is missing or invalid."""
     if header is None:
         return None
     try:

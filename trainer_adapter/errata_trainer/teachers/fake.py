@@ -1,4 +1,4 @@
-"""A teacher that says what it was told to, for tests, demonstrations and runs without a network."""
+"""A scripted teacher for tests, demonstrations and runs without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Script = Callable[[Prompt], Answer | TeacherFailed | Literal["hang"]]
 
 
 class FakeTeacher:
-    """Answers by a script.
+    """A teacher that answers with what a script returns.
 
     Args:
         script: From a prompt to an answer, a failure to raise, or ``"hang"`` for an answer that never comes.
@@ -47,30 +47,30 @@ class FakeTeacher:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its name is all there is."""
+        """The name only."""
         return {"fake": self._name}
 
     def check(self, budget: Budget) -> None:
-        """Any budget will do."""
+        """Accept any budget."""
 
     async def ask(self, prompt: Prompt, budget: Budget) -> Answer:
-        """Return what the script says."""
+        """Return the script's answer."""
         self.asked.append(prompt)
         with await budget.reserve(self._bound) as reservation:
-            said = self._script(prompt)
-            if said == "hang":
+            answer = self._script(prompt)
+            if answer == "hang":
                 await asyncio.Event().wait()
-            if isinstance(said, TeacherFailed):
-                if said.free:
+            if isinstance(answer, TeacherFailed):
+                if answer.free:
                     reservation.cost(Spend())
-                raise said
-            if not isinstance(said, Answer):
-                raise TypeError(f"the script of {self.name} returned {said!r}: an Answer, a TeacherFailed or 'hang'")
-            reservation.cost(said.spent)
-            return said
+                raise answer
+            if not isinstance(answer, Answer):
+                raise TypeError(f"the script of {self.name} returned {answer!r}: an Answer, a TeacherFailed or 'hang'")
+            reservation.cost(answer.spent)
+            return answer
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def says(name: str, /, *, spent: Spend | None = None, **arguments: Any) -> Answer:

@@ -1,4 +1,4 @@
-"""How often, and how many at once: the limits of one endpoint."""
+"""The request rate and concurrency limits of an endpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Limits:
-    """Admits calls to an endpoint, on one event loop.
+    """Limits the rate and the number of concurrent calls to an endpoint, on one event loop.
 
     Args:
         concurrency: Calls at once.
@@ -25,7 +25,7 @@ class Limits:
         self._paused_until = 0.0
 
     async def pace(self) -> None:
-        """Wait until another call may begin."""
+        """Wait until another call may start."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         begin = max(now, self._next)
@@ -34,5 +34,5 @@ class Limits:
             await asyncio.sleep(wait_s)
 
     def pause(self, seconds: float) -> None:
-        """Begin no call for so long: the endpoint asked one of them to wait."""
+        """Start no call for this long, because the endpoint asked to wait."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)

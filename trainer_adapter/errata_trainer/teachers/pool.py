@@ -1,8 +1,8 @@
-"""Several teachers, asked about many states at once, beside the training.
+"""A pool of teachers that is asked about many states in the background.
 
-The pool owns a thread with an event loop of its own: `TeacherPool.submit` returns at once, and `Batch.result` has what
-was found, later. A teacher that fails is a missing vote: no failure of one loses a pair, and nothing waits longer than
-the batch's deadline. Votes are posted to the server behind the batch, where anybody who looks at the episode sees them.
+The pool runs an event loop in a thread of its own: `TeacherPool.submit` returns at once, `Batch.result` waits for the
+result. A teacher that fails is a missing vote and loses no pair. Nothing takes longer than the batch's deadline. Votes
+are posted to the server in the background, where they can be seen with the episode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POSTING_S = 30.0
 
 
 class Batch:
-    """States that were submitted together.
+    """States that were submitted together, and later their ballots.
 
     Attributes:
         asks: In the order in which they were given.
@@ -50,11 +50,11 @@ class Batch:
 
     @property
     def done(self) -> bool:
-        """Whether all votes are in, or given up."""
+        """Whether the result is there."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> list[Ballot]:
-        """Return a ballot for each ask, in their order, waiting for them.
+        """Wait for the ballots and return one for each ask, in order.
 
         Raises:
             TimeoutError: They are not there within ``timeout_s``; they still come.
@@ -63,7 +63,7 @@ class Batch:
 
 
 class TeacherPool:
-    """Asks teachers about states, and votes.
+    """Asks teachers about states, and counts their votes.
 
     Args:
         teachers: With names of their own, in the order that ``tie_break="first"`` goes by. They are the pool's.
@@ -105,7 +105,7 @@ class TeacherPool:
             raise ValueError(f"teachers have one name: {', '.join(sorted(names))}")
         if not deadline_s > 0 or most_waiting < 1:
             raise ValueError(f"deadline_s={deadline_s}, most_waiting={most_waiting}: nothing would ever be asked")
-        vote([], None, min_agree=min_agree, tie_break=tie_break)  # options without meaning are told here
+        vote([], None, min_agree=min_agree, tie_break=tie_break)  # raises for invalid options
         self.budget = budget if budget is not None else Budget()
         for teacher in teachers:
             teacher.check(self.budget)
@@ -133,7 +133,7 @@ class TeacherPool:
         self._reading = asyncio.Semaphore(_READS)
 
     def submit(self, asks: Sequence[Ask]) -> Batch:
-        """Have states asked about, the first ones first, and return at once. From any thread.
+        """Submit states, the most important first, and return at once. May be called from any thread.
 
         Raises:
             LocalProtocolError: The pool is closed.
@@ -149,7 +149,7 @@ class TeacherPool:
         return batch
 
     def metrics(self) -> dict[str, float]:
-        """Return counts and costs since the pool was made.
+        """Return counts and costs since the pool was created.
 
         ``teachers/states``, ``teachers/pairs``; ``teachers/skipped/REASON``, states without a pair;
         ``teachers/failed/REASON``, missing votes; ``teachers/asked``, teachers at states, of which ``teachers/cached``
@@ -163,7 +163,7 @@ class TeacherPool:
         return {**counts, "teachers/usd": spent.usd, "teachers/tokens": float(spent.tokens)}
 
     def close(self) -> None:
-        """End the pool: calls in flight are cancelled, batches that wait get skips. Idempotent."""
+        """Close the pool: calls in flight are cancelled, and waiting states are skipped. Idempotent."""
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
@@ -186,7 +186,7 @@ class TeacherPool:
     # On the pool's own loop from here on.
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started by the first that needs it: a process may be forked before."""
+        """Return the event loop; the first call starts it, so that the process may be forked before."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._ended = self._loop.create_future()
@@ -283,7 +283,7 @@ class TeacherPool:
         actions: dict[str, KeyedAction],
         failures: dict[str, str],
     ) -> None:
-        """Put a teacher's answer, or why there is none, where it belongs."""
+        """Store the answer of a teacher, or the reason why there is none."""
         try:
             action = task.result().action()
             self._keys.check(action)
@@ -298,7 +298,7 @@ class TeacherPool:
             _log.warning("teacher %s has no vote", teacher.name, exc_info=error)
 
     async def _answer(self, teacher: Teacher, prompt: Prompt) -> Answer:
-        """Return a teacher's answer: a cached one, the one that somebody is waiting for already, or a new one."""
+        """Return a teacher's answer: from the cache, from an equal call in flight, or from a new call."""
         key = cache_key(prompt, teacher.identity)
         with self._lock:
             self._counts["asked"] += 1
@@ -318,7 +318,8 @@ class TeacherPool:
         return await self._answers.get(f"{teacher.name} {prompt.state_digest} {prompt.tools_digest}", ask)
 
     async def _prompt(self, ask: Ask, histories: Shared[str, list[StateAt]]) -> Prompt | None:
-        """Return what is asked: of the exact payloads if they can be had, else of the transcript, else nothing."""
+        """Return the prompt, from the exact payloads if they are there, else from the transcript; None without
+        either."""
         episodes, eid = self._episodes, ask.eid
         if episodes is not None and eid is not None and ask.t is not None:
             try:
@@ -346,14 +347,14 @@ class TeacherPool:
         why = f"reading:{type(error).__name__}"
         self._warn("", why, "a state cannot be read from the journal (%s): transcripts are used", error)
 
-    def _warn(self, who: str, why: str, message: str, *told: Any) -> None:
-        """Log the first of its kind; all are counted."""
-        if (who, why) not in self._warned:
-            self._warned.add((who, why))
-            _log.warning(message, *told)
+    def _warn(self, teacher: str, reason: str, message: str, *values: Any) -> None:
+        """Log the first failure of each kind."""
+        if (teacher, reason) not in self._warned:
+            self._warned.add((teacher, reason))
+            _log.warning(message, *values)
 
     async def _publish(self, ballots: list[Ballot]) -> None:
-        """Post the votes, an episode at a time. What fails is counted, and changes no vote."""
+        """Post the votes, one episode at a time. Failures are counted, and change no vote."""
         if self._episodes is None or not self._post:
             return
         posts: dict[str, list[RewardPost]] = {}
@@ -373,7 +374,7 @@ class TeacherPool:
 
 
 def _outcome(ask: Ask, task: asyncio.Task[Ballot], reason: str) -> Ballot:
-    """Return a task's ballot; a skip where it has none."""
+    """Return the ballot of a finished task; a skipped one if it has none."""
     if not task.done() or task.cancelled():
         return _skip(ask, reason)
     if (error := task.exception()) is not None:
@@ -383,14 +384,14 @@ def _outcome(ask: Ask, task: asyncio.Task[Ballot], reason: str) -> Ballot:
 
 
 def _own(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-    """Start work on the running loop and keep it till it ends."""
+    """Start a task on the running loop and keep a reference until it ends."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end; what they raise was read, or does not matter any more."""
+    """Cancel tasks and wait for their end; their exceptions are ignored."""
     pending = [task for task in tasks if not task.done()]
     for task in pending:
         task.cancel()

@@ -1,8 +1,8 @@
-"""What a teacher is asked: what the student saw, as it saw it, and the tools that it had.
+"""Prompts for teachers: what the student saw, and its tools.
 
-From the exact payloads of a journal up to and with t, by the environment's own ``agent_text``: the observation of a
-delivery is what the student read of it. Where there is no such state, or no such text of it, from what the trainer
-kept of the conversation.
+A prompt is made from the journal's exact payloads up to and including delivery t by the environment's ``agent_text``,
+which is what the student read of each observation. If there is no such state or text, it is made from the trainer's
+transcript.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NO_RESULT = "[no result]"
 
 
 class NotReadable(ValueError):
-    """A state has no text that an agent reads, so a prompt has to be made of a transcript."""
+    """A state has no text for an agent, so the prompt has to be made from a transcript."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompter:
-    """Makes prompts for one environment.
+    """Makes the prompts for one environment.
 
     Attributes:
         tools: The student's tools, bare or in the form of chat requests.
@@ -55,7 +55,7 @@ class Prompter:
 
     @property
     def version(self) -> str:
-        """Of the prompts, for cache keys; the words themselves are part of the state's digest."""
+        """Version of the prompts, for cache keys. The text itself is part of the state's digest."""
         return PROMPT_VERSION
 
     def from_states(
@@ -91,7 +91,7 @@ class Prompter:
         return Prompt(self._chat(messages), self._functions(), "agent_text", self.version, absolute)
 
     def from_transcript(self, messages: Sequence[Mapping[str, Any]], cwd: str | None = None) -> Prompt:
-        """Return the prompt behind a conversation.
+        """Return the prompt after a conversation.
 
         Args:
             messages: Up to and with what the student answered to, in a trainer's form: ids of tool calls may be
@@ -121,7 +121,7 @@ class Prompter:
         )
 
     def _chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """Return messages in the form of chat requests, the instruction in front."""
+        """Return messages in the form of chat requests, with the instruction first."""
         rest = list(messages)
         instruction = self.instruction
         while rest and rest[0].get("role") in ("system", "developer"):  # templates take one system message
@@ -150,10 +150,11 @@ class Prompter:
 
 
 def _answered(ids: list[tuple[str, str]], message: Mapping[str, Any]) -> str:
-    """Return the id of the call that a tool message answers: what it says, or the first of its name, or the first."""
-    if isinstance(told := message.get("tool_call_id"), str):
-        ids[:] = [entry for entry in ids if entry[1] != told]
-        return told
+    """Return the id of the call that a tool message answers: the given id, else the first call of that name, else the
+    first."""
+    if isinstance(call_id := message.get("tool_call_id"), str):
+        ids[:] = [entry for entry in ids if entry[1] != call_id]
+        return call_id
     for entry in [entry for entry in ids if entry[0] == message.get("name")] or ids:
         ids.remove(entry)
         return entry[1]

@@ -1,4 +1,4 @@
-"""Work that several wait for and one does."""
+"""Runs equal asynchronous work once for several callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Shared(Generic[KeyT, ResultT]):
-    """Runs work once for all that ask for it at the same time; it is cancelled when nobody waits any more.
+    """Runs work once for all callers that wait for the same key; it is cancelled when no caller waits any more.
 
     The rollouts of a group begin in the same state, and would pay for the same answer each.
     """
@@ -22,7 +22,7 @@ class Shared(Generic[KeyT, ResultT]):
         self._waiting: Counter[asyncio.Task[ResultT]] = Counter()  # those that were given up are here till they end
 
     async def get(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """Return what ``work`` returns, its own or that of the first caller for ``key``."""
+        """Return the result of ``work``, or of the call that is already in flight for ``key``."""
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.get_running_loop().create_task(work())
@@ -40,7 +40,7 @@ class Shared(Generic[KeyT, ResultT]):
                     self._leave(key, task)
 
     async def aclose(self) -> None:
-        """Cancel what is under way and wait for its end."""
+        """Cancel what is in flight and wait for its end."""
         tasks = set(self._waiting) | set(self._under_way.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""Which states teachers are asked about: where they can be worth what they cost.
+"""Chooses the states that teachers are asked about.
 
-A choice depends on its arguments alone. States come in the order in which they should be asked, so that whatever ends
-the asking, a budget or a deadline, ends it for those that matter least.
+A choice depends on its arguments only. States come in order of importance, so a budget or a deadline leaves out the
+least important ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Policy = Literal["all", "error_sites", "entropy", "value_gap"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A state at which the student chose an action.
+    """A state at which the student acted.
 
     Attributes:
         rollout: Which one, from 0.
@@ -42,7 +42,7 @@ def choose(
     scores: Sequence[Sequence[float | None]] | None = None,
     most: int | None = None,
 ) -> list[Site]:
-    """Return the states to ask about, the most valuable first.
+    """Return the states to ask about, the most important first.
 
     ``all`` and ``error_sites`` take turns from each rollout in turn, its first ones first: an early error is the cause
     of later ones. ``entropy`` and ``value_gap`` take the highest scores. Rollouts that were lost are left out.
@@ -82,7 +82,7 @@ def choose(
 
 
 def surprisal(rollout: Rollout, turn: Turn) -> float | None:
-    """Return the mean of -log p of a turn's sampled tokens, in nats: what its entropy is estimated by.
+    """Return the mean of -log p of a turn's sampled tokens, in nats, as an estimate of its entropy.
 
     None where log-probabilities are unknown, or the turn is empty.
     """
@@ -99,7 +99,7 @@ def ask_of(
     prompt: Sequence[Mapping[str, Any]] = (),
     transcript: Sequence[Mapping[str, Any]] | None = None,
 ) -> Ask:
-    """Return what a pool needs to ask about a state.
+    """Return the `Ask` for a state.
 
     Args:
         site: The state.

@@ -1,7 +1,7 @@
-"""The seam to a model that is asked: what it is given, what it answers, how it fails.
+"""The interface of teachers: prompts, answers and failures.
 
-A teacher that fails is a missing vote. Its failures are typed, so that they can be counted, and so that what may have
-cost money is told from what cannot have.
+A teacher that fails is a missing vote. Failures have types, so that they can be counted, and so that calls that may
+have cost money are distinguished from those that cannot have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Prompt:
 
     @property
     def state_digest(self) -> str:
-        """sha256 of all that is read, up to and with the state. Fields of a payload that are not read do not count."""
+        """sha256 of everything that is read up to the state. Fields of payloads that are not read do not count."""
         return _sha256(self.messages)
 
     @property
@@ -64,7 +64,7 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class RawCall:
-    """A tool call as it came: the arguments are text, JSON or not."""
+    """A tool call as received: its arguments are text, JSON or not."""
 
     name: str
     arguments: str
@@ -72,7 +72,7 @@ class RawCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered, before anything is made of it. This is what is cached.
+    """A model's answer as received. This is what is cached.
 
     Attributes:
         text: Its text, empty without.
@@ -89,7 +89,7 @@ class Answer:
     model: str = ""
 
     def action(self) -> Action:
-        """Return the action.
+        """Return the answer as an `Action`.
 
         Raises:
             Unusable: ``truncated``, ``refused`` or ``invalid_json``.
@@ -101,12 +101,12 @@ class Answer:
         return Action(tuple(ToolCall(call.name, _arguments(call)) for call in self.calls), self.text)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a form that `from_json` reads."""
+        """Return a form that `from_json` accepts."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Answer:
-        """Return the answer that `as_json` wrote.
+        """Return the answer from the form of `as_json`.
 
         Raises:
             ValueError: It is none.
@@ -125,7 +125,7 @@ class Answer:
 
 
 class Teacher(Protocol):
-    """A model that is asked what it would do."""
+    """A model that can be asked for an action."""
 
     @property
     def name(self) -> str:
@@ -134,16 +134,16 @@ class Teacher(Protocol):
 
     @property
     def family(self) -> str:
-        """Teachers of one family are not independent of each other."""
+        """Teachers of one family are not independent."""
         ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """JSON-able: all that decides what it answers beside the prompt (model, sampling). It is part of cache keys."""
+        """JSON-able; all that determines the answer beside the prompt (model, sampling). Part of cache keys."""
         ...
 
     def check(self, budget: Budget) -> None:
-        """Refuse a budget that it cannot keep.
+        """Raise ValueError if the teacher cannot keep within a budget.
 
         Raises:
             ValueError: It cannot tell beforehand what a call costs at most.
@@ -151,7 +151,7 @@ class Teacher(Protocol):
         ...
 
     async def ask(self, prompt: Prompt, budget: Budget) -> Answer:
-        """Return an answer, within a deadline of its own.
+        """Return an answer, within the teacher's own deadline.
 
         Args:
             prompt: What it reads.
@@ -163,12 +163,12 @@ class Teacher(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close what is open, on the loop that asked."""
+        """Close connections, on the loop that used them."""
         ...
 
 
 class TeacherFailed(ServiceError):
-    """A teacher has no answer.
+    """Base class: a teacher has no answer.
 
     Attributes:
         reason: A word for counting.
@@ -187,13 +187,13 @@ class TeacherFailed(ServiceError):
 
 
 class TeacherUnreachable(TeacherFailed):
-    """No connection was made."""
+    """No connection could be made."""
 
     reason, passes, free = "unreachable", True, True
 
 
 class TeacherHungUp(TeacherFailed):
-    """The connection broke after the request was sent, which may have been paid for."""
+    """The connection broke after the request was sent; the call may have cost money."""
 
     reason, passes = "hung_up", True
 
@@ -223,19 +223,19 @@ class TeacherTimeout(TeacherFailed):
 
 
 class AnswerInvalid(TeacherFailed):
-    """A reply that is no chat completion, or has no end."""
+    """The reply is not a chat completion, or is incomplete."""
 
     reason = "invalid_answer"
 
 
 class BudgetSpent(TeacherFailed):
-    """The call was not made: its upper bound does not fit into what is left."""
+    """The call was not made: the most it can cost exceeds what is left."""
 
     reason, free = "budget", True
 
 
 class KeyMissing(InvalidRequest):
-    """The environment variable of a key is not set, or holds no key."""
+    """The environment variable of the API key is missing or empty."""
 
 
 def _sha256(value: Any) -> str:

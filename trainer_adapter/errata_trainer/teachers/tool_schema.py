@@ -1,7 +1,7 @@
-"""What a tool's JSON schema says about its arguments: which mean the same, and which it cannot take.
+"""What a tool's JSON schema says about its arguments: which are equivalent, and which are invalid.
 
-Not a validator: it knows types, required and further properties, and defaults. Bounds, patterns and formats are the
-environment's to judge, since a call that breaks them still reaches it.
+This is not a full validator: it knows types, required and additional properties, and defaults. Bounds, patterns and
+formats are left to the environment, because calls that break them still reach it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Schema:
         self._root = parameters
 
     def normal(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments with defaults filled in, needless nulls left out, and numbers by value.
+        """Return arguments with defaults filled in, redundant nulls removed, and numbers by value.
 
         ``1`` and ``1.0`` are one value only where the schema takes numbers. A null that the schema takes, and whose
         default is another value, stays.
@@ -33,7 +33,7 @@ class Schema:
         return normal if isinstance(normal, dict) else dict(arguments)
 
     def fault(self, arguments: Any) -> str | None:
-        """Return what is wrong with arguments, None if nothing is."""
+        """Return what is wrong with arguments, or None."""
         if not isinstance(arguments, Mapping):
             return "the arguments are no object"
         properties = self._properties(self._root)
@@ -100,7 +100,7 @@ class Schema:
         return types
 
     def _branches(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield a schema and all that it is combined of, each once."""
+        """Yield a schema and all schemas it is combined of, each once."""
         waiting, seen = [schema], set()
         while waiting:
             branch = waiting.pop(0)

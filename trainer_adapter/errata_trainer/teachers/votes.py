@@ -1,9 +1,9 @@
-"""The vote: what at least so many teachers agree on, against what the student did.
+"""The vote: which action enough teachers agree on, compared with the student's.
 
-The rule, in order. Teachers without a usable answer are left out. None left: ``no_teachers``; fewer than ``min_agree``:
-``too_few_teachers``. The most votes for one action are fewer than ``min_agree``: ``no_consensus``. One action leads: it
-is the student's (``agrees_with_student``) or gives a pair (``consensus``). Several lead: ``tie_break`` decides.
-No tie-break gives a pair whose chosen action has at most as many votes as the student's.
+The rule, in order. Teachers without a usable answer do not count. If there are none, the outcome is ``no_teachers``; if
+fewer than ``min_agree``, ``too_few_teachers``. If no action has ``min_agree`` votes, ``no_consensus``. If one action
+leads, it is the student's (``agrees_with_student``) or gives a pair (``consensus``). If several lead, ``tie_break``
+decides. A tie-break never gives a pair whose chosen action has no more votes than the student's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Vote(Generic[ActionT]):
 
     @property
     def decision(self) -> Literal["pair", "skip"]:
-        """Whether there is something to learn from."""
+        """Whether the vote gives a pair."""
         return "pair" if self.pairs else "skip"
 
 
@@ -66,7 +66,7 @@ def vote(
     tie_break: TieBreak = "skip",
     families: Sequence[Hashable] | None = None,
 ) -> Vote[ActionT]:
-    """Return what the teachers prefer to the student's action, or why nothing.
+    """Return the outcome of a vote: pairs, or the reason why there are none.
 
     Args:
         teacher_actions: One of each teacher, compared by equality (canonical keys, `KeyedAction`); None for a teacher
@@ -127,7 +127,7 @@ def _check_actions(teacher_actions: Sequence[object], student_action: object) ->
 
 
 def _by_family(actions: Sequence[ActionT | None], families: Sequence[Hashable]) -> list[ActionT | None]:
-    """Return one vote a family, in the order of their first teachers."""
+    """Return one vote for each family, in the order of their first teachers."""
     if len(families) != len(actions):
         raise ValueError(f"{len(families)} families for {len(actions)} teachers: name one for each")
     members: dict[Hashable, list[ActionT | None]] = {}

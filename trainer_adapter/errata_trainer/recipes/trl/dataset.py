@@ -1,4 +1,4 @@
-"""Rows for TRL from the tasks that a server offers: which task a rollout begins, and what stands before it."""
+"""Makes a dataset for TRL from the tasks that a server offers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVALUATION = "test"
 
 
 class EvaluationSplitWarning(UserWarning):
-    """Rows of a split for evaluation were made: what is trained on them cannot be evaluated with them."""
+    """The rows are of an evaluation split: a model trained on them cannot be evaluated with it."""
 
 
 def dataset(
@@ -34,7 +34,7 @@ def dataset(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
 ) -> Any:
-    """Return a `datasets.Dataset` with a row for each task of a split, for use with `environment_factory`.
+    """Return a `datasets.Dataset` with one row for each task of a split, for use with `environment_factory`.
 
     A row has ``prompt``, a conversation whose last message the text of the reset is put behind, and what `reset` takes
     to begin that task: ``instance_id`` or ``task_id``. Rows of a split for evaluation also have ``split``, because such
@@ -88,6 +88,13 @@ def dataset(
 
 
 def _ask(client: httpx.Client, method: str, url: str, env: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Make a request of the Task API, once, and return the decoded JSON of the response.
+
+    Raises:
+        NotSupported: The environment ``env`` offers no tasks (status 501).
+        InvalidRequest: The server has no such environment (404), or refused the request (another status 4xx).
+        ServiceError: There was no answer within the client's timeout, or the server failed (status 5xx).
+    """
     try:
         answer = client.request(method, url, json=body)
     except httpx.HTTPError as error:

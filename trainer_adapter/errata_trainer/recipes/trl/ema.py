@@ -1,4 +1,5 @@
-"""A teacher that follows the student slowly: an exponential moving average of its weights, kept by a callback."""
+"""Teachers with weights of their own: an exponential moving average of the student, or a copy of it as training
+began."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ FILE = "errata_teacher.pt"
 
 
 def _save(args: Any, state: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Write the teacher into the checkpoint that was just saved; all ranks have the same one."""
+    """Write the teacher's weights into the checkpoint that was just saved; they are the same on all ranks."""
     folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
     if args.should_save and folder.is_dir():
         torch.save(weights, folder / FILE)
 
 
 def _saved(checkpoint: str | None) -> dict[str, torch.Tensor] | None:
-    """Return the teacher's weights of the checkpoint that training goes on from; None where there are none."""
+    """Return the teacher's weights from the checkpoint to resume from; None if there are none."""
     if checkpoint is None:
         return None
     if not (Path(checkpoint) / FILE).is_file():
@@ -38,8 +39,8 @@ def _saved(checkpoint: str | None) -> dict[str, torch.Tensor] | None:
     return weights
 
 
-class FollowingModel(TrainerCallback):  # type: ignore[misc]
-    """Moves a copy of the model towards it after each optimizer step.
+class TeacherCopy(TrainerCallback):  # type: ignore[misc]
+    """Callback that keeps a copy of the model and updates it towards the student after each optimizer step.
 
     Args:
         model: The student, unwrapped; it is copied as it is now.
@@ -56,12 +57,12 @@ class FollowingModel(TrainerCallback):  # type: ignore[misc]
         self.checkpoint: str | None = None
 
     def teaching(self) -> AbstractContextManager[None]:
-        """Let `model` be the teacher for a block, in the student's precision."""
+        """Return a context in which `model` runs in the student's precision."""
         context: AbstractContextManager[None] = self.accelerator.autocast()
         return context
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin where the checkpoint's teacher was; without, where the student is, which may have been loaded since."""
+        """Load the teacher from the checkpoint; without one, copy the student, which may have been loaded since."""
         saved = _saved(self.checkpoint)
         if saved is not None:
             self.model.load_state_dict(saved)
@@ -70,11 +71,11 @@ class FollowingModel(TrainerCallback):  # type: ignore[misc]
                 self._move(self.accelerator.unwrap_model(kwargs["model"]), 1.0)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the teacher beside the student."""
+        """Save the teacher's weights in the checkpoint."""
         _save(args, state, self.model.state_dict())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move. Of a student in shards (DTensor) all ranks gather each weight, unless the copy is in shards, too."""
+        """Update the teacher. Weights of a sharded student (DTensor) are gathered, unless the copy is sharded, too."""
         if self.rate:
             with torch.no_grad():
                 self._move(self.accelerator.unwrap_model(kwargs["model"]), self.rate)
@@ -87,11 +88,11 @@ class FollowingModel(TrainerCallback):  # type: ignore[misc]
             target.data.mul_(1.0 - rate).add_(own.to(target.dtype), alpha=rate)
 
 
-class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
-    """Keeps a second adapter on the student's base, and moves it towards the student's after each optimizer step.
+class TeacherAdapter(TrainerCallback):  # type: ignore[misc]
+    """Callback that keeps a second adapter on the student's base model and updates it towards the student's adapter.
 
-    It starts as the student is. An adapter of zeros, as TRL's own callback begins with, is the base model: with both
-    factors of a LoRA averaged, their product would lag by the square.
+    It starts as a copy of the student's adapter. TRL's own callback starts from an adapter of zeros, which is the base
+    model: with both LoRA factors averaged, their product would lag quadratically.
 
     Args:
         model: The student with its adapter, unwrapped.
@@ -113,15 +114,15 @@ class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
         self._begin()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin where the checkpoint's teacher was; without, where the student is, which may have been loaded since."""
+        """Load the teacher from the checkpoint; without one, copy the student, which may have been loaded since."""
         self._begin(_saved(self.checkpoint))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the teacher beside the student."""
+        """Save the teacher's weights in the checkpoint."""
         _save(args, state, self.shadow_weights)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move."""
+        """Update the teacher's adapter."""
         if not self.rate:
             return
         with torch.no_grad():
@@ -130,7 +131,7 @@ class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
         self._apply()
 
     def _own(self) -> dict[str, torch.Tensor]:
-        """Return the weights of the student's adapter, by names without the adapter's."""
+        """Return the weights of the student's adapter, with names that do not contain the adapter's name."""
         from peft import get_peft_model_state_dict
 
         found: dict[str, torch.Tensor] = get_peft_model_state_dict(self.model)
@@ -149,30 +150,30 @@ class FollowingAdapter(TrainerCallback):  # type: ignore[misc]
         set_peft_model_state_dict(self.model, self.shadow_weights, adapter_name=ADAPTER)
 
     def teaching(self) -> AbstractContextManager[None]:
-        """Let `model` be the teacher for a block, by its other adapter."""
+        """Return a context in which `model` runs with the teacher's adapter."""
         context: AbstractContextManager[None] = use_adapter(self.model, ADAPTER)
         return context
 
 
-def following(model: Any, rate: float, accelerator: Any) -> FollowingModel | FollowingAdapter:
-    """Return the callback that keeps a teacher of an unwrapped student."""
-    return (FollowingAdapter if has_adapter(model) else FollowingModel)(model, rate, accelerator)
+def teacher_of(model: Any, rate: float, accelerator: Any) -> TeacherCopy | TeacherAdapter:
+    """Return the callback that keeps the teacher of an unwrapped student."""
+    return (TeacherAdapter if has_adapter(model) else TeacherCopy)(model, rate, accelerator)
 
 
 def has_adapter(model: Any) -> bool:
-    """Say whether an unwrapped model has an adapter (PEFT) on a base that stays as it is."""
+    """Return whether an unwrapped model has a PEFT adapter."""
     return hasattr(model, "disable_adapter")
 
 
 def frozen_copy(model: Any) -> Any:
-    """Return a copy of an unwrapped model that is not trained."""
+    """Return a copy of an unwrapped model in evaluation mode, without gradients."""
     made = copy.deepcopy(model).eval().requires_grad_(False)
     vars(made).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the original's still
     return made
 
 
 def refuse_sharded_copy(accelerator: Any, setting: str, instead: str) -> None:
-    """Refuse a setting that keeps a copy of the weights where their shards cannot be copied.
+    """Raise ValueError if a setting needs a copy of the weights and their shards cannot be copied.
 
     Args:
         accelerator: The trainer's.

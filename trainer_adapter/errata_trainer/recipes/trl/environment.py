@@ -1,4 +1,5 @@
-"""What TRL's `environment_factory` wants: a class whose public methods are tools, with ``reset`` and ``get_reward``."""
+"""The environment classes for TRL's ``environment_factory``: public methods are tools, beside ``reset`` and
+``get_reward``."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class EpisodeEnvironment:
             cls._probed = True
 
     def reset(self, **row: Any) -> str:
-        """Begin an episode of the row's task and return what the student reads."""
+        """Start an episode of the row's task and return the text that the student reads."""
         task = self._task(row)
         begun, self._begun = self._begun, None
         if begun is not None and begun[0] == task:
@@ -60,11 +61,15 @@ class EpisodeEnvironment:
         return self._start(task)
 
     def get_reward(self) -> float | None:
-        """End the episode and return its reward; None for one that the machine lost."""
+        """Finish the episode and return its reward; None if it was lost."""
         return self._runner.finish()
 
     def _begin(self, row: Mapping[str, Any]) -> None:
-        """Reset ahead of TRL, which resets one environment after the other; `reset` then finds it done."""
+        """Start the episode of the row's task now, so that several environments can start theirs at once.
+
+        TRL calls `reset` on one environment after the other. If it calls it for the same task, `reset` returns the
+        text from here; otherwise it starts another episode.
+        """
         task = self._task(row)
         self._begun = (task, self._start(task))
 
@@ -78,7 +83,7 @@ class EpisodeEnvironment:
             ) from error
 
     def _finish(self) -> None:
-        """Have the episode graded ahead of TRL, which asks one environment after the other."""
+        """Finish the episode before TRL asks for its reward, which it does for one environment after the other."""
         self._runner.finish()
 
     def _task(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def _check(session: Any, environment: PlayedEnvironment) -> None:
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    """Return a method that TRL describes to the student as the environment describes its tool."""
+    """Return a method that TRL presents to the student with the tool's own description and schema."""
     if not tool.name.isidentifier() or keyword.iskeyword(tool.name) or tool.name.startswith("_") or tool.name in _TAKEN:
         raise InvalidRequest(f"a tool cannot be called {tool.name!r} in TRL: it has to be a public name of a method")
 

@@ -1,8 +1,8 @@
-"""TRL's tool loop with the environments of a batch at work side by side.
+"""Runs the tool calls of a batch in parallel inside TRL's tool loop.
 
-TRL calls the tools of one rollout after those of another. Nothing is changed in that loop: at the first call of an
-iteration every rollout's pending calls are made, each rollout's in order and in a thread of its own, and TRL is
-handed the results as it asks for them.
+TRL calls the tools of one rollout after those of another. That loop is not changed: at the first call of an iteration
+the pending calls of all rollouts are made, those of one rollout in order and in a thread of its own, and TRL gets the
+results when it makes the calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,16 @@ class ParallelTools:
     def _begin_all(
         self, inputs: Sequence[Mapping[str, Any]], factories: Mapping[str | None, Callable[[], Any]]
     ) -> None:
-        """Reset the environments that TRL is about to reset one after the other."""
+        """Reset the environments of a batch in a thread pool, before TRL resets them one after the other.
+
+        An environment's ``reset``, which TRL calls later, returns the result of this one. Environments come from TRL's
+        pool, which is extended as far as the batch needs. Those without a ``_begin`` method are left to TRL. If a row
+        names an unknown environment, nothing is reset: TRL reports it.
+
+        Args:
+            inputs: Rows of the batch. With several environments, ``environment`` names the one of a row.
+            factories: Makes an environment, by name; the name is None if there is only one kind.
+        """
         used: dict[str | None, int] = {}
         begun = []
         for row in inputs:
@@ -94,7 +103,7 @@ class ParallelTools:
 
 
 class PrefetchedCalls:
-    """Calls that are made before they are asked for.
+    """Tool calls that are made ahead of the loop that asks for their results.
 
     Args:
         tools: For each rollout, its tools by name.
@@ -115,7 +124,7 @@ class PrefetchedCalls:
         self._seen: set[tuple[int, int]] = set()
 
     def take(self, row: int, name: str, /, **_: Any) -> Any:
-        """Return what a call gave, or raise what it raised."""
+        """Return the result of a call, or raise its exception."""
         if not self._made[row]:
             self._make()
         made, result, error = self._made[row].popleft()

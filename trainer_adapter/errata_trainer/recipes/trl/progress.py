@@ -1,4 +1,4 @@
-"""The progress line in place of the dictionary that transformers prints."""
+"""Prints the progress line instead of the metrics dictionary that transformers prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LinePrinter(PrinterCallback):  # type: ignore[misc]
     """Prints a line for each logged step, where there is no progress bar."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print the step's line; of what is no step, what transformers prints."""
+        """Print the line of a step; other logs are printed as transformers does."""
         if logs is None or "loss" not in logs:
             super().on_log(args, state, control, logs=logs, **kwargs)
         elif state.is_local_process_zero:
@@ -24,7 +24,7 @@ class LineProgress(ProgressCallback):  # type: ignore[misc]
     """Writes a line for each logged step above the progress bar."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Write the step's line; of what is no step, what transformers writes."""
+        """Write the line of a step; other logs are written as transformers does."""
         if logs is None or "loss" not in logs:
             super().on_log(args, state, control, logs=logs, **kwargs)
         elif state.is_world_process_zero and self.training_bar is not None:
@@ -32,7 +32,7 @@ class LineProgress(ProgressCallback):  # type: ignore[misc]
 
 
 def show_lines(trainer: Any) -> None:
-    """Put the line in place of transformers' own printing; a callback of somebody else's is left alone."""
+    """Replace transformers' own printing callbacks; other callbacks are not changed."""
     own = [
         callback
         for callback in trainer.callback_handler.callbacks

@@ -1,4 +1,4 @@
-"""`ThreeChannelGRPOTrainer`: TRL's `GRPOTrainer` with Errata's signals in its batches and its loss."""
+"""`ThreeChannelGRPOTrainer`: TRL's `GRPOTrainer` with channels 2 and 3 added to its loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
+from ...action_tokens import ActionTokens
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
 from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
@@ -33,13 +34,13 @@ from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
 from ...playing import EpisodeRunner
-from ...preferences import OWN, PAIR_COUNT, PAIRS, Own, Preferences, rejected_here
+from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
 from ...rollout import DpoPair, Rollout
 from ...settings import ChannelSettings
 from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
-from .ema import FollowingAdapter, FollowingModel, following, frozen_copy, has_adapter, refuse_sharded_copy
+from .ema import TeacherAdapter, TeacherCopy, frozen_copy, has_adapter, refuse_sharded_copy, teacher_of
 from .environment import EpisodeEnvironment
 from .parallel_tools import ParallelTools
 from .progress import show_lines
@@ -55,29 +56,29 @@ LOST_BATCHES = 3
 
 
 class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` with total = grpo + alpha_sdpo * sdpo_kl + beta_replay * trace_replay_dpo; takes what it takes.
+    """`GRPOTrainer` with the loss grpo + alpha_sdpo * sdpo_kl + beta_replay * trace_replay_dpo.
 
-    Episodes of a batch play side by side, and one that the machine lost trains nothing: no reward, no advantage, no
-    token. With a weight of zero a channel adds nothing and makes no forward pass; with both at zero, losses and
-    gradients are those of `GRPOTrainer`, bit for bit.
+    It takes the arguments of `GRPOTrainer`. Episodes of a batch are played in parallel. A lost episode trains nothing:
+    it has no reward and no advantage, and its tokens are masked. A channel with weight zero adds nothing and makes no
+    forward pass; with both at zero, losses and gradients are bit-equal to `GRPOTrainer`'s.
 
-    Channel 2 takes the student's states from GRPO's own forward pass, the teacher's from one without gradient over what
-    its rows do not share; the loss is a mean over the target tokens of all ranks' generation batch. Channel 3 makes a
-    pass over pairs and is a mean over them. Both follow TRL's ``dapo`` in their scale for gradient accumulation. Where
-    channel 2 has a weight, dropout is switched off in the student, with a warning.
+    Channel 2 takes the student's hidden states from GRPO's own forward pass and the teacher's from a pass without
+    gradient; its loss is a mean over the target tokens of the generation batch of all ranks. Channel 3 makes a pass
+    over pairs and is a mean over them. Both are scaled for gradient accumulation as TRL's ``dapo`` loss. If channel 2
+    has a weight, dropout is switched off in the student, with a warning.
 
     Args:
-        *args: As `GRPOTrainer`.
+        *args: See `GRPOTrainer`.
         alpha_sdpo: Weight of channel 2, or a schedule of it by optimizer step.
         beta_replay: Weight of channel 3, likewise.
-        beta_dpo: How strongly the reference holds in channel 3.
-        jsd_beta: Of the generalized JSD: 0 is KL(teacher || student), 1 KL(student || teacher).
-        token_clip: Upper bound in channel 2, None for none.
-        settings: Everything else of the channels.
-        hinter: Writes the hints of channel 2; default: the templates that ship.
-        check: Asks the environment whether a hint helps; default: off.
-        pairs: Where channel 3 has its pairs from; None is no channel 3.
-        **kwargs: As `GRPOTrainer`.
+        beta_dpo: DPO's beta: how strongly channel 3 keeps the policy near its reference.
+        jsd_beta: Weight of the teacher in the generalized JSD: 0 is KL(teacher || student), 1 KL(student || teacher).
+        token_clip: Upper bound of the divergence in channel 2; None for none.
+        settings: All other options of the channels.
+        hinter: Writes the hints of channel 2; default: the templates of this package.
+        check: Checks in the environment whether hints help; default: off.
+        pairs: Supplies the pairs of channel 3; None switches channel 3 off.
+        **kwargs: See `GRPOTrainer`.
 
     Raises:
         ValueError: A setting does not fit the model; the model is compiled or spread over several devices; or the
@@ -105,7 +106,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
         self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
-        self._follower: FollowingModel | FollowingAdapter | None = None
+        self._separate_teacher: TeacherCopy | TeacherAdapter | None = None
         self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
@@ -118,6 +119,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             support=self.settings.support,
             tail=self.settings.tail,
         )
+        head_precision = self._head_precision
         guard = self.settings.divergence_guard
         self._distillation = Distillation(
             divergence,
@@ -127,6 +129,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             is_clip=self.settings.is_clip,
             sampling_temperature=self.args.temperature,
             keep=self.num_iterations > 1,
+            head_precision=head_precision,
         )
         if self.settings.progress:
             show_lines(self)
@@ -148,13 +151,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
             rate = self.settings.ema_rate if teacher == "ema" else 0.0
-            self._follower = following(student, rate, self.accelerator)
-            self._distillation.follower = self._follower
-            self.add_callback(self._follower)
+            self._separate_teacher = teacher_of(student, rate, self.accelerator)
+            self._distillation.separate_teacher = self._separate_teacher
+            self.add_callback(self._separate_teacher)
         elif teacher == "base" and not has_adapter(student):
             raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
         nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
-        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll)
+        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll, head_precision=head_precision)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
         if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
@@ -191,6 +194,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self.settings.max_site_share,
                 self.settings.max_key_share,
                 decode=lambda ids: str(self._tokenizer.decode(ids, skip_special_tokens=True)),
+                targets=self._targets(template) if alpha_sdpo != 0 else None,
             )
             self._driver = ChannelDriver(
                 sites=sites,
@@ -202,13 +206,36 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             )
         self._channel_state = ChannelState(
             {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs},
-            before_save=self._distillation.remember,
+            before_save=self._distillation.update_guard,
             begun=lambda step: setattr(self, "_logged_step", step),
         )
         self.add_callback(self._channel_state)
 
+    def _targets(self, template: dict[str, Any]) -> Callable[[Sequence[int]], Sequence[range]] | None:
+        """Return the function that selects the tokens of a turn that channel 2 compares; None compares whole turns.
+
+        Raises:
+            ValueError: The tokenizer does not say where calls are.
+        """
+        if self.settings.sdpo_targets == "turn":
+            return None
+        tokens = ActionTokens(self._tokenizer, self.eos_token_ids, **template)
+        try:
+            tokens.call_spans(())
+        except ValueError as error:
+            raise ValueError(f"sdpo_targets='calls' cannot be used: {error}; use 'turn'") from error
+        return tokens.call_spans
+
+    def _head_precision(self) -> AbstractContextManager[Any]:
+        """Return the context for products with the output embedding: the precision of TRL's own log-probabilities."""
+        device, cast = self.accelerator.device.type, self.args.cast_lm_head_to_fp32
+        context: AbstractContextManager[Any] = (
+            torch.autocast(device, enabled=False) if cast else self.accelerator.autocast()
+        )
+        return context
+
     def _refuse_models_without_states(self, student: Any) -> None:
-        """Refuse models whose hidden states the channels cannot take.
+        """Raise ValueError for models whose hidden states cannot be captured.
 
         Raises:
             ValueError: The model is compiled, or spread over several devices.
@@ -229,14 +256,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
         self._channel_state.checkpoint = resume_from_checkpoint
-        if self._follower is not None:
-            self._follower.checkpoint = resume_from_checkpoint
+        if self._separate_teacher is not None:
+            self._separate_teacher.checkpoint = resume_from_checkpoint
 
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
 
-    def _will_weigh(self, weight: Weight) -> bool:
-        """Return whether a channel has a weight in any of the steps that train on the batch that is made now."""
+    def _has_weight(self, weight: Weight) -> bool:
+        """Return whether a weight is non-zero in any step that trains on the generation batch that is being made."""
         if not callable(weight):
             return weight != 0.0
         uses = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
@@ -258,10 +285,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
         asking = driver.pair_source is not None and self.beta_replay != 0.0
-        distilling = self._will_weigh(self.alpha_sdpo)
+        distilling = self._has_weight(self.alpha_sdpo)
         if distilling or asking:
-            self._distillation.remember()
-            self._distillation.forget()
+            self._distillation.update_guard()
+            self._distillation.clear_kept()
             rollouts = driver.rollouts(transcripts, runners)
             batch[PROMPT_LENGTHS] = [len(rollout.prompt_ids) for rollout in rollouts]
             # A row whose attention TRL masks (mask_truncated_completions) has no states that could be compared.
@@ -270,20 +297,26 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self._add_sites(driver, batch, rollouts, runners, seen)
             if asking:
                 driver.ask(rollouts, runners, transcripts)
-                if self._will_weigh(self.beta_replay):
+                if self._has_weight(self.beta_replay):
                     rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
                     batch[PAIRS] = rows
                     batch[OWN] = [
                         rejected_here(pairs, rollout, trained=trained)
                         for pairs, rollout, trained in zip(rows, rollouts, seen, strict=True)
                     ]
-                    batch[PAIR_COUNT] = self._everywhere(sum(len(pairs) for pairs in rows))
+                    batch[PAIR_COUNT] = self._sum_over_ranks(sum(len(pairs) for pairs in rows))
                     if self.settings.prm_weight:
                         self._shape_advantages(driver, batch, rollouts)
         return batch
 
     def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
-        """Note the failing turns of the batch's rows beside the completions that TRL keeps for its table."""
+        """Add the failing turns of each row to the logged table of completions.
+
+        The rows of all processes are gathered, so every process has to call this.
+
+        Args:
+            runners: The runner of each row in this process's batch; None where a row has no episode.
+        """
         marked: list[Marked] = [{} for _ in runners]
         if self._driver is not None and self.transcripts is not None:
             marked = [marked_turns(rollout) for rollout in self._driver.read(self.transcripts, runners)[0]]
@@ -292,7 +325,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
 
     def _runners(self) -> list[EpisodeRunner | None] | None:
-        """Return the runner of each row of the batch, None for one whose environment is not ours; None without any."""
+        """Return the runner of each row, None for rows of other environments; None if there are no environments."""
         if not self.environments:
             return None
         return [e._runner if isinstance(e, EpisodeEnvironment) else None for e in self.environments]
@@ -306,10 +339,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         seen: Sequence[bool],
     ) -> None:
         batch[ITEMS] = driver.items(rollouts, runners, sample=self._sample, trained=seen)
-        batch[TOKENS] = self._everywhere(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
+        batch[TOKENS] = self._sum_over_ranks(sum(len(item.target_ids) for items in batch[ITEMS] for item in items))
 
     def _shape_advantages(self, driver: ChannelDriver, batch: dict[str, Any], rollouts: list[Rollout]) -> None:
-        """Add the teachers' scores of turns to the advantages, which become one for each token: ``[B, T]``."""
+        """Add the teachers' scores of turns to the advantages, which become ``[B, T]``."""
         advantages, width = batch["advantages"], batch["completion_mask"].size(1)
         added = shaped_advantages(
             rollouts, driver.turn_scores(rollouts), weight=self.settings.prm_weight, length=width
@@ -317,7 +350,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         batch["advantages"] = (advantages.unsqueeze(1) if advantages.dim() == 1 else advantages) + added
 
     def _frozen(self) -> tuple[str, Any, bool]:
-        """Return the reference of pairs: its name, the model, and whether its adapter is switched off for it."""
+        """Return the reference of channel 3: its name, the model, and whether to disable the adapter for it."""
         if self.ref_model is not None:
             return "reference model", self.ref_model, False
         student = self.accelerator.unwrap_model(self.model)
@@ -328,14 +361,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return "policy when asked", student, False
 
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
-        """Return pairs with the log-probabilities of their reference."""
+        """Return pairs with the reference's log-probabilities filled in."""
         _, frozen, adapter = self._frozen()
         # A copy of the policy has no hooks of the trainer's: without this it would run in another precision.
         with self.accelerator.autocast() if frozen is self._initial else nullcontext():
             return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
 
     def _reference(self) -> str:
-        """Return which weights and tokenizer make log-probabilities of pairs: those of others are refused."""
+        """Return the name of the reference (weights and tokenizer), by which a buffer refuses pairs of another one."""
         whose, _, _ = self._frozen()
         name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
         if self._vocabulary is None:
@@ -344,7 +377,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return f"{whose} of {name}, tokenizer {self._vocabulary}"
 
     def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls | None]:
-        """Have the student take one turn behind each context; None behind one that is too long.
+        """Sample one turn of the student after each context; None for contexts that are too long.
 
         All ranks take part if one has to, with equally many contexts: generation over several ranks assumes that.
         """
@@ -365,15 +398,16 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return calls
 
     def _longest_context(self) -> int | None:
-        """Return the longest context that can be generated behind, as TRL's own loop bounds it; None for no bound."""
+        """Return the longest context that generation accepts; None if there is no bound."""
         if self.args.use_vllm and self.args.vllm_mode == "colocate":
             return int(self.vllm_generation.llm.llm_engine.model_config.max_model_len) - 1
         if self.args.use_vllm and self.args.vllm_max_model_length is not None:
             return int(self.args.vllm_max_model_length) - 1
         return longest_row(self.model.config)
 
-    def _everywhere(self, count: int) -> torch.Tensor:
-        """Return the sum of a count over all ranks, 0-d float32 on the CPU: reading it waits for no device."""
+    def _sum_over_ranks(self, count: int) -> torch.Tensor:
+        """Return the sum of a count over all ranks, 0-d float32 on the CPU, so that reading it does not wait for the
+        device."""
         own = torch.tensor(float(count), device=self.accelerator.device)
         return self.accelerator.gather(own).sum().cpu()
 
@@ -382,7 +416,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Return the loss of a micro-batch, scaled for gradient accumulation: 0-d."""
+        """Return the loss of a micro-batch (0-d), scaled for gradient accumulation."""
         alpha = self._watch.dose * self._weight(self.alpha_sdpo) if float(inputs.get(TOKENS, 0.0)) else 0.0
         beta = self._weight(self.beta_replay) if float(inputs.get(PAIR_COUNT, 0.0)) else 0.0
         if not alpha and not beta:
@@ -401,7 +435,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             # TRL has them from vLLM, or where a batch is trained on after the policy has moved.
             old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
             summed, sums, sites = self._distillation.loss(student, inputs, captured, old)
-            sdpo = Term(summed, self._of_a_step(inputs[TOKENS]))
+            sdpo = Term(summed, self._count_per_step(inputs[TOKENS]))
             self._count_sums("sdpo", asdict(sums), "tokens")
             self._count_sites(sites)
         dpo = self._preference_term(model, inputs, own) if beta else None
@@ -423,8 +457,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self._metrics_now.mean(f"gradient_norm/{name}", norm)
         return total
 
-    def _preference_term(self, model: Any, inputs: dict[str, Any], own: Own) -> Term | None:
-        count = self._of_a_step(inputs[PAIR_COUNT])
+    def _preference_term(self, model: Any, inputs: dict[str, Any], own: BatchPairs) -> Term | None:
+        count = self._count_per_step(inputs[PAIR_COUNT])
         if not own.pairs:  # another rank's pass through the wrapper waits for one here
             together = self.accelerator.num_processes > 1
             return Term(self._preferences.idle(model, pad_id=self._tokenizer.pad_token_id), count) if together else None
@@ -432,8 +466,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._count_sums("dpo", sums, "pairs")
         return Term(summed, count)
 
-    def _of_a_step(self, total: torch.Tensor) -> torch.Tensor:
-        """Return an optimizer step's part of what a generation batch has; as TRL's ``dapo``, in proportion.
+    def _count_per_step(self, total: torch.Tensor) -> torch.Tensor:
+        """Return the share of one optimizer step in a count of the generation batch.
 
         A generation batch is one step by default (``steps_per_generation`` is ``gradient_accumulation_steps``).
         """
@@ -448,7 +482,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return self._channel_metrics["train" if self.model.training else "eval"]
 
     def _count_parts(self, parts: dict[str, torch.Tensor]) -> None:
-        """Record the parts of a micro-batch's loss, so that in the log they add up to the step's loss.
+        """Record the parts of the loss of a micro-batch; in the log they add up to the step's loss.
 
         A channel's parts add up over ranks; of GRPO's own loss the ranks' mean is what the trainer logs. An evaluation
         has GRPO's loss only, which is logged as its loss.
@@ -459,7 +493,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self._metrics_now.step(name, part / self.accelerator.num_processes if name == "loss/grpo" else part)
 
     def _count_sums(self, channel: str, sums: dict[str, torch.Tensor], over: str) -> None:
-        """Record means over a channel's tokens or pairs, and how many a step has."""
+        """Record means over a channel's tokens or pairs, and their number in a step."""
         for name, value in sums.items():
             if name == over:
                 self._metrics_now.step(f"{channel}/{name}", value)
@@ -473,11 +507,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self._metrics_now.step("sdpo/outliers", site.outlier)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does, with the channels' metrics of all ranks; every rank calls it."""
+        """Log as TRL does, with the channels' metrics of all ranks. All ranks have to call it."""
         steps = self.state.global_step - self._logged_step
         if self.model.training:
             self._logged_step = self.state.global_step
-        self._distillation.remember()
+        self._distillation.update_guard()
         found = self._read_metrics(steps)
         if self.model.training and steps:
             self._watch.see(found)
@@ -519,7 +553,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     # Episodes that were lost
 
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
-        """Return TRL's rewards ``[B * processes, functions]``, those of lost episodes NaN: no function scores them."""
+        """Return TRL's rewards ``[B * processes, functions]`` with NaN for lost episodes."""
         rewards: torch.Tensor = super()._calculate_rewards(*arguments)
         runners = self._runners()
         if runners is not None:
@@ -529,7 +563,14 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _leave_out_lost(self, batch: dict[str, Any], runners: list[EpisodeRunner | None]) -> None:
-        """Take tokens of lost episodes out of every loss: without an advantage they are still in a KL term."""
+        """Take lost episodes out of the batch: set their rows of ``tool_mask`` to 0 and count its items anew.
+
+        A zero advantage alone would leave their tokens in the KL term. The share of lost episodes over all ranks is
+        added to the metrics as ``episodes/lost``.
+
+        Raises:
+            ServiceError: Every episode of `LOST_BATCHES` batches in a row was lost.
+        """
         lost = torch.tensor([runner is not None and runner.lost is not None for runner in runners])
         whys = gather_object([runner.lost if runner is not None else None for runner in runners])
         count = sum(why is not None for why in whys)
@@ -542,6 +583,6 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._lost_batches = self._lost_batches + 1 if count == len(whys) else 0
         if self._lost_batches >= LOST_BATCHES:
             raise ServiceError(
-                f"every episode of {self._lost_batches} batches in a row was lost, the last one by {whys[0]}: "
+                f"every episode of {self._lost_batches} batches in a row was lost, the last one by {whys[-1]}: "
                 "look at the server, then resume from the last checkpoint"
             )
