@@ -2,6 +2,8 @@
 
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
+WORKERS ?= 2
+SIDE_BY_SIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 UPSTREAM := ../shared/upstream_suite/run.sh
 # These look into private attributes of OpenEnv's class. tests/server/test_doors.py and test_http_doors.py hold our server
 # to the same: idle sessions end, and their timers end with the server.
@@ -16,7 +18,7 @@ LATEST := tests/test_internals.py tests/protocol tests/client $(addprefix tests/
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-long test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +38,12 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 	@.cache/venv/bin/errata demo learning
 
-test: base trainer ## all tests but the slow ones, on two cores
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance"
+test: base trainer ## all tests but the slow ones, in WORKERS=2 processes; then the ten files that cost most
+	@$(SIDE_BY_SIDE) --slowest-files 10 -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long"
+
+test-long: base trainer ## 2,000 schedules of the simulated server, 500 of which make test runs, and errata demo learning
+	@$(PYTHON_BIN) -m tests.server.simulated 0..1999 --jobs $(WORKERS)
+	@$(PYTEST) -m long tests/trainer
 
 test-conformance: setup ## every wrong server of the conformance kit is caught by what it breaks; waits more than it computes
 	@$(PYTEST) -n 6 -m conformance tests/conformance
@@ -67,20 +73,20 @@ test-swe: base ## the rules of SWE-bench against both generations of swebench, m
 	@scripts/locked_environments.sh swebench
 	@scripts/locked_environments.sh runner
 	@scripts/locked_environments.sh mini-swe-agent
-	@$(PYTEST) -n 2 --dist loadfile -m swe -rs tests/envs/swe tests/end_to_end
+	@$(SIDE_BY_SIDE) -m swe -rs tests/envs/swe tests/end_to_end
 
 TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 RESOLUTION_OPTIONS := -W default -W ignore::ResourceWarning -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox"
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest (WHOLE=1: all of them with these, too); the wheel
 	@scripts/resolutions.sh '$(TOOLS)'
-	@echo "resolutions: lowest"; .cache/resolution-lowest/bin/python -m pytest -n 2 --dist loadfile $(RESOLUTION_OPTIONS) $(RESOLVED)
-	@echo "resolutions: latest"; .cache/resolution-latest/bin/python -m pytest -n 2 --dist loadfile $(RESOLUTION_OPTIONS) \
+	@echo "resolutions: lowest"; .cache/resolution-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) $(RESOLVED)
+	@echo "resolutions: latest"; .cache/resolution-latest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) \
 		$(if $(WHOLE),$(RESOLVED),$(LATEST))
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
 	@scripts/upstream_envs.sh
-	@$(PYTEST) -n 2 -m interop -rs tests/upstream_envs
+	@$(PYTEST) -n $(WORKERS) -m interop -rs tests/upstream_envs
 
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
 	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
@@ -113,20 +119,23 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(PYTEST) -n 2 --dist loadfile -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not sandbox"
+	@$(SIDE_BY_SIDE) -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
 
 test-full: WHOLE := 1
-test-full: check test test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
+test-full: check test test-long test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
 	@status=0; \
 	for tool in "ruff check --quiet --output-format concise ." "ruff format --quiet --check ." \
 		"mypy --no-error-summary" "lint-imports --no-logo"; do \
 		.cache/venv/bin/$$tool || { echo "check: $$tool failed"; status=1; }; \
-	done; exit $$status
+	done; \
+	MYPYPATH=server/errata_server/sandbox/launcher .cache/venv/bin/mypy --no-error-summary --config-file= --strict \
+		--cache-dir .mypy_cache/launcher -m launcher -m fake_root || { echo "check: mypy of the launcher failed"; status=1; }; \
+	exit $$status
 
 bench: base ## stock OpenEnv and Errata in alternating rounds, full size: hours, on a quiet machine (docs/performance.md)
 	@.cache/venv/bin/errata bench --json bench/results/bench.json
@@ -165,4 +174,4 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 
 clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
-	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

@@ -14,7 +14,7 @@ fi
 say "installing Debian's package"
 mkdir -p .cache
 export DEBIAN_FRONTEND=noninteractive
-if ! { apt-get update && apt-get install -y --no-install-recommends chromium; } >.cache/apt.log 2>&1; then
+if ! { apt-get update && apt-get install -y -o DPkg::Lock::Timeout=300 --no-install-recommends chromium; } >.cache/apt.log 2>&1; then
     tail -n 5 .cache/apt.log >&2
     say "apt-get install chromium failed (.cache/apt.log): the tests that need it are skipped"
 fi

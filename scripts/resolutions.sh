@@ -8,10 +8,10 @@ cd "$(dirname "$0")/.."
 say() { printf 'resolutions: %s\n' "$*" >&2; }
 
 python=.cache/venv/bin/python
-install() { "$1/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off -q "${@:2}" >.cache/pip.log 2>&1 || {
-    tail -n 5 .cache/pip.log >&2
+install() { "$1/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off -q "${@:2}" >.cache/pip-resolutions.log 2>&1 || {
+    tail -n 5 .cache/pip-resolutions.log >&2
     rm -rf "$1"
-    say "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
+    say "pip failed (.cache/pip-resolutions.log): check the network or pip's index, then run this again"
     exit 1
 }; }
 

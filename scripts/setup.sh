@@ -111,13 +111,6 @@ if [ ! -e "$venv/.packages" ]; then
     make_venv "$python" "$venv"
     touch "$venv/.packages"
 fi
-if [ "${1:-}" = trainer ]; then
-    key=$(sha256sum requirements/trainer.lock | cut -c1-12)
-    if [ ! -e "$venv/.trainer-$key" ]; then
-        add_trainer "$venv"
-        touch "$venv/.trainer-$key"
-    fi
-fi
 project=$({ pwd; cat pyproject.toml conformance/pyproject.toml; } | sha256sum) # entry points and package folders are written down at installation
 if [ "$(cat "$venv/.project" 2>/dev/null)" != "$project" ]; then
     say "installing the project"
@@ -125,3 +118,14 @@ if [ "$(cat "$venv/.project" 2>/dev/null)" != "$project" ]; then
     printf '%s\n' "$project" >"$venv/.project"
 fi
 ln -sfn "$(basename "$venv")" .cache/venv
+flock -u 9 # other targets do not wait for what trains
+
+if [ "${1:-}" = trainer ]; then
+    exec 8>.cache/setup-trainer.lock
+    flock 8
+    key=$(sha256sum requirements/trainer.lock | cut -c1-12)
+    if [ ! -e "$venv/.trainer-$key" ]; then
+        add_trainer "$venv"
+        touch "$venv/.trainer-$key"
+    fi
+fi

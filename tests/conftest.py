@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from . import slowest_files
 
 # Machines are shared: how long an example took says nothing of it, and a slow one is no finding.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--slowest-files``."""
+    parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="list the N files that cost most CPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count where ``--slowest-files`` asks for it."""
+    if shown := config.getoption("--slowest-files"):
+        config.pluginmanager.register(slowest_files.Times(shown))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest files."""
+    slowest_files.order(items)
 
 
 def pytest_collection_finish() -> None:
