@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from websockets.asyncio.client import connect
 PROGRAM = shutil.which("chromium")
 
 _LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+_STREAM_AT_REST_S = 5.0
 _OPTIONS = (
     "--headless=new",
     "--no-sandbox",  # it cannot make one as root
@@ -63,7 +65,8 @@ class Page:
         self._session = session
         self._asked: dict[str, str] = {}
         self._open: set[str] = set()
-        self._quiet = asyncio.Event()
+        self._last_data: dict[str, float] = {}  # of event streams that are open, on the event loop's clock
+        self._changed = asyncio.Event()
         self._loaded = asyncio.Event()
         self.troubles: list[str] = []
         self.hosts: set[str] = set()
@@ -106,9 +109,23 @@ class Page:
             await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     async def quiet(self, timeout_s: float = 30.0) -> None:
-        """Wait until no request is under way."""
-        async with asyncio.timeout(timeout_s):
-            await self._quiet.wait()
+        """Wait until no request is under way.
+
+        An event stream without data for 5 s is at rest, too: Gradio opens one for each event, and where another stream
+        of the page has already had the event's result, it stays open.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout_s
+        while self._open:
+            waits_for = self._open - self._last_data.keys()
+            at_rest = max(self._last_data.values(), default=0.0) + _STREAM_AT_REST_S
+            if not waits_for and clock() >= at_rest:
+                return
+            assert clock() < end, f"under way after {timeout_s} s: {[self._asked[each] for each in self._open]}"
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(end if waits_for else min(end, at_rest)):
+                    await self._changed.wait()
 
     async def fill(self, element: str, text: str) -> None:
         """Type a text over what stands in a field."""
@@ -118,6 +135,7 @@ class Page:
     def note(self, method: str, event: dict[str, Any]) -> None:
         if method in ("Network.loadingFinished", "Network.loadingFailed"):
             self._open.discard(event["requestId"])
+            self._last_data.pop(event["requestId"], None)
         match method:
             case "Page.loadEventFired":
                 self._loaded.set()
@@ -127,6 +145,10 @@ class Page:
                     self.hosts.add(host)
                 if "/heartbeat/" not in url:  # open as long as the page is
                     self._open.add(event["requestId"])
+                if "/queue/data" in url:
+                    self._last_data[event["requestId"]] = asyncio.get_running_loop().time()
+            case "Network.dataReceived" if event["requestId"] in self._last_data:
+                self._last_data[event["requestId"]] = asyncio.get_running_loop().time()
             case "Network.responseReceived" if event["response"]["status"] >= 400:
                 self.troubles.append(f"{event['response']['status']} {event['response']['url']}")
             case "Network.loadingFailed" if not event.get("canceled"):
@@ -139,10 +161,7 @@ class Page:
                 self.troubles.append(json.dumps([each.get("value", each.get("description")) for each in event["args"]]))
             case "Log.entryAdded" if event["entry"]["level"] == "error":
                 self.troubles.append(f"{event['entry']['text']} {event['entry'].get('url')}")
-        if self._open:
-            self._quiet.clear()
-        else:
-            self._quiet.set()
+        self._changed.set()
 
 
 class Chromium:
