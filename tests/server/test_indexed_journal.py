@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -356,6 +357,32 @@ async def test_an_index_that_knows_more_than_the_segments_is_made_again(
         journal = IndexedJournal(tmp_path)
     assert "made again" in caplog.text
     assert [turn.t for turn in journal.turns("e1")] == [0]
+    journal.close()
+
+
+async def test_rows_are_synced_before_the_index_has_them_also_without_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = IndexedJournal(tmp_path, fsync=False, background=False, batch_rows=10**6)
+    written(journal, [session(), episode("e1"), delivery("e1", 0)])
+    order: list[str] = []
+
+    def noted(name: str, of: Any, before: Callable[[], object] = lambda: None) -> None:
+        real = getattr(of, name)
+
+        def call(*given: Any) -> Any:
+            before()
+            order.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(of, name, call)
+
+    noted("leave", journal._live, lambda: written(journal, [delivery("e1", 1)]))  # a commit comes just before
+    noted("sync", journal._log)
+    noted("apply", journal._index)
+    journal._bring_up()
+    assert order[-3:] == ["leave", "sync", "apply"]
+    monkeypatch.undo()
     journal.close()
 
 

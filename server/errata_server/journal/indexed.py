@@ -1,7 +1,9 @@
-"""`IndexedJournal`: the durable journal; append-only segments are the truth, SQLite is their index (PROTOCOL E1).
+"""`IndexedJournal`: the durable journal: append-only segments hold the data, SQLite holds an index of them (PROTOCOL
+E1).
 
 A group of waiting commits is one frame: encoded, appended and synced by the writer thread, then seen by reads
-and answered. The index is brought up behind, in large batches; see `errata_server.journal.index`.
+and answered. The index is updated later, in large batches, and can be rebuilt from the segments; see
+`errata_server.journal.index`.
 """
 
 from __future__ import annotations
@@ -279,6 +281,7 @@ class IndexedJournal(Journal):
                     return 0  # nothing waits for the index now, nor can it before this returns
                 self._log.append(encode_record(deletion))
                 self._delete(eid, episode.n, self._log.position)
+                self._log.sync()  # a deletion is durable on return, also where commits are not
         except StoreFailed as error:
             raise JournalUnavailable(f"cannot delete from the journal: {error}") from error
         with contextlib.suppress(StoreFailed):  # the deletion is durable and hidden from reads; the index follows
@@ -380,6 +383,7 @@ class IndexedJournal(Journal):
                     del live.deleted[eid]
                 batch = live.leave()
                 if batch is not None:
+                    self._log.sync()  # again: commits may have come since, and are in the batch
                     self._index.apply(batch, live.next_session, live.next_episode)
                     live.arrived()
 
