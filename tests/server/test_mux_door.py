@@ -31,6 +31,7 @@ from errata_protocol.errors import (
     SandboxFailed,
     SessionClosed,
     SessionLost,
+    SessionUnknown,
     StateOutOfRange,
     StepTimeout,
     UnknownEpisode,
@@ -38,6 +39,7 @@ from errata_protocol.errors import (
 from errata_server.app import create_fastapi_app
 from errata_server.doors.mux.driver import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
+from errata_server.episodes.forks import Forks
 from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
@@ -235,6 +237,25 @@ async def test_a_reset_takes_no_state_of_another_environment_of_the_server() -> 
             await trainer.ask(session, "reset", {"injected_state": {"episode_id": foreign.eid, "t": 0}})
         reply = await trainer.ask(session, "step")
         assert (reply.eid, reply.t) == (first.eid, 1)
+
+
+async def test_a_session_that_is_closed_meanwhile_is_reset_to_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = simulated(Settings(journal_wait_s=0.3))
+    child_of = Forks.child
+
+    async def child(self: Forks, *given: Any) -> Any:
+        made = await child_of(self, *given)
+        await runtime.live_sessions.end(given[1])  # its episode is deleted by somebody else, for example
+        return made
+
+    async with joined(application(runtime)) as trainer:
+        session = await trainer.open()
+        first = await trainer.ask(session, "reset")
+        episodes = len(runtime.store.journal.episodes(limit=9, principal=None)[0])
+        monkeypatch.setattr(Forks, "child", child)
+        with pytest.raises((SessionClosed, SessionUnknown)):
+            await trainer.ask(session, "reset", {"injected_state": {"episode_id": first.eid, "t": 0}})
+        assert len(runtime.store.journal.episodes(limit=9, principal=None)[0]) == episodes, "no episode was begun"
 
 
 async def test_reads_that_wait_for_a_step_hold_up_no_others() -> None:

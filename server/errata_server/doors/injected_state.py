@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from errata_protocol.errors import SessionLost, SessionUnknown, UnknownEpisode
+from errata_protocol.errors import SessionUnknown, UnknownEpisode
 
 from ..episodes.forks import Forks
 from ..journal.base import DeliveryRow, Record
@@ -41,7 +41,7 @@ async def reset_to(
         StateOutOfRange: The episode has no delivery t.
         NoReset: t is 0 and the episode began without a reset.
         NotSupported: The environment takes no snapshots and is not declared deterministic.
-        SessionUnknown: The session was attached to another socket meanwhile.
+        SessionUnknown: The session was closed, or attached to another socket, meanwhile.
         SessionLost: The session is lost.
     """
     eid, t = place
@@ -54,8 +54,7 @@ async def reset_to(
     async with session.lock as turn:
         if socket is not None and session.attached is not socket:
             raise SessionUnknown("another socket speaks for this session now: attach again")
-        if session.lost is not None:
-            raise SessionLost(session.lost, eid=session.eid, t=session.t)
+        session.check_alive()
         first: list[Record] = [] if session.committed else [session.row]
         await runtime.store.wait_until_writable()
         await runtime.store.commit(*first, episode, row)
