@@ -1,5 +1,6 @@
-"""The broker ``errata sandboxd``: the only process that uses the container engine's socket.
+"""Two programs of the operator: the broker ``errata sandboxd``, and ``errata image``, which adds images.
 
-It accepts a fixed list of requests over a unix socket, for containers with one label only. It imports the standard
-library and the docker SDK.
+Only they have the container engine's socket; a server process has the broker's. The broker accepts a fixed list of
+requests over a unix socket, for containers with one label only. The package imports the standard library and the docker
+SDK.
 """

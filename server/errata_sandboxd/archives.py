@@ -33,7 +33,8 @@ def copy_checked(source: IO[bytes], into: IO[bytes]) -> None:
 def _member(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return the member to write for one that was read, or raise `Refused`."""
     name = member.name
-    if not name or name.startswith("/") or ".." in name.split("/") or name.split("/")[0] in ("proc", "sys", "dev"):
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not name or name.startswith("/") or ".." in parts or (parts and parts[0] in ("proc", "sys", "dev")):
         raise Refused("invalid", f"archive: {name[:80]!r} is not a path below the root")
     if not (member.isdir() or member.isreg() or member.issym()):
         raise Refused("invalid", f"archive: {name[:80]!r} is not a directory, regular file or symbolic link")
@@ -43,7 +44,7 @@ def _member(member: tarfile.TarInfo) -> tarfile.TarInfo:
         )
     if member.mode & ~0o1777:
         raise Refused("invalid", f"archive: {name[:80]!r} has the mode {member.mode:o}, at most 1777 is allowed")
-    clean = tarfile.TarInfo(name)
+    clean = tarfile.TarInfo("/".join(parts) or ".")
     clean.type = member.type
     clean.mode, clean.mtime, clean.uid, clean.gid = member.mode, member.mtime, member.uid, member.gid
     clean.linkname = member.linkname if member.issym() else ""

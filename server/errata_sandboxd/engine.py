@@ -74,6 +74,7 @@ class Engine:
     def __init__(self, policy: Policy, owner: str) -> None:
         self.policy = policy
         self.owner = owner
+        self._creating = threading.Lock()
 
     @contextlib.contextmanager
     def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
@@ -120,7 +121,7 @@ class Engine:
         policy = self.policy
         if memory_bytes > policy.memory_bytes or pids > policy.pids:
             raise Refused("invalid", f"at most {policy.memory_bytes} bytes and {policy.pids} processes are allowed")
-        with self._api() as api:
+        with self._creating, self._api() as api:  # one at a time: the limit is checked before the container is made
             image_id = self._image(api, image)
             if len(api.containers(all=True, quiet=True, filters=self._label_filter)) >= policy.containers:
                 raise Refused("conflict", f"{self.owner} has {policy.containers} containers: remove some first")
@@ -309,6 +310,8 @@ class Engine:
     @contextlib.contextmanager
     def get(self, container: str, path: str) -> Iterator[tuple[Iterator[bytes], dict[str, Any]]]:
         """Yield the chunks of a tar archive of a path, and the path's attributes.
+
+        A call to the engine runs meanwhile, and their number is limited: do not wait for a client inside.
 
         Raises:
             Refused: ``unknown``: the path does not exist.

@@ -94,7 +94,8 @@ class Sizes:
             raise Refused("invalid", f"{name}: at most {self.most} paths with sizes are required")
         for path, size in value.items():
             Text(r"(/[A-Za-z0-9._-]+)+").check(f"{name} path", path)
-            if ".." in path.split("/") or path.split("/")[1] in ("proc", "sys", "dev"):
+            parts = path.split("/")[1:]
+            if not {".", ".."}.isdisjoint(parts) or parts[0] in ("proc", "sys", "dev"):
                 raise Refused("invalid", f"{name}: {path} cannot hold files")
             Number(4096, self.largest).check(f"{name} {path}", size)
 

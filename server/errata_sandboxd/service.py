@@ -1,4 +1,5 @@
-"""The broker's connections. Each carries one request, as JSON lines.
+"""Serves requests on the broker's socket and runs programs in containers. A connection carries one request, as JSON
+lines.
 
 -> {"do": "exec", "container": "...", "argv": [...], "timeout_s": 30}
 -> {"data": "<base64>"} ... {"end": true}         the input of exec and copy_in
@@ -32,6 +33,8 @@ log = logging.getLogger("errata.sandboxd")
 
 MAX_LINE = 2 * 1024**2
 _CONNECTIONS = 256
+_STALL_S = 60.0
+"""Time without a byte read by the client after which its connection is closed."""
 _CHUNK_BYTES = 1 << 16
 _FAST_BYTES, _SLOW_BYTES_PER_S = 16 * 1024**2, 32 * 1024**2
 """After the first bytes output is read at a limited rate: `yes` prints 2 GB/s, and reading that would use a core."""
@@ -50,6 +53,7 @@ class Connection(socketserver.BaseRequestHandler):
     def setup(self) -> None:
         self._received = bytearray()
         self._searched = 0
+        self._unsent = bytearray()
 
     def handle(self) -> None:
         """Read the request, carry it out, send the answer or error, and log it."""
@@ -101,15 +105,16 @@ class Connection(socketserver.BaseRequestHandler):
         return {}
 
     def _copy_out(self, container: str, path: str, max_bytes: int) -> dict[str, Any]:
-        """Send an archive of a path."""
-        sent = 0
-        with self.server.engine.get(container, path) as (stream, about):
-            for data in stream:
-                sent += len(data)
-                if sent > max_bytes:
-                    raise Refused("too_large", f"{path} has more than {max_bytes} bytes")
-                for at in range(0, len(data), _CHUNK_BYTES):
-                    self.send({"data": _text(data[at : at + _CHUNK_BYTES])})
+        """Send an archive of a path. It is read whole first, so a slow client does not occupy the engine."""
+        with tempfile.SpooledTemporaryFile(8 * 1024**2) as held:
+            with self.server.engine.get(container, path) as (stream, about):
+                for data in stream:
+                    held.write(data)
+                    if held.tell() > max_bytes:
+                        raise Refused("too_large", f"{path} has more than {max_bytes} bytes")
+            held.seek(0)
+            while data := held.read(_CHUNK_BYTES):
+                self.send({"data": _text(data)})
         return {"mode": about.get("mode"), "size": about.get("size"), "link": about.get("linkTarget", "")}
 
     def data(self) -> Iterator[bytes]:
@@ -156,16 +161,33 @@ class Connection(socketserver.BaseRequestHandler):
         except ValueError:
             raise Refused("invalid", "a line of JSON is required") from None
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], until: float | None = None) -> None:
         """Send one line.
 
+        Args:
+            message: The line.
+            until: Deadline, on the monotonic clock. What it leaves unsent is sent before the next line.
+
         Raises:
-            Disconnected: The client closed the connection.
+            Disconnected: The client closed the connection, or read nothing for `_STALL_S`.
+            TimeoutError: The deadline has passed.
         """
-        try:
-            self.request.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise Disconnected from error
+        self._unsent += json.dumps(message).encode() + b"\n"
+        writable = select.poll()
+        writable.register(self.request, select.POLLOUT)
+        while self._unsent:
+            try:
+                del self._unsent[: self.request.send(self._unsent, socket.MSG_DONTWAIT)]
+                continue
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise Disconnected from error
+            left = _STALL_S if until is None else min(_STALL_S, until - time.monotonic())
+            if not writable.poll(max(0.0, 1000 * left)):
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError
+                raise Disconnected("the client does not read")
 
 
 class Exec:
@@ -216,7 +238,10 @@ class Exec:
         try:
             with link:
                 link.setblocking(False)
-                why = self._relay(link, rest)
+                try:
+                    why = self._relay(link, rest)
+                except TimeoutError:
+                    why = "timeout"
             if why == "exit":
                 status = self._status(name)
                 why = "timeout" if status is None else why
@@ -297,7 +322,11 @@ class Exec:
                 incoming += more
 
     def _forward(self, incoming: bytearray) -> int:
-        """Send the complete frames of the engine to the client; return how many bytes of output they have."""
+        """Send the complete frames of the engine to the client; return how many bytes of output they have.
+
+        Raises:
+            TimeoutError: The deadline passed while the client did not read.
+        """
         total = 0
         while len(incoming) >= 8:
             kind, size = struct.unpack_from(">BxxxL", incoming)
@@ -308,7 +337,7 @@ class Exec:
             total += size
             stream = "stderr" if kind == 2 else "stdout"
             for at in range(0, size, _CHUNK_BYTES):
-                self._caller.send({stream: _text(data[at : at + _CHUNK_BYTES])})
+                self._caller.send({stream: _text(data[at : at + _CHUNK_BYTES])}, self._until)
         return total
 
     def _status(self, name: str) -> int | None:

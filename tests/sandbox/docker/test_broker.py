@@ -159,6 +159,7 @@ def test_a_label_cannot_be_forged_by_a_commit(attacker: Attacker, neighbour: Att
         {"tmpfs": {"/proc/sys": 8192}},
         {"tmpfs": {"/x,exec,suid": 8192}},
         {"tmpfs": {"/a/../proc": 8192}},
+        {"tmpfs": {"/./proc": 8192}},
         {"tmpfs": ["/x"]},
         {"memory_bytes": 2**45},
         {"memory_bytes": -1},
@@ -250,6 +251,8 @@ def tar(*members: tuple[str, dict[str, Any]], data: bytes = b"") -> bytes:
         [("bash", {"mode": 0o4755})],
         [("owned", {"uid": 1})],
         [("proc/x", {})],
+        [("./proc/x", {})],
+        [("././dev/x", {})],
         [("pipe", {"type": tarfile.FIFOTYPE})],
     ],
 )
@@ -369,8 +372,13 @@ def test_containers_of_an_owner_are_bounded(engine: str, base_image: str, api: A
     made = start_broker(engine, tmp_path, "few", options=("--containers", "2"))
     few = Attacker(made.sockets["few"])
     try:
-        for _ in range(2):
-            few.ok("create", image=IMAGE)
+        answers: list[dict[str, Any]] = []
+        threads = [threading.Thread(target=lambda: answers.append(few.call("create", image=IMAGE))) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sum("ok" in answer for answer in answers) == 2, answers
         assert few.code("create", image=IMAGE) == "conflict"
     finally:
         remove_all(api, made.owners["few"])
@@ -395,6 +403,47 @@ def test_idle_and_slow_connections_do_not_hold_up_others(attacker: Attacker, bro
     finally:
         for link in held:
             link.close()
+
+
+def test_clients_that_read_nothing_do_not_occupy_the_engine(
+    attacker: Attacker, broker: RunningBroker, mine: str
+) -> None:
+    attacker.shell(mine, "head -c 4000000 /dev/urandom > /workspace/big")
+    links = []
+    request = {"do": "copy_out", "container": mine, "path": "/workspace/big", "max_bytes": 10**8}
+    try:
+        for _ in range(12):  # more than calls of the engine at once
+            link = socket.socket(socket.AF_UNIX)
+            links.append(link)
+            link.connect(str(broker.sockets["one"]))
+            link.sendall(json.dumps(request).encode() + b"\n")
+            assert link.recv(1, socket.MSG_PEEK), "it has begun to answer"
+        began = time.monotonic()
+        attacker.ok("ping")
+        assert time.monotonic() - began < 8
+    finally:
+        for link in links:
+            link.close()
+
+
+def test_a_program_whose_output_nobody_reads_ends_with_its_deadline(
+    attacker: Attacker, broker: RunningBroker, mine: str, eventually: Any
+) -> None:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(60)
+        link.connect(str(broker.sockets["one"]))
+        request = {"do": "exec", "container": mine, "argv": ["yes", "8888"], "timeout_s": 2}
+        link.sendall(json.dumps(request).encode() + b'\n{"end": true}\n')
+
+        def gone() -> bool:
+            show = ["/bin/bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
+            answer = attacker.call("exec", container=mine, argv=show, timeout_s=20)
+            return answer.get("ok", {}).get("ended") == "exit" and b"yes 8888" not in answer["output"]
+
+        time.sleep(2.5)  # its deadline
+        eventually(gone)
+        lines = [json.loads(line) for line in link.makefile("rb")]
+    assert lines[-1] == {"ok": {"ended": "timeout", "exit": None}}, "every line is whole"
 
 
 def test_the_socket_is_for_its_group_only(broker: RunningBroker) -> None:
