@@ -84,6 +84,7 @@ class Receiving(Sending):
                     self._uncount(session)
                     session.hold(None)
                     self._events.append(TakenOver(session))
+                    self._send_stalled()
             else:
                 code = _END_CODES.get(reason, "SESSION_LOST")
                 self._end(

@@ -132,6 +132,10 @@ class Sending:
         """Called when a request is answered: send more of its session, then of others that the limit held back."""
         if session.unsent:
             self._send_unsent(session)
+        self._send_stalled()
+
+    def _send_stalled(self) -> None:
+        """Send requests of sessions that the socket's limit held back, as far as the limit allows now."""
         while self._stalled and self._in_flight < self.config.in_flight_socket:
             self._send_unsent(self._stalled.pop(next(iter(self._stalled))))  # the one that has waited longest
 
@@ -167,6 +171,7 @@ class Sending:
             self._finish_read(read)
         self._uncount(session)
         session.state = State.ENDED
+        self._send_stalled()
 
     def acknowledge(self, session: ClientSession) -> None:
         """Acknowledge all replies and pushes so far; also done after every `ClientConfig.ack_every` of them."""

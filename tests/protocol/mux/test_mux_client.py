@@ -114,6 +114,23 @@ def test_d9_no_more_is_sent_than_the_bounds_allow() -> None:
     assert {(m["sid"], m["id"]) for m in client.sent() if m["type"] == "step"} >= {(SID, 5), (OTHER, 3)}
 
 
+@pytest.mark.parametrize("ending", ["taken_over", "forgotten"])
+def test_d9_requests_that_the_bound_held_back_are_sent_when_another_session_leaves(ending: str) -> None:
+    client = Client(in_flight_session=3, in_flight_socket=3)
+    session = client.attached()
+    other = client.protocol.open(OTHER, KEY)
+    client.hear({**position("opened"), "sid": OTHER})
+    for _ in range(3):
+        client.protocol.request(session, "step")
+    client.protocol.request(other, "step")
+    assert OTHER not in [m["sid"] for m in client.sent() if m["type"] == "step"]
+    if ending == "taken_over":
+        client.hear({"sid": SID, "type": "detached", "data": {"reason": "taken_over"}})
+    else:
+        client.protocol.forget(session)
+    assert [(m["sid"], m["id"]) for m in client.sent() if m["type"] == "step"] == [(OTHER, 1)]
+
+
 def test_d4_replies_are_matched_and_repeats_dropped(client: Client) -> None:
     session = client.attached()
     request = client.protocol.request(session, "step")
