@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from errata_protocol.bundle_check import EpisodeCheck, Verification, verify_bund
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NoReset, UnknownEpisode
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands
+from errata_server.cli.source import Source
 from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.process import ServerProcess
@@ -97,6 +101,31 @@ def test_a_bundle_holds_exact_payloads_requests_errors_and_rewards_of_a_fork_and
     assert run("episode", "verify", str(file))["ok"]
     text = file.read_text()
     assert "principal" not in text and not list(tmp_path.glob("*.part"))
+
+
+def test_a_bundle_through_a_proxy_that_compresses_is_written_plain() -> None:
+    text = b'{"type": "end"}\n' * 100
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = gzip.compress(text)
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.handle_request)
+        thread.start()
+        parts: list[bytes] = []
+        with Source(None, f"http://127.0.0.1:{proxy.server_port}") as source:
+            source.bundle(["ep_1"], parts.append, ancestors=False)
+        thread.join(10)
+    assert b"".join(parts) == text
 
 
 def test_a_bundle_over_http_is_the_same_and_several_episodes_share_one(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class Source:
         params: list[tuple[str, str]] = [("also", eid) for eid in eids[1:]]
         params.append(("ancestors", str(ancestors).lower()))
         with self._stream(f"{_path(eids[0])}/bundle", params) as answer:
-            for part in answer.iter_raw():
+            for part in answer.iter_bytes():
                 write(part)
 
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
