@@ -77,7 +77,7 @@ def train(options: argparse.Namespace) -> ThreeChannelGRPOTrainer:
         max_tool_calling_iterations=24,
         learning_rate=1e-6 if options.lora is None else 1e-5,
         model_init_kwargs=None if options.lora is None else {"dtype": "bfloat16"},
-        ddp_timeout=7200,  # the other ranks wait while one has lost its server, which takes shorter than this
+        ddp_timeout=7200,  # seconds; other ranks wait this long while one rank waits for an unreachable server
         use_vllm=options.vllm,
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.3,
@@ -120,7 +120,7 @@ def teachers(options: argparse.Namespace, resources: ExitStack) -> TeacherPairs:
     ]
     pool = TeacherPool(
         [ChatTeacher(Endpoint(model)) for model in options.teachers],
-        Prompter(tuple(tools), environment.agent_text),
+        Prompter(tuple(tools), environment.agent_text, environment.agent_text_version),
         budget=Budget(tokens=options.tokens),  # or Budget(usd=...), with prices in each Endpoint
         cache=AnswerCache(options.output / "answers"),
         episodes=Episodes(options.url),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
 import subprocess
@@ -174,11 +175,12 @@ def test_the_page_on_training_tells_of_every_keyword() -> None:
 def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "nobody is asked")
     monkeypatch.chdir(tmp_path)
-    first, chosen, rows, teachers = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
+    first, chosen, rows, teachers, check = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
     compile(rows, "docs/training.md", "exec")  # it needs a server; tests/trainer/test_trl_swe.py runs the same lines
     made: dict[str, Any] = {}
     exec(compile(teachers, "docs/training.md", "exec"), made)
     made["pool"].close()
+    exec(compile(check, "docs/training.md", "exec"), {})
     compile(first, "docs/training.md", "exec")  # it needs a model from the Hub; examples/ run the same lines
     (call,) = [
         node for node in ast.walk(ast.parse(first)) if getattr(node, "keywords", None) and len(node.keywords) == 4
@@ -186,10 +188,10 @@ def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pyte
     known = signature(GRPOTrainer.__init__).parameters.keys()
     assert {keyword.arg for keyword in call.keywords} <= known
     given: dict[str, Any] = {}
-    exec(
-        compile(chosen, "docs/training.md", "exec"), {"ThreeChannelGRPOTrainer": lambda *_, **set_: given.update(set_)}
-    )
-    assert given and given.keys() <= signature(ThreeChannelGRPOTrainer.__init__).parameters.keys()
+    names = {"dataclasses": dataclasses, "ThreeChannelGRPOTrainer": lambda *_, **set_: given.update(set_)}
+    exec(compile(chosen, "docs/training.md", "exec"), names)
+    assert given["settings"].max_sites == 2 and given["settings"].hint_keys == ("!tool.malformed",)
+    assert given.keys() <= signature(ThreeChannelGRPOTrainer.__init__).parameters.keys()
 
 
 def test_the_trl_script_for_a_gpu_asks_trl_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

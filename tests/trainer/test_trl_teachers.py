@@ -56,7 +56,7 @@ def pool(url: str, *teachers: FakeTeacher) -> TeacherPool:
 
 def made_trainer(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, **changes: Any) -> Trainer:
     rows = [{"prompt": [{"role": "user", "content": "Find it. "}], "place": "red", "word": "owl"}] * 4
-    settings = changes.pop("settings", None)
+    settings, beta_replay = changes.pop("settings", None), changes.pop("beta_replay", 1.0)
     return Trainer(
         model=tiny_model(tokenizer),
         processing_class=tokenizer,
@@ -64,7 +64,7 @@ def made_trainer(tokenizer: Any, url: str, path: Path, pairs: TeacherPairs, **ch
         train_dataset=Dataset.from_list(rows),
         environment_factory=environment_factory(url, SHELF),
         alpha_sdpo=0.0,
-        beta_replay=1.0,
+        beta_replay=beta_replay,
         pairs=pairs,
         settings=settings,
     )
@@ -114,7 +114,10 @@ def test_what_teachers_agree_on_is_chosen_at_the_students_own_state(
     assert log["dpo/votes/consensus"] == 2.0 and log["dpo/pairs"] == 2.0 and log["dpo/buffer"] == 2.0
 
 
-def test_consensus_is_an_advantage_of_the_turns_tokens(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [{}, {"beta_replay": 0.0}], ids=["with pairs", "without pairs"])
+def test_consensus_is_an_advantage_of_the_turns_tokens(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, weights: dict[str, float]
+) -> None:
     seen = {}
     for weight in (0.0, 0.5):
         teachers = [FakeTeacher(Answer(calls=(RED,)), name=name) for name in ("a", "b")]
@@ -122,9 +125,11 @@ def test_consensus_is_an_advantage_of_the_turns_tokens(server: ServerProcess, to
             path = tmp_path / str(weight)
             path.mkdir()
             pairs = TeacherPairs(asked, path / "pairs.jsonl", wait_s=60.0)
-            trainer = trained(tokenizer, server.url, path, pairs, script, settings=ChannelSettings(prm_weight=weight))
+            settings = ChannelSettings(prm_weight=weight)
+            trainer = trained(tokenizer, server.url, path, pairs, script, settings=settings, **weights)
         (batch,) = trainer.seen
         seen[weight] = batch["inputs"]
+    assert ("dpo_pairs" in seen[0.5]) is not bool(weights)
     plain, shaped = seen[0.0]["advantages"], seen[0.5]["advantages"]
     assert plain.dim() == 1 and shaped.shape == seen[0.5]["completion_ids"].shape
     # Rows may come in another order in each run: what was added is the same whatever the row.

@@ -3,11 +3,12 @@
 A recipe samples the episodes, tells the driver how to sample another turn from the student, and adds the losses of the
 items and pairs to its own loss::
 
+    pairs.use(tokenizer, [eos], "initial policy")                   # once
     driver = ChannelDriver(sites=sites, pairs=pairs, tools=schemas, end_ids=[eos])
     rollouts = driver.rollouts(transcripts, runners)
     items = driver.items(rollouts, runners, sample=sample)          # of each row, for channel 2
     driver.ask(rollouts, runners, transcripts)                      # teachers, about states of this batch
-    rows = driver.pairs(4, rollouts, referred)                    # of each row, for channel 3
+    rows = driver.pairs(4, rollouts, referred)                      # of each row, for channel 3
 """
 
 from __future__ import annotations
@@ -123,7 +124,9 @@ class ChannelDriver:
             return rows
         before = Counter(self.sites.counts)
         found = self.sites.found(rollouts, runners, self.tools, groups)
-        found = self.sites.kept([one for one in found if trained is None or trained[one.row]], runners, sample)
+        in_loss = [one for one in found if trained is None or trained[one.row]]
+        self.sites.counts["row_not_trained"] += len(found) - len(in_loss)
+        found = self.sites.kept(in_loss, runners, sample)
         for site in found:
             rows[site.row] = (*rows[site.row], site.item)
         self.metrics.mean("sdpo/sites", len(found), len(rollouts))

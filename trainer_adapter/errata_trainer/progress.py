@@ -34,7 +34,18 @@ def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -
     return ", ".join(parts)
 
 
-FAILING = ("kept", "not_better", "no_hint", "other_key", "too_long", "not_rendered", "not_spliced", "beyond_max_sites")
+FAILING = (
+    "kept",
+    "not_better",
+    "no_hint",
+    "other_key",
+    "too_long",
+    "not_rendered",
+    "no_targets",
+    "not_spliced",
+    "beyond_max_sites",
+    "row_not_trained",
+)
 """What becomes of failing turns, each counted once."""
 
 

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from .channels.arguments import not_negative
 from .channels.dpo import LossType
 from .channels.sdpo import ClipMode, Support
+
+Targets = Literal["turn", "calls"]
+Teacher = Literal["live", "ema", "base", "initial"]
+Form = Literal["distribution", "sampled"]
+Reference = Literal["when_asked", "initial"]
+
+_CHOICES = {
+    "sdpo_targets": get_args(Targets),
+    "teacher": get_args(Teacher),
+    "clip_mode": get_args(ClipMode),
+    "support": get_args(Support),
+    "sdpo_form": get_args(Form),
+    "dpo_reference": get_args(Reference),
+    "dpo_loss": get_args(LossType),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +73,32 @@ class ChannelSettings:
             actions to become unlikely. None uses the pair source's ``nll``: 1.0 for `TeacherPairs`, 0 for a source
             without it.
         prm_weight: Weight of the teachers' margin at a state (-1 to 1) that is added to the advantages of the turn's
-            tokens (`errata_trainer.channels.prm`), >= 0. It needs the votes on the batch itself:
-            ``TeacherPairs(wait_s=...)``.
+            tokens (`errata_trainer.channels.prm`), >= 0. It needs the votes on the batch itself,
+            ``pairs=TeacherPairs(wait_s=...)``, and acts whether or not ``beta_replay`` is 0.
         progress: Print one line for each logged step (`errata_trainer.progress`) instead of transformers' dictionary of
             metrics. All metrics are in the log in either case.
         gradient_norms: Log the gradient norm of each channel, at the cost of a backward pass for each.
     """
 
     max_sites: int = 4
-    sdpo_targets: Literal["turn", "calls"] = "turn"
+    sdpo_targets: Targets = "turn"
     hint_keys: tuple[str, ...] | None = None
     max_site_share: float = 1.0
     max_key_share: float = 1.0
     divergence_guard: float | None = 10.0
     lower_dose: bool = False
     max_teacher_length: int | None = None
-    teacher: Literal["live", "ema", "base", "initial"] = "ema"
+    teacher: Teacher = "ema"
     ema_rate: float = 0.05
     temperature: float = 1.0
     clip_mode: ClipMode = "entry"
     top_k: int | None = None
     support: Support = "teacher"
     tail: bool = False
-    sdpo_form: Literal["distribution", "sampled"] = "distribution"
+    sdpo_form: Form = "distribution"
     is_clip: float | None = None
     pairs_per_batch: int = 4
-    dpo_reference: Literal["when_asked", "initial"] = "when_asked"
+    dpo_reference: Reference = "when_asked"
     dpo_loss: LossType = "sigmoid"
     dpo_nll: float | None = None
     prm_weight: float = 0.0
@@ -90,10 +106,17 @@ class ChannelSettings:
     gradient_norms: bool = False
 
     def __post_init__(self) -> None:
-        """Check ``sdpo_targets``, which no other part of the trainer checks.
+        """Check what no other part of the trainer checks.
 
         Raises:
-            ValueError: ``sdpo_targets`` is neither ``turn`` nor ``calls``.
+            ValueError: An option has a value that is not one of its choices, or is out of range.
         """
-        if self.sdpo_targets not in ("turn", "calls"):
-            raise ValueError(f"sdpo_targets is {self.sdpo_targets!r}: 'turn' or 'calls'")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} is {value!r}: use {' or '.join(map(repr, choices))}")
+        if not 0.0 < self.ema_rate <= 1.0:
+            raise ValueError(f"ema_rate is {self.ema_rate}: the student's share in each update is in (0, 1]")
+        for name in ("max_sites", "pairs_per_batch"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} is {value}: at least 0")
+        not_negative("prm_weight", self.prm_weight)

@@ -66,8 +66,8 @@ class Sites:
 
     Attributes:
         counts: What became of failing turns: ``kept``, ``other_key``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
-            ``not_rendered``, ``not_spliced``, ``no_targets``, ``not_better``; and ``not_sampled``, whose hint could not
-            be checked.
+            ``not_rendered``, ``not_spliced``, ``no_targets``, ``not_better``, ``row_not_trained``; and ``not_sampled``,
+            whose hint could not be checked.
 
     Raises:
         ValueError: A share out of its range; a hinter that needs ``decode``.

@@ -1,4 +1,5 @@
-"""The tools that a student may call in an environment, as the environment publishes them."""
+"""What a trainer needs to know of an environment: the tools that a student may call, how observations become text, and
+the tool that closes an episode."""
 
 from __future__ import annotations
 
@@ -70,12 +71,14 @@ class PlayedEnvironment:
         tools: What the student may call, by name.
         agent_text: From a decoded observation to what the student reads.
         closing_tool: Called without arguments for a student that stopped before its episode was over; None calls none.
+        agent_text_version: Version of ``agent_text``, which the server writes into each episode; None if unknown.
     """
 
     name: str
     tools: dict[str, Tool]
     agent_text: Callable[[Any], str] = default_agent_text
     closing_tool: str | None = None
+    agent_text_version: str | None = None
 
 
 def published(name: str) -> PlayedEnvironment:
@@ -109,7 +112,13 @@ def of_spec(spec: EnvironmentSpec) -> PlayedEnvironment:
         ]
     else:
         tools = [step_tool(spec.action_cls.model_json_schema())]
-    return PlayedEnvironment(spec.name, {t.name: t for t in tools}, spec.agent_text, spec.closing_tool)
+    return PlayedEnvironment(
+        spec.name,
+        {t.name: t for t in tools},
+        spec.agent_text,
+        spec.closing_tool,
+        spec.agent_text_version,
+    )
 
 
 def step_tool(action_schema: Mapping[str, Any]) -> Tool:

@@ -33,7 +33,7 @@ def _saved(checkpoint: str | None) -> dict[str, torch.Tensor] | None:
     if checkpoint is None:
         return None
     if not (Path(checkpoint) / FILE).is_file():
-        log.warning("%s has no %s: the ema teacher begins as the student is now", checkpoint, FILE)
+        log.warning("%s has no %s: the teacher begins as the student is now", checkpoint, FILE)
         return None
     weights: dict[str, torch.Tensor] = torch.load(Path(checkpoint) / FILE, map_location="cpu", weights_only=True)
     return weights

@@ -160,8 +160,11 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll, head_precision=head_precision)
         self._initial: Any = None
         anchored = self.ref_model is not None or has_adapter(student)
-        if self.settings.prm_weight and getattr(pairs, "wait_s", 1.0) <= 0.0:
-            raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
+        if self.settings.prm_weight:
+            if getattr(pairs, "margins", None) is None:
+                raise ValueError("prm_weight needs a pair source with the margins of votes: pairs=TeacherPairs(...)")
+            if getattr(pairs, "wait_s", 1.0) <= 0.0:
+                raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
         if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
             refuse_sharded_copy(self.accelerator, "dpo_reference='initial'", "dpo_reference='when_asked'")
             self._initial = frozen_copy(student)
@@ -284,7 +287,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if not self.model.training or driver is None or transcripts is None:
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
-        asking = driver.pair_source is not None and self.beta_replay != 0.0
+        scoring = self.settings.prm_weight != 0.0
+        asking = driver.pair_source is not None and (self.beta_replay != 0.0 or scoring)
         distilling = self._has_weight(self.alpha_sdpo)
         if distilling or asking:
             self._distillation.update_guard()
@@ -297,16 +301,19 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 self._add_sites(driver, batch, rollouts, runners, seen)
             if asking:
                 driver.ask(rollouts, runners, transcripts)
-                if self._has_weight(self.beta_replay):
-                    rows = driver.pairs(self.settings.pairs_per_batch, rollouts, self._referred)
+                comparing = self._has_weight(self.beta_replay)
+                if comparing or scoring:  # the votes come with the pairs, also where no pair is used
+                    count = self.settings.pairs_per_batch if comparing else 0
+                    rows = driver.pairs(count, rollouts, self._referred)
+                if scoring:
+                    self._shape_advantages(driver, batch, rollouts)
+                if comparing:
                     batch[PAIRS] = rows
                     batch[OWN] = [
                         rejected_here(pairs, rollout, trained=trained)
                         for pairs, rollout, trained in zip(rows, rollouts, seen, strict=True)
                     ]
                     batch[PAIR_COUNT] = self._sum_over_ranks(sum(len(pairs) for pairs in rows))
-                    if self.settings.prm_weight:
-                        self._shape_advantages(driver, batch, rollouts)
         return batch
 
     def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
