@@ -1,6 +1,8 @@
-"""`errata ablate`: the four arms of the channels' weights, with the same tasks, rollouts and seeds, compared.
+"""`errata ablate`: trains several arms (settings of the loss, and controls) on the same tasks and seeds with equally
+many rollouts, and compares them. `errata demo learning` is its smallest run.
 
-`plan`, `records`, `statistics` and `report` need no tensors; the rest needs TRL.
+Two families of tasks: `boxes` and, with tasks held out for evaluation, `projects`. `plan`, `records`, `statistics`,
+`report` and `held_out` need no tensors; `training`, `experiment` and the subjects need TRL.
 """
 
 from .plan import ARMS, TRL_SDPO, Arm, Plan, read_plan

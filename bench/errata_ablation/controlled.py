@@ -1,4 +1,5 @@
-"""The controlled family as the subject of an ablation: a policy, a terminal, and teachers that are often right."""
+"""The family `boxes` as the subject of an ablation: its policy, and teachers that are often right; and the terminal
+server of both families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small training run that can be watched: one policy, one seed, and its reward on tasks that are held out."""
+"""A small training run: one policy, one seed, and its reward on tasks that are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures whether hints help: the same policy plays with the hint before its turn, and without.
+"""Measures whether hints help in the family `boxes`: the same policy plays with the hint before its turn, and without.
 
 If the reward is no higher with the hint, channel 2 has nothing to teach and an ablation shows nothing about it.
 """

@@ -1,4 +1,4 @@
-"""What the files of all generated tasks have in common."""
+"""The text of ``task.toml`` of all generated tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trains one arm with one seed from the start, and returns the record of the run."""
+"""Trains one arm with one seed from the start, evaluates it on the way, and returns the record of the run. The controls
+`ShuffledHints` and `RetryingTrainer` are here, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teaches a tiny policy the form of conversations. It is kept under a hash of everything that it was made from."""
+"""Teaches a tiny policy the form of conversations, and caches it by a hash of everything that it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Load over a few multiplexed sockets. Envelopes are written by hand, once a session, without Errata's client."""
+"""Load over a few multiplexed sockets. Envelopes are built once for each session, without
+Errata's client."""
 
 from __future__ import annotations
 

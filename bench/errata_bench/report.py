@@ -1,4 +1,4 @@
-"""Models of the results, as ``--json`` writes them. A changed field changes `SCHEMA`."""
+"""Models of the results, as ``--json`` writes them. Change `SCHEMA` when a field changes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Client of Errata and of vanilla OpenEnv servers.
 
-`ErrataClient` reaches a server in one of two ways (`doors.Door`): over a multiplexed connection or a plain socket.
+A session of `ErrataClient` uses a multiplexed or a plain WebSocket (`doors.Door`). `http_door` calls the HTTP routes.
 """
 
 from . import openenv_import  # noqa: F401 # before any other module imports OpenEnv

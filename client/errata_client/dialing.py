@@ -1,4 +1,5 @@
-"""Opens sockets to a server; which failures are transient, and how long to wait before the next attempt."""
+"""Opens sockets to a server, classifies failures as transient or final, and computes the wait before the next
+attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The deliveries that a client received, byte for byte; they answer state(t) where the server cannot (PROTOCOL A2)."""
+"""`DeliveryLog`: the deliveries that a client received, byte for byte, and its position (eid, t). Answers state(t) for
+servers that cannot (PROTOCOL A2)."""
 
 from __future__ import annotations
 

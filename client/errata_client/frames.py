@@ -1,4 +1,5 @@
-"""Parses frames of a plain ``/ws``, and keeps the exact bytes of their ``data`` value.
+"""Parses frames of a plain ``/ws``, and keeps the exact bytes of their ``data`` value. For both transports: checks
+digests and converts error frames.
 
 The digest of a delivery is over the bytes that the server sent (PROTOCOL C1). Encoding the decoded value again would
 give other bytes (spacing, escapes, ``1.0`` against ``1``), so the value's bytes are cut out of the frame.

@@ -1,4 +1,4 @@
-"""Late rewards (PROTOCOL D8, F4): posted after their step; pushed on multiplexed connections, read over any door."""
+"""`Reward`: a late reward (PROTOCOL D8, F4), posted after its step, and its parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`SocketClient`: OpenEnv's `EnvClient` with another way to send requests on its socket, one at a time.
+"""`SocketClient`: the base class of `ErrataClient`. It sends one request at a time on the plain socket of OpenEnv's
+`EnvClient`.
 
 `EnvClient` opens and closes the socket. Requests and replies are handled here, because the exact bytes of a reply are
 needed, and because several callers (threads of a sync client, tasks) may send at the same time.

@@ -1,4 +1,5 @@
-"""`Lineage`: the deliveries of an episode and of the episodes that it was forked from."""
+"""`Lineage`: collects the deliveries of an episode and of those that it was forked from, from the log or from the
+server."""
 
 from __future__ import annotations
 

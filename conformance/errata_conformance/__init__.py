@@ -1,5 +1,7 @@
 """Black-box conformance checks of OpenEnv servers and clients for RFC 014, 015 and 016.
 
-Nothing here imports Errata or OpenEnv: an error in a codec that both sides share would not be seen. `server_side`
+No module imports Errata, because an error in a codec that both sides share would not be seen. Only `graders`, which
+OpenEnv loads, imports OpenEnv. `server_side`
 checks a server, `client_side` a client. `sample` is a small server that follows the RFCs, and can be made to break
-any statement, to show that each check can fail."""
+any statement, to show that each check can fail.
+"""

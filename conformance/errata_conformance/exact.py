@@ -1,4 +1,4 @@
-"""JSON with the exact text of its parts, because payloads are compared by bytes and not by value."""
+"""Parses JSON and keeps the exact text of its parts, because payloads are compared by bytes and not by value."""
 
 from __future__ import annotations
 

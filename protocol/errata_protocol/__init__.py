@@ -1,4 +1,4 @@
-"""Errata's wire protocol: pure values and functions, no I/O.
+"""Errata's wire protocol: pure values and functions, no I/O. (`late_imports` changes how other packages are imported.)
 
 Importing or using this package opens no socket or file, reads no clock, starts no thread and draws no random number.
 """

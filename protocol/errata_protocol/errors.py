@@ -1,4 +1,4 @@
-"""One exception tree and the wire codes.
+"""All exceptions of Errata, and their codes on the wire.
 
     ErrataError
     ├── CallerError                 the caller misused the protocol or named something that does not exist

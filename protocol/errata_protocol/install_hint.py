@@ -1,5 +1,5 @@
-"""The command that installs an extra from where this distribution was installed: index, checkout, file
-or repository."""
+"""Makes the ``pip install`` command for an extra, from where this distribution was installed: index, checkout, file or
+repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports a package without one of its modules, which is imported when something uses it."""
+"""Imports a package and delays the import of one of its modules until something uses it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Named normalisers: they replace parts of texts that differ between equal runs, before the semantic digest.
+"""Named normalisers replace text that differs between equal runs (times, paths, pids) before the semantic digest.
 
 An observation class lists them in ``VOLATILE_FIELDS`` together with fields, with a leading ``~``:
 ``"~test_durations"``. The rest of the text is unchanged: a test that fails instead of passing changes the digest.
-Journaled bytes are never normalised, only the values that are compared."""
+Journaled bytes are never normalised, only the values that are compared.
+"""
 
 from __future__ import annotations
 

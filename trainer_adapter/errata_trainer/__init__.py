@@ -1,6 +1,15 @@
 """Errata's signals in a trainer: rollouts, hints, teachers, channels, and a recipe for each trainer.
 
-It may import ``errata_protocol`` and ``errata_client`` only; no recipe imports another, and no channel a trainer.
+It may import ``errata_protocol`` and ``errata_client`` only. Recipes do not import each other; channels import no
+trainer.
+
+    playing, transcript, batch, rollout     episodes, and their conversion to `Rollout` records
+    sites, hints, counterfactual            failing turns, their hints, and whether a hint helps
+    teachers, teacher_pairs                 votes at past states, and the pairs made from them
+    channels                                the losses as functions of tensors
+    distillation, preferences, driver       the channels on a trainer's batch, independent of the trainer
+    settings, presets, metrics, watch       options, and what is logged
+    recipes                                 one package for each trainer
 """
 
 from .deliveries import Delivery, call_of, deliveries_of

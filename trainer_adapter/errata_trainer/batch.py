@@ -1,4 +1,4 @@
-"""A batch of episodes as the trainer has it, and its conversion to `Rollout` records."""
+"""A batch of episodes in the trainer's form (token ids, masks, messages), and its conversion to `Rollout` records."""
 
 from __future__ import annotations
 

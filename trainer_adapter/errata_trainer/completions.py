@@ -1,4 +1,4 @@
-"""A table of completions for a terminal, with the turns that failed highlighted."""
+"""Prints a batch's completions as a table, with the turns that failed highlighted."""
 
 from __future__ import annotations
 

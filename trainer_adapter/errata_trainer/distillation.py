@@ -1,4 +1,5 @@
-"""Channel 2 on padded batches: compares the student at its failing turns with a teacher that also reads a hint.
+"""Connects channel 2 to a trainer's padded batch: captures the student's hidden states at its failing turns, runs the
+teacher, which also reads a hint, and calls `channels.distil`.
 
 A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and the keys below. Completions follow the
 prompts and are padded on the right.

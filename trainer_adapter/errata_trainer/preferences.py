@@ -1,4 +1,5 @@
-"""Channel 3 on padded batches: prefers the action that teachers agreed on to the student's own action at that state."""
+"""Connects channel 3 to a trainer's padded batch: the action that teachers agreed on is preferred to the student's own
+at that state."""
 
 from __future__ import annotations
 

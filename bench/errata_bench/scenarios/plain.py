@@ -1,4 +1,5 @@
-"""Steps over plain sockets, one a session, with compression offered and pings as OpenEnv's client has them."""
+"""Steps over plain sockets, one for each session, and steps that block or compute; with compression offered and pings
+as OpenEnv's client has them."""
 
 from __future__ import annotations
 

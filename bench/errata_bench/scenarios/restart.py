@@ -1,4 +1,4 @@
-"""The server is killed with SIGKILL while all sessions step, started again, and they go on."""
+"""The server is killed with SIGKILL while all sessions step, started again, and the sessions continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every socket is cut while all sessions step; then they go on."""
+"""Every socket is cut while all sessions step; then the sessions continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps over a few multiplexed sockets, against stock's one socket a session."""
+"""Steps over a few multiplexed sockets, compared with stock OpenEnv, which has one socket for each session."""
 
 from __future__ import annotations
 

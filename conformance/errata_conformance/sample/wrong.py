@@ -1,4 +1,7 @@
-"""The defects of the sample server: each makes it break one statement of the RFCs."""
+"""The names of the sample server's defects: each makes it break one statement of the RFCs.
+
+A defect is implemented where the server asks `world.wrong(NAME)`.
+"""
 
 from __future__ import annotations
 

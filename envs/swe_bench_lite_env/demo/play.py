@@ -1,4 +1,4 @@
-"""Plays the script against a real server and checks every promise on the way."""
+"""Plays the script against a real server and checks state(t), forks and rewards on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata swe validate``: `prepare` has it."""
+"""``errata swe validate``: runs `prepare.validate_main`."""
 
 from .prepare import validate_main as main
 

@@ -1,4 +1,4 @@
-"""Profiles of hardening: programs that a session's commands do not have. Gradings have all of them.
+"""Hardening profiles: lists of programs that are blocked in a session. Gradings block none.
 
 A start holds nothing of the fix under any profile (`prepare`). A profile takes programs away besides: on each of their
 places on PATH stands a stub, mounted read-only for the commands of ``run`` alone, so that neither the files of the

@@ -1,4 +1,4 @@
-"""Where sessions start: prepared instances; those that ship with the package are prepared on first use."""
+"""Creates the snapshot that a session starts from. Instances that ship with the package are prepared on first use."""
 
 from __future__ import annotations
 

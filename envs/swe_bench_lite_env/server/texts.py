@@ -1,4 +1,4 @@
-"""What the file tools do to texts: lines of a file, an exact replacement. Pure."""
+"""Text operations of the file tools: ranges of lines, and exact replacement. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the tests of an instance by the grader that sessions have, for `prepare.validate`."""
+"""Runs the tests of an instance with the same grader as ``submit``, for `prepare.validate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata demo``: the main job on real input, offline, in about a minute."""
+"""``errata demo``: plays scripted episodes in real sandboxes, offline, in about a minute."""
 
 from __future__ import annotations
 

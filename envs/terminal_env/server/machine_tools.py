@@ -1,4 +1,5 @@
-"""Names of programs and Python modules that no task asks an agent to write, also where its instruction names them."""
+"""Names of well-known programs and Python modules. Where one is missing, the machine lacks it, and the agent is not to
+blame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grades the agent's final files, without a program of the agent having a part in the verdict.
+"""Grades the agent's final files. Programs of the agent may run, but none of them can write the verdict.
 
 With ``tests/verify.py`` a verification has two parts, and no part sees another's processes:
 

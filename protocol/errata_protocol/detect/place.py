@@ -1,4 +1,4 @@
-"""Maps what a message names to a place: a file relative to the workspace, or a span of the action."""
+"""Finds the place that a message names: a file relative to the workspace, or a span of the action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's side of the multiplexed socket, without sockets (PROTOCOL D).
+"""The client's state machine of the multiplexed protocol, without I/O (PROTOCOL D).
 
     session = protocol.open(sid, key); request = protocol.request(session, "reset", b"{}")
     protocol.connected(now)                         send protocol.data_to_send()

@@ -1,4 +1,4 @@
-"""Checks and decodes ``data`` on the client's side, off the hot path."""
+"""Checks and decodes ``data`` on the client's side."""
 
 from __future__ import annotations
 

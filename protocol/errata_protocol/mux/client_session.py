@@ -1,4 +1,4 @@
-"""The state that the client's machine keeps of a session, a request and a read."""
+"""What the client's state machine keeps of a session, a request and a read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sends and receives large messages in parts, interleaved with other sessions' messages (PROTOCOL D9).
+"""The send queue of a socket, and large messages in parts that are interleaved with other sessions' messages (PROTOCOL
+D9).
 
 `Outbox` keeps the messages of one session in order; those of different sessions may overtake each other. A message over
 `PART_BYTES` is sent in parts, one part per frame, and sessions take turns. So a 16 MiB payload delays its own session

@@ -1,4 +1,5 @@
-"""Values of the server's machine that effects carry: kinds of requests, encoded and recorded replies, forks."""
+"""Kinds of requests, for both sides; and values that the server's effects carry: encoded and recorded replies,
+forks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The server's side of the multiplexed socket, without sockets (PROTOCOL D).
+"""The server's state machine of the multiplexed protocol, without I/O (PROTOCOL D).
 
-The shell passes frames and outcomes to it, and performs the `effects` that it returns:
+The shell, the I/O code around it, passes frames and outcomes to it, and performs the `effects` that it returns:
 
     connection = protocol.connect(principal)
     for effect in protocol.receive(connection, frame, now): ...     FindSession, RunRequest, AnswerRead, Write, ...

@@ -1,4 +1,4 @@
-"""Output of the server's machine: messages to sockets, and effects for the shell."""
+"""Output of the server's state machine: messages to sockets, and effects for the I/O code."""
 
 from __future__ import annotations
 

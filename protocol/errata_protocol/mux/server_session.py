@@ -1,4 +1,4 @@
-"""The state that the server's machine keeps of a socket, of a session and of its requests.
+"""What the server's state machine keeps of a socket, of a session and of its requests.
 
 On each attachment the replies of a session are sent strictly in order of id. The latest few are kept in memory. Older
 ones are read from the journal by `ReadReplies`, one range at a time; newer replies wait until they are sent.

@@ -1,4 +1,4 @@
-"""The entry point ``errata``: registers commands, defines ``serve``, ``environments`` and ``demo``, prints errors."""
+"""The entry point ``errata``: registers all commands, also those of entry points; prints errors."""
 
 from __future__ import annotations
 

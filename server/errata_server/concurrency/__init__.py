@@ -1,4 +1,5 @@
-"""Threads for blocking calls, deadlines, bounded queues and a fair lock, across event loops.
+"""Threads for blocking calls, deadlines, queues, a first come, first served lock, and procedures, across event loops.
 
-Knows nothing of sessions, environments or the journal.
+A procedure is a generator that runs with callbacks or in a task. Imports nothing of sessions, environments or the
+journal.
 """

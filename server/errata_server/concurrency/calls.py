@@ -1,4 +1,4 @@
-"""`Call`: a call on another thread whose result wakes the event loop once for a burst of results.
+"""`Call`: a function that a worker thread runs, whose result is brought back to the event loop.
 
 Waking a loop from a thread costs more than most steps, so results of one burst share one wake-up: a thread queues its
 result, and wakes the loop only if no wake-up has been scheduled since the loop last emptied the queue.

@@ -1,4 +1,5 @@
-"""`FairLock`: a first come, first served lock for several event loops; holding it is a value, a `Turn`."""
+"""`FairLock`: a first come, first served lock for several event loops. Its holder gets a `Turn`, which functions that
+need the lock take as an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`OsThreads`: `Threads` on daemon threads of the operating system, so that a call that hangs cannot block the exit."""
+"""`OsThreads`: `Threads` on daemon threads of the operating system, so that a call that hangs cannot block the exit;
+and the shared pool, which grows while calls block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ASGI extensions of ``errata serve``: batched receive, unread messages, sockets that outlive their ASGI call.
+"""ASGI extensions of ``errata serve``: batched receive, bounds of messages, sockets that outlive their ASGI call.
 
 `BoundedSocket` and `DetachableSocket` in `errata_server.serve.uvicorn_protocols` implement them. Doors work without
 them, with more memory and CPU.

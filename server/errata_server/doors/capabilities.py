@@ -1,4 +1,5 @@
-"""`capabilities_data`: the reply to a capability probe, the same at every door (PROTOCOL A1)."""
+"""`capabilities_data`: encodes the reply to a capability probe, the same at every door (PROTOCOL A1). What an
+environment offers is set in `errata_server.app.server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""HTTP routes: status, metrics, episodes (read, fork, export, delete), rewards, MCP JSON-RPC (PROTOCOL A5, C1, G)."""
+"""HTTP routes: health, readiness, capabilities, metrics, episodes (read, fork, export, delete), rewards, MCP JSON-RPC;
+and how errors are answered (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SandboxedEnvironment`: the part of an environment that holds one sandbox and the episode played in it."""
+"""`SandboxedEnvironment`: base class of environments that play an episode in one sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`Retention`: deletes old episodes by age and total size: `plan` chooses, `apply` deletes.
+"""Deletes old episodes by age and total size: `plan` chooses them, `apply` deletes them, `Retention` does both on a
+timer.
 
 Whole closed episodes are deleted, the oldest first. An episode is kept while it is current in an open session, or while
 it has a fork that is kept: without its parent a fork could not be restored by re-execution. A chosen episode may be

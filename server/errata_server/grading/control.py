@@ -1,4 +1,4 @@
-"""Control runs, which find out why a grading run gave no verdict, by grading the untouched start state as well.
+"""`ControlRuns`: grades the untouched start state where a grading run gave no verdict.
 
 If the start state gets a verdict, the agent's changes broke the run, and they earn nothing. If it gets none either, the
 verifier or the machine is broken, which is an error and never a reward.

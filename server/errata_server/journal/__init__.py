@@ -2,7 +2,8 @@
 
 `IndexedJournal` (segments and a SQLite index) is what a data directory has; `LogJournal` keeps rows in memory beside
 segments, for the simulation; `MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server.
-`runtime.Runtime` chooses one. What a request means, and the files of sandboxes, do not belong here.
+`runtime.startup.open_journal` chooses the one of a server, `cli.source` that of a command. What a request means, and
+the files of sandboxes, do not belong here.
 """
 
 from .base import (

@@ -1,4 +1,4 @@
-"""The `Journal` protocol of every store: the rows it keeps, its reads, and when a commit is durable.
+"""`Journal`, the abstract base class of all journals: its rows, its reads, and when a commit is durable.
 
 A *commit* is a group of records that becomes durable together or not at all; a reply leaves the server only after its
 commit did. `Journal.commit` hands the group to the store and waits. A store that cannot write (disk full, I/O error)

@@ -1,4 +1,7 @@
-"""Conflicts between the keys of records (one turn, one reply, one session a key); the rules of every store."""
+"""Refuses records whose key is taken, or whose parent does not exist; the rules of every journal.
+
+A key is an episode and a turn, a session and a request id, a session id, or a reward id.
+"""
 
 from __future__ import annotations
 

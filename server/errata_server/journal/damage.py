@@ -1,4 +1,4 @@
-"""Reads what is left of damaged segments: finds the frames behind damage, and whose records a damaged frame held.
+"""Reads damaged segments: finds the intact frames behind damage, and the sessions with records in a damaged frame.
 
 Pure functions on bytes, as `codec` is. No delivery is taken from a frame that fails its checksum: records' checksums
 have no salt, so behind a damaged size an agent's output could pass for a record. What can be read there only names the

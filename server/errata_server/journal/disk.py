@@ -1,4 +1,5 @@
-"""`Disk`: the seam below the segments (append, fsync, read, rename), and `DirectoryDisk`, the real one.
+"""`Disk`: the file operations that segments need (append, fsync, read, rename); `DirectoryDisk` does them on a
+directory.
 
 What is written is not there after a power loss until it was synced; neither is a file's name until `Disk.sync_names`.
 Every call may raise OSError, as the operating system does. `errata_server.simulation.SimulatedDisk` is the fake: it

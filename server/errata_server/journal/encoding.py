@@ -1,4 +1,5 @@
-"""Encodes waiting commits as the body of one frame; leaves out commits that conflict with earlier ones."""
+"""Builds the body of one frame from waiting commits; leaves out commits that conflict with earlier ones. The bytes of a
+record are `codec`'s."""
 
 from __future__ import annotations
 

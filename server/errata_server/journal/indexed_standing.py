@@ -1,4 +1,8 @@
-"""`Standing`: the last ids and turns of sessions and episodes in an indexed journal, and conflicts with them."""
+"""`Standing`: looks up the last ids and turns of sessions and episodes of an indexed journal, in memory or in its
+index.
+
+It implements `claims.Keys`, with which new records are checked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`Live`: rows not yet in the index, and the latest turn and reply of each session in use, in memory.
+"""`Live`: in memory, the rows that are not yet in the index, and counters of the sessions and episodes in use (last
+turn, last request id, totals).
 
 Records are added here as soon as they are durable, under `Live.lock`, and go to the index in large batches. A batch
 that is being written is still found here: a read looks at both batches before it asks the index, and misses nothing.

@@ -1,4 +1,7 @@
-"""`MemoryJournal`: for tests, and for an app without a data directory; nothing survives the process."""
+"""`MemoryJournal`: for tests, and for an app without a data directory; nothing survives the process.
+
+Above a limit of bytes it forgets the closed sessions that are oldest.
+"""
 
 from __future__ import annotations
 

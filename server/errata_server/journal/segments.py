@@ -250,7 +250,7 @@ class SegmentLog(Segments):
         disk: Where; see `Segments`.
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
-        fsync: Sync each frame before `append` returns. Else only full segments are synced.
+        fsync: Sync each frame before `append` returns. Otherwise a segment is synced when it is full and by `sync`.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Counts environment instances against the limits of an environment and of a principal (the holder of a token)."""
+"""Limits of environment instances, for an environment and for a principal (the holder of a token), and of the bytes of
+unfinished messages of a principal."""
 
 from __future__ import annotations
 

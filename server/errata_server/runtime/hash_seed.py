@@ -1,4 +1,4 @@
-"""Python's hash seed, on which the order of sets depends: one for each data directory, and which process had which.
+"""``PYTHONHASHSEED``, on which the order of sets depends: one for each data directory, and a record of each process's.
 
 `chosen` draws the seed that ``errata serve`` runs deterministic environments under. `HashSeeds` keeps in the data
 directory what every server process really had, so that a re-execution that differs can say so.

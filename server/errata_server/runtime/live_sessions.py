@@ -1,4 +1,4 @@
-"""`LiveSessions`: the sessions of all environments of one data directory, for what concerns more than one of them."""
+"""`LiveSessions`: ends a session, or evicts a detached one, in whichever environment of the data directory has it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SessionOwner(Protocol):
     """The sessions of one environment."""
 
     async def end(self, sid: str) -> bool:
-        """End a session; return whether this environment has it in memory."""
+        """End a session that this environment has, in memory or in the journal; return whether it has it."""
 
     async def evict_for(self, capacity: Capacity) -> bool:
         """Evict a detached session that counts in ``capacity``; return whether there was one."""

@@ -1,4 +1,4 @@
-"""Late rewards: stored after their step was answered, numbered for the socket that pushes them (PROTOCOL D8, F4).
+"""Late rewards: posted over HTTP, or computed by the environment at the end of its episode (PROTOCOL D8, F4).
 
 Pushes to a multiplexed session are numbered from 1 without a gap. They come from the environment when its episode is
 done, and from anybody over HTTP. So `Rewards` gives out the numbers for all doors of a data directory, one session at a

@@ -1,4 +1,5 @@
-"""Builds journal rows of deliveries: observations, tools/call results, errors, other replies, forks."""
+"""Builds journal rows of deliveries: observations, tools/call results, errors, other replies, forks. Used by sessions,
+episodes and doors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`Store`: asynchronous access to the journal: reads off the event loop, a check for free space before a request."""
+"""`Store`: asynchronous access to the journal: commits, reads and deletions that do not block the event loop, checks of
+an episode's owner, and of free disk space."""
 
 from __future__ import annotations
 

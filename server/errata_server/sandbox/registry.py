@@ -1,4 +1,4 @@
-"""Finds the installed sandbox backends and makes the one that a server uses. No other module makes a backend.
+"""Finds the installed sandbox backends and makes the one that a server uses.
 
 A backend is a `base.BackendType` that an entry point of the group ``errata.sandboxes`` names.
 """

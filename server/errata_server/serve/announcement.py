@@ -1,4 +1,5 @@
-"""Text that ``errata serve`` prints when its port is open: how sessions are recovered, and an example client."""
+"""The lines that ``errata serve`` prints after ``errata: serving`` (`server`): how sessions are recovered, and an
+example client."""
 
 from __future__ import annotations
 

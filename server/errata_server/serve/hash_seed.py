@@ -1,4 +1,4 @@
-"""Restarts the server process with the hash seed of its data directory, if it has no fixed one."""
+"""Restarts the server process with the ``PYTHONHASHSEED`` of its data directory, unless one is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Journal commits as operations of a procedure; a returned `Committed` is proof that the journal has the delivery."""
+"""`Commit`: a journal commit that a procedure yields and waits for.
+
+A `Committed` is a delivery row that the journal has; only a commit makes one.
+"""
 
 from __future__ import annotations
 

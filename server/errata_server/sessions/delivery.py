@@ -1,4 +1,7 @@
-"""`Delivery`: the one rule by which a request is delivered exactly once: lock, execute, commit, reply, or recover.
+"""`Delivery`: runs one request under the session's lock, commits its row, and replies only then.
+
+A request that arrives again never gets here: the mux state machine and the keys of the journal find it. After a failure
+the instance is discarded if it may be ahead of the journal, and a new one is restored.
 
 `Delivery.deliver` is a procedure (`errata_server.concurrency.procedures`). A step of a session that is awake and idle
 waits only for its environment's call and for the commit, and needs no task. All other cases (a busy or dormant session,

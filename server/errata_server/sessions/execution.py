@@ -1,4 +1,5 @@
-"""Runs one request on one instance and creates its journal row, for both delivery and re-execution."""
+"""Runs one request on one instance: chooses its deadline, calls the environment, adds error markers, takes the
+snapshot, and builds the journal row. For delivery and for re-execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`Lifetime`: attaches and detaches sockets; hibernates, evicts, expires and closes sessions (PROTOCOL A3, D12)."""
+"""`Lifetime`: attaches and detaches sockets; runs idle timers; hibernates, evicts and closes sessions; makes capacity
+for new ones (PROTOCOL A3, D12)."""
 
 from __future__ import annotations
 

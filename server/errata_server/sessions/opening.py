@@ -1,4 +1,4 @@
-"""`Opening`: the one rule by which a session is opened: a place, an instance, a committed row.
+"""`Opening`: opens a session: checks capacity, creates the instance, commits the row if the session is resumable.
 
 `Opening.open` is a procedure (`errata_server.concurrency.procedures`): if there is capacity, it waits only for the
 environment's factory and for the commit, and needs no task.

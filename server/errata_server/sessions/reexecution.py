@@ -2,9 +2,10 @@
 
 A fresh instance gets the requests of the current episode again, from its reset on, in the order they were committed,
 and each answer is compared with the journaled one by its semantic digest. An episode that was forked begins with its
-ancestors' requests. If the answers differ, another fresh instance gets the requests of the session's earlier
-episodes first, because a reset may, for example, take the next item of a data set. The journal is never rewritten: the
-bytes of state(t) stay those that were sent.
+ancestors' requests. If the answers differ, another fresh instance gets the requests of the session's earlier episodes
+first, because a reset may, for example, take the next item of a data set. The journal is never rewritten: the bytes of
+state(t) stay those that were sent. `drawn` prepares for this: it adds a seed and an episode id to a reset before it
+runs for the first time.
 
 Deliveries are run again, and requests for which the environment raised, because they may have changed it. Requests
 after which the server closed the instance (deadline, invalid output) are not, because the session was restored to the

@@ -1,4 +1,5 @@
-"""`SimulatedDisk`: a disk in memory, on which a crash loses, keeps or tears each write that was not synced.
+"""`SimulatedDisk`: a disk in memory. A killed process loses no write; a power loss may lose writes that were not
+synced.
 
 After `SimulatedDisk.power_loss` each write since the last sync is kept, lost, or torn at sectors, independently of the
 others and drawn from the seed. Names that were made or removed since the last `sync_names` are kept or lost. A failed

@@ -1,5 +1,8 @@
-"""Hints: text that the teacher of channel 2 reads before a failing turn. The templates are TOML files in
-``templates``."""
+"""Hints: text that the teacher of channel 2 reads before a failing turn.
+
+`pack` fills the templates, TOML files in ``templates``; `feedback` shows the environment's output and sibling attempts;
+`model` asks a model.
+"""
 
 from .asking import TeacherModel
 from .feedback import FeedbackHinter

@@ -1,4 +1,5 @@
-"""Hints, the failing turns that they are written for, and the interface of hinters."""
+"""Hints, the failing turns that they are written for, the interface of hinters, and `write_hints`, which calls one in
+threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hint templates by hint template key, read from TOML files, with variants.
+"""Hint templates by hint template key, read from TOML files, with variants; and `TemplateHinter`, which fills them.
 
 A file has a table for each key. ``texts`` are variants in order of preference: the first whose slots can all be filled
 is used. The last one has no slots, so there is always a text::

@@ -1,4 +1,4 @@
-"""The slots of hint templates: a closed list, each read from what the agent can read, too.
+"""The slots that hint templates may use. Their values come only from text that the agent can read, too.
 
 Nothing that only a grader knows has a slot: no reward, no verifier output, and of the task only what it asks for.
 """

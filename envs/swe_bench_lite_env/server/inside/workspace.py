@@ -1,4 +1,5 @@
-"""Runs inside a fork before any code of the agent: puts files in place, clears caches, and says what tests stand there.
+"""Runs inside a fork before any code of the agent: puts files in place, clears caches, and reports which test files
+exist.
 
 Standard input is one JSON object:
 

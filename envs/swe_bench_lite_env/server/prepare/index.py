@@ -1,4 +1,4 @@
-"""The package index of this machine: read as pip is configured to, and lent to a sandbox that has no network.
+"""The package index of this machine: read as pip is configured to, and proxied to a sandbox that has no network.
 
 Code of a repository runs while it is installed, so it runs in a sandbox. All that reaches it from outside is what this
 module answers over a unix socket: the pages of projects, and files whose digest is checked where the index names one.

@@ -1,4 +1,4 @@
-"""Prepared instances on disk, and the catalogue that turns them into starts of sandboxes.
+"""Prepared instances on disk, and the catalogue that creates the start of a sandbox from them.
 
     store/
         instances/<instance id>/<build key>.json    what was built, from what, and what its validation found

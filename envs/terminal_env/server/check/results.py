@@ -1,4 +1,4 @@
-"""Results of checks, kept by content: one holds for a task directory, a base tree and a version of the checker."""
+"""Stored results of checks, by the digest of a task directory, the base tree, and the version of the checker."""
 
 from __future__ import annotations
 

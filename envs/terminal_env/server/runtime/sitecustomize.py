@@ -1,4 +1,5 @@
-"""Loaded at the start of every Python that ``test.sh`` runs; it acts in test runners only.
+"""Loaded at the start of every Python that ``test.sh`` runs: redirects pytest, pip, uv and venv, and changes the module
+path of test runners and of scripts of the tests.
 
 ``python3 -m pytest`` becomes the verifiers' runner, ``programs/run_pytest.py``; ``-m pip`` and ``-m venv`` become those
 of ``programs/tools.py``. Scripts of the tests find the verifiers' packages, and report what they miss. Other runners

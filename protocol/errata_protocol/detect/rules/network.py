@@ -1,4 +1,4 @@
-"""Rules for what the sandbox forbids: reaching the network."""
+"""Rules for attempts to reach the network, which the sandbox forbids."""
 
 from __future__ import annotations
 

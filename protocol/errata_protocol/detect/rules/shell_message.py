@@ -1,4 +1,4 @@
-"""Parses a message: which program printed it, for which line of which script, and what it says."""
+"""A helper of the rules: parses a message into the program that printed it, the line of its script, and the text."""
 
 from __future__ import annotations
 

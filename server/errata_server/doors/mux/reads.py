@@ -1,4 +1,5 @@
-"""`ReadRunner`: answers reads (state, rewards, tools/list ...) and resends past replies (PROTOCOL D2, D8)."""
+"""`ReadRunner`: answers requests without an id of the session's order: reads (state, rewards, tools/list ...) and
+close_group; and resends past replies (PROTOCOL D2, D8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets the file modes of a base tree for rootless mode, where the agent owns every file."""
+"""Computes file modes for rootless mode, where the agent owns every file, and sets those of a base tree."""
 
 from __future__ import annotations
 

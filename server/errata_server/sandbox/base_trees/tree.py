@@ -1,4 +1,4 @@
-"""Finds base trees, and builds one with debootstrap: ``errata base build``.
+"""Finds, builds and publishes base trees, with debootstrap or from an installed system: ``errata base build``.
 
 A directory of bases looks like this:
 

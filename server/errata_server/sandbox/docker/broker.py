@@ -1,4 +1,5 @@
-"""`Broker`: a client of ``errata sandboxd``. Each verb is a coroutine with a deadline."""
+"""`Broker`: a client of ``errata sandboxd``. `Broker.call` makes a simple request; exec, copy_in and copy_out also
+stream data. Each has a deadline."""
 
 from __future__ import annotations
 

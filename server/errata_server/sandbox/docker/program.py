@@ -1,4 +1,4 @@
-"""The program that runs a command in a container: a bash script, because an image need not have anything else.
+"""The program that runs a command in a container: a bash script; an image needs bash, coreutils and findutils.
 
 An exec request of the engine starts it as the agent. It reads its own text from standard input, so that a command may
 have any bytes, runs the command's bash as a child, kills the processes that it leaves, and writes a report at the end

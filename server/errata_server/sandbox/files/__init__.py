@@ -1,4 +1,5 @@
-"""Walks, counts, packs and removes file trees of sandboxes on the host, also where file modes deny access.
+"""Functions on file trees of sandboxes: walk, count, pack and remove them, read and merge overlayfs layers, compute
+digests; also where file modes deny access.
 
-It knows nothing of sessions, of layers on disk or of mounts.
+They know nothing of sessions or of mounts.
 """

@@ -1,4 +1,5 @@
-"""The host's kernel as the sandbox uses it: privileges, cgroups, the seccomp filter, descriptors.
+"""Facilities of the host's kernel: which privileges there are, limits by cgroups, the seccomp filter, descriptors to
+pass.
 
-It finds out what this host has; `namespace` uses that to run commands.
+`namespace` uses them to run commands.
 """

@@ -1,4 +1,5 @@
-"""`NamespaceBackend`: sandboxes made of Linux namespaces and overlayfs, without a daemon or processes between commands.
+"""`NamespaceBackend`: sandboxes made of Linux namespaces and overlayfs, without a daemon. An idle sandbox
+has no process.
 
 `NamespaceBackend` owns the data directory, the layers and the launcher; `sandbox` has the part of one session;
 `exchange`, `runner_pool` and the launcher run a command.

@@ -1,4 +1,4 @@
-"""Reports to `script.py` what the verifier asked of this machine and did not get.
+"""Reports to `script.py` the tools and modules that the verifier asked for and this machine lacks.
 
 Nobody may take such a failure for the agent's: the reward file that ``test.sh`` then writes says nothing. Whether a
 report counts is decided by its receiver, which sees what process sent it.

@@ -1,4 +1,4 @@
-"""Stands for the installers that ``test.sh`` calls: apt-get, curl, wget, pip, uv, uvx, sudo, git.
+"""Replaces the installers that ``test.sh`` calls: apt-get, curl, wget, pip, uv, uvx, sudo, git.
 
 A sandbox has no network. What these would fetch is there already (`recipe.VERIFIER_PACKAGES`, the base tree), or it is
 missing, which is reported (`lacks`) and never the agent's failure. Calls that need no network go to the real program.
