@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
+FOLDERS = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
     """Run import-linter over the rooms below ``root``, whatever is installed."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / room) for room in ROOMS)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / folder) for folder in FOLDERS)}
     command = [sys.executable, "-P", "-c", "from importlinter.cli import lint_imports_command as main; main()"]
     return subprocess.run(
         [*command, "--no-cache"], cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -29,8 +29,8 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "tasks"))
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "tasks"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

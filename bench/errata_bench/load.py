@@ -1,8 +1,8 @@
 """Load generators, each in a process of its own, and the class that controls one.
 
-``python -m errata_bench.load DOOR OPTIONS`` reads one JSON command a line, ``["step", {"seconds": 4, ...}]``, and
-prints one JSON result for each: the figures, or ``{"error": ...}``. It imports nothing of Errata, so that Errata's code
-does not measure itself.
+``python -m errata_bench.load plain|mux|http OPTIONS`` reads one JSON command on each line, ``["step", {"seconds": 4,
+...}]``, and prints one JSON result for each: the figures, or ``{"error": ...}``. It imports nothing of Errata, so that
+Errata's code does not measure itself.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from errata_conformance.cli import main
+from errata_conformance.client_side import program
 from errata_conformance.client_side.sample import DEFECTS, Client
 from errata_conformance.client_side.scenarios import SCENARIOS, run_client
 from errata_conformance.client_side.stage import Stage, staged
 from errata_conformance.report import as_text
-from errata_conformance.results import Outcome, grouped
+from errata_conformance.results import Broken, Outcome, grouped
 from errata_conformance.statements import statements
 
 SAMPLE = [sys.executable, "-m", "errata_conformance.client_side.sample"]
@@ -40,6 +41,14 @@ def test_every_statement_that_binds_a_client_and_shows_has_a_scenario_and_a_wron
 def test_a_right_client_passes(command: list[str]) -> None:
     results = asyncio.run(run_client(command))
     assert {one.outcome for one in results} == {Outcome.PASSED}, as_text(results)
+
+
+async def test_a_line_that_is_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "LINE_BYTES", 1000)
+    prints = [sys.executable, "-c", "print('x' * 3000, flush=True); input()"]
+    async with program.program(prints, "http://127.0.0.1:1", 20.0) as client:
+        with pytest.raises(Broken, match="printed a line of more than 1000 bytes"):
+            await client.answer("s")
 
 
 @pytest.mark.conformance

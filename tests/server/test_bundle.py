@@ -29,7 +29,7 @@ from errata_protocol.bundle import (
     read_bundle,
     request_fields,
 )
-from errata_protocol.bundle_check import EpisodeCheck, Verification, verify_bundle
+from errata_protocol.bundle_check import EpisodeCheck, Problem, Verification, verify_bundle
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable, NoReset, UnknownEpisode
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands
@@ -319,6 +319,24 @@ def test_an_episode_that_began_with_a_step_verifies_and_is_exported(tmp_path: Pa
     with TestClient(archive_app(Archive([file]), Settings())) as offline:
         answer = offline.get(f"/episodes/{eid}/states/0").json()
         assert answer["code"] == "NO_RESET" and "began without a reset" in answer["message"]
+
+
+def test_what_is_wrong_only_while_a_server_writes_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+    lasting, passing = (Problem(eid=eid, what="a gap") for eid in ("ep_1", "ep_2"))
+    passes = [[lasting, passing], [lasting], [passing], []]
+
+    async def verified(source: Source) -> Verification:
+        problems = passes.pop(0)
+        return Verification(ok=not problems, problems=problems)
+
+    monkeypatch.setattr("errata_server.cli.journal._verified", verified)
+    command = ["journal", "verify", "--json", "--data-dir", str(tmp_path)]
+    first, second = (CliRunner().invoke(commands.cli, command) for _ in range(2))
+    assert first.exit_code == 1 and [one["eid"] for one in json.loads(first.stdout)["problems"]] == ["ep_1"]
+    assert second.exit_code == 0 and json.loads(second.stdout)["ok"]
 
 
 def test_a_fork_and_a_reset_begin_with_t_0(exported: tuple[Path, str, str]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from ..results import Broken, NotSupported, ensure
 
 Answer = dict[str, Any]
+LINE_BYTES = 64 * 1024**2
+"""Longest line that a client may print."""
 
 
 class Program:
@@ -28,21 +30,26 @@ class Program:
         self.process, self.reply_s = process, reply_s
         self.printed: list[Answer] = []
         self._news = asyncio.Condition()
+        self._ended = ""
         self._reader = asyncio.create_task(self._read())
         self._errors = asyncio.create_task(self._drain())
         self.errors = b""
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue  # a client may print a log beside
-            if isinstance(found, dict) and "session" in found:
-                self.printed.append(found)
-            async with self._news:
-                self._news.notify_all()
+        try:
+            async for line in self.process.stdout:
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    continue  # a client may print a log beside
+                if isinstance(found, dict) and "session" in found:
+                    self.printed.append(found)
+                async with self._news:
+                    self._news.notify_all()
+            self._ended = "; the client has ended"
+        except ValueError:  # of `StreamReader.readline`
+            self._ended = f"; the client printed a line of more than {LINE_BYTES} bytes"
         async with self._news:
             self._news.notify_all()
 
@@ -75,9 +82,8 @@ class Program:
                         return self.printed.pop(i)
                 left = deadline - time.monotonic()
                 if left <= 0 or self._reader.done():
-                    ended = "" if not self._reader.done() else "; the client has ended"
                     errors = self.errors.decode(errors="replace")[-300:]
-                    raise Broken(f"the client printed no answer within {self.reply_s:.0f} s{ended}: {errors}")
+                    raise Broken(f"the client printed no answer within {self.reply_s:.0f} s{self._ended}: {errors}")
                 try:
                     await asyncio.wait_for(self._news.wait(), left)
                 except TimeoutError:
@@ -123,7 +129,7 @@ async def program(command: Sequence[str], url: str, reply_s: float) -> AsyncIter
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "BASE_URL": url},
         start_new_session=True,
-        limit=64 << 20,
+        limit=LINE_BYTES,
     )
     try:
         yield Program(process, reply_s)

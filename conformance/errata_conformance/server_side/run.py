@@ -26,9 +26,9 @@ from .probe import KNOWN, guess
 from .registry import CHECKS, Check
 from .target import Target
 
-__all__ = ["ROOMS", "prepared", "run", "selected"]
+__all__ = ["CHECK_MODULES", "prepared", "run", "selected"]
 
-ROOMS = (
+CHECK_MODULES = (
     check_base,
     check_markers,
     check_replay,
@@ -93,7 +93,7 @@ def selected(rfcs: Collection[str], profile: str | None, only: Collection[str] =
         profile: ``0.3``, ``0.5`` or ``0.10``, or None for none.
         only: Ids of statements; empty for all.
     """
-    order = {room.__name__: i for i, room in enumerate(ROOMS)}
+    order = {module.__name__: i for i, module in enumerate(CHECK_MODULES)}
     chosen = [
         one
         for one in CHECKS

@@ -58,11 +58,17 @@ def size(data_dir: DataDir = None, as_json: Json = False) -> None:
 def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Check all deliveries. Exit status 1 if one is wrong.
 
-    Checks each digest, that t has no gap, and the origins of forks.
+    Checks each digest, that t has no gap, and the origins of forks. A server may be running: if something is wrong,
+    everything is read again, and what is wrong both times is reported.
     """
     with Source(data_dir, None) as source:
         found = asyncio.run(_verified(source))
         where = str(source.directory)
+    if found.problems:  # or a server deleted or forked an episode in the meantime
+        with Source(data_dir, None) as source:
+            again = asyncio.run(_verified(source))
+        problems = [problem for problem in again.problems if problem in found.problems]
+        found = again.model_copy(update={"ok": not problems, "problems": problems})
     show_verification(found, where, as_json)
 
 
