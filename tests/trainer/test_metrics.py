@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from errata_trainer.driver import ChannelDriver
 from errata_trainer.metrics import Metrics
 
 PARTS = [(0.5, 3), (1.5, 1), (2.0, 4), (0.0, 0)]
@@ -56,3 +59,19 @@ def test_a_name_has_one_kind() -> None:
     made.step("x", 1.0)
     with pytest.raises(ValueError, match="x was recorded as step, now as mean"):
         made.mean("x", 1.0)
+
+
+def test_outcomes_of_failing_turns_are_means_over_all_batches() -> None:
+    counts: Counter[str] = Counter()
+    kept = iter([4, 0, 0, 0])
+
+    def found(*_: Any) -> list[Any]:
+        counts["kept"] += next(kept)
+        return []
+
+    sites: Any = SimpleNamespace(counts=counts, found=found, kept=lambda *_: [])
+    driver = ChannelDriver(sites=sites)
+    for _ in range(4):
+        driver.items([], [], sample=lambda contexts: [])
+    log = driver.metrics.read(1, lambda own: [own])
+    assert log["sdpo/kept"] == 1.0 and log["sdpo/no_hint"] == 0.0

@@ -13,7 +13,6 @@ items and pairs to its own loss::
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from .channels.prm import turn_scores
 from .metrics import Metrics
 from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout, SdpoItem
-from .sites import Sample, Sites
+from .sites import OUTCOMES, Sample, Sites
 from .transcript import unmarked_errors
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
@@ -122,7 +121,7 @@ class ChannelDriver:
         rows: list[tuple[SdpoItem, ...]] = [()] * len(rollouts)
         if self.sites is None:
             return rows
-        before = Counter(self.sites.counts)
+        before = self.sites.counts.copy()
         found = self.sites.found(rollouts, runners, self.tools, groups)
         in_loss = [one for one in found if trained is None or trained[one.row]]
         self.sites.counts["row_not_trained"] += len(found) - len(in_loss)
@@ -130,8 +129,8 @@ class ChannelDriver:
         for site in found:
             rows[site.row] = (*rows[site.row], site.item)
         self.metrics.mean("sdpo/sites", len(found), len(rollouts))
-        for reason, count in (self.sites.counts - before).items():
-            self.metrics.batch(f"sdpo/{reason}", count)
+        for outcome in OUTCOMES:  # also of those that did not occur: the log has means over batches
+            self.metrics.batch(f"sdpo/{outcome}", self.sites.counts[outcome] - before[outcome])
         return rows
 
     def ask(
@@ -146,7 +145,7 @@ class ChannelDriver:
 
         It is read after `pairs`. A source of pairs has it in ``margins``; one without has none.
         """
-        margins: Mapping[tuple[str, int], float] = getattr(self.pair_source, "margins", {})
+        margins: Mapping[tuple[str, int, int], float] = getattr(self.pair_source, "margins", {})
         scores = turn_scores(rollouts, margins)
         self.metrics.batch("prm/turns", sum(score is not None for of_row in scores for score in of_row))
         self.metrics.mean("prm/score", sum(margins.values()), len(margins))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .sites import OUTCOMES
+
 
 def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -> str:
     """Return the progress line of a step: reward, errors, the loss of each channel with its sites or pairs, and the
@@ -34,18 +36,7 @@ def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -
     return ", ".join(parts)
 
 
-FAILING = (
-    "kept",
-    "not_better",
-    "no_hint",
-    "other_key",
-    "too_long",
-    "not_rendered",
-    "no_targets",
-    "not_spliced",
-    "beyond_max_sites",
-    "row_not_trained",
-)
+FAILING = tuple(outcome for outcome in OUTCOMES if outcome != "not_sampled")
 """What becomes of failing turns, each counted once."""
 
 

@@ -16,7 +16,7 @@ from .action_tokens import ActionTokens
 from .batch import Transcripts
 from .channels.arguments import not_negative
 from .channels.pairs import PairBuffer, trainable_pairs
-from .channels.prm import scores_of_ballots
+from .channels.prm import scores_of_voted_turns
 from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout
 from .teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
@@ -59,7 +59,7 @@ class TeacherPairs:
         ValueError: The policy needs scores, or ``nll`` is negative.
 
     Attributes:
-        margins: Of the ballots that came with the last `sample`, by episode and delivery (`channels.prm`).
+        margins: Of the ballots that came with the last `sample`, by episode, delivery and turn (`channels.prm`).
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
             ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
             rollouts that the policy ``entropy`` could not look at; ``not_waited_for``, batches whose votes were not
@@ -91,7 +91,7 @@ class TeacherPairs:
         self._path, self._capacity = of_this_process(Path(buffer)), capacity
         self._buffer: PairBuffer | None = None
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
-        self.margins: dict[tuple[str, int], float] = {}
+        self.margins: dict[tuple[str, int, int], float] = {}
         self._seed = seed
         self._draws = self._restored_bytes = 0
         self._tokens: ActionTokens | None = None
@@ -117,6 +117,8 @@ class TeacherPairs:
             raise ValueError(f"channel 3 cannot use this student: {error}; pass pairs=None") from error
         self.close()
         self._buffer = PairBuffer(self._path, capacity=self._capacity, reference=reference)
+        if self.pool is not None:
+            self.pool.budget.keep_in(self._spent_file)
         self._end_ids = frozenset(end_ids)
         self._tokens = tokens
 
@@ -164,7 +166,7 @@ class TeacherPairs:
         self.margins = {}
         for batch, known in done:
             ballots = batch.result(0.0)
-            self.margins |= scores_of_ballots(ballots)
+            self.margins |= scores_of_voted_turns(ballots)
             for ballot, asked in zip(ballots, known, strict=True):
                 self.counts[ballot.vote.reason] += 1
                 found += self._pairs(ballot, asked)
@@ -238,9 +240,14 @@ class TeacherPairs:
         self._restored_bytes = int(state.get("buffer_bytes", 0))
         if self.pool is not None and "spent" in state:
             self.pool.budget.resume(Spend(**state["spent"]))
+            self.pool.budget.resume_from(self._spent_file)  # what was spent after the checkpoint
         for batch in state.get("waiting", ()):
             known = [_Asked(tuple(one["context_ids"]), tuple(one["turn_ids"])) for one in batch["tokens"]]
             self._waiting.append((self.pool.submit(_ASKS.validate_python(batch["asks"])), known))
+
+    @property
+    def _spent_file(self) -> Path:
+        return self._path.with_suffix(".spent.json")
 
     def save_files(self, directory: Path) -> None:
         """Save the buffer's pairs in a checkpoint's directory."""

@@ -13,6 +13,7 @@ from errata_trainer.channels.prm import (
     score_regression_loss,
     scores_of_ballots,
     scores_of_rewards,
+    scores_of_voted_turns,
     shaped_advantages,
     turn_scores,
 )
@@ -42,6 +43,16 @@ def test_margins_are_scores_of_the_turn_that_answered_the_state() -> None:
     assert scores == {("a", 0): 1.0, ("a", 1): -0.5, ("b", 0): 0.25}
     rollouts = [rollout("a", 3), rollout("b", 2), rollout(None, 1), rollout("a", 1, lost="the server was gone")]
     assert turn_scores(rollouts, scores) == [[1.0, -0.5, None], [0.25, None], [None], [None]]
+
+
+def test_a_vote_scores_its_own_turn_and_no_other_at_the_same_state() -> None:
+    calls = (Call("unknown", {}, None),), (Call("run", {}, 1),)
+    turns = tuple(Turn(n, 3 * n, 3 * n + 2, of_turn) for n, of_turn in enumerate(calls))
+    twice = Rollout((1,), tuple(range(5)), (1, 1, 0, 1, 1), turns, eid="a")
+    voted = SimpleNamespace(ask=SimpleNamespace(eid="a", t=0, turns=()), actions={"x": 1}, margin=-1.0)
+    assert scores_of_voted_turns([voted]) == {("a", 0, 0): -1.0}
+    assert turn_scores([twice], scores_of_voted_turns([voted])) == [[-1.0, None]]
+    assert turn_scores([twice], {("a", 0): -1.0}) == [[None, None]], "it does not say which of the two it is about"
 
 
 def test_late_rewards_of_a_source_are_the_same_scores() -> None:

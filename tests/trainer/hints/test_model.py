@@ -142,6 +142,16 @@ def test_the_budget_of_calls_and_of_tokens_is_a_hard_stop() -> None:
     assert tokens.spent_tokens == 1400
 
 
+def test_the_budget_goes_on_from_a_checkpoint() -> None:
+    first = hinter(Scripted(["Look."], tokens=700), budget_calls=2)
+    assert first.hint(turn(task={"instruction": "0"})) is not None
+    again = hinter(Scripted(["Look."], tokens=700), budget_calls=2)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    hints = write_hints(again, [turn(task={"instruction": str(n)}) for n in range(1, 3)])
+    assert [hint.source if hint else None for hint in hints] == ["model", "template"]
+    assert again.spent_tokens == 1400
+
+
 def test_calls_in_flight_are_within_the_budget_too() -> None:
     together = threading.Barrier(2, timeout=20)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,25 @@ async def test_a_call_that_says_nothing_of_its_cost_counts_in_full() -> None:
     with pytest.raises(RuntimeError), await budget.reserve(Spend(0.5, 7)):
         raise RuntimeError
     assert (budget.spent, budget.reserved) == (Spend(0.5, 7), Spend())
+
+
+async def test_what_is_spent_after_a_checkpoint_counts_after_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.spent.json"
+    killed = Budget(tokens=200)
+    killed.keep_in(file)
+    for cost in (40, 120):
+        with await killed.reserve(Spend(0.0, 150)) as reservation:
+            reservation.cost(Spend(0.5, cost))
+    resumed = Budget(tokens=200)
+    resumed.resume(Spend(0.5, 40))  # of the checkpoint
+    resumed.resume_from(file)
+    assert resumed.spent == Spend(1.0, 160)
+    with pytest.raises(BudgetSpent):
+        await resumed.reserve(Spend(0.0, 50))
+    resumed.resume_from(tmp_path / "none")
+    file.write_text("{")
+    with pytest.raises(ValueError, match="remove it to count from 0"):
+        resumed.resume_from(file)
 
 
 @pytest.mark.parametrize("seed", range(5))

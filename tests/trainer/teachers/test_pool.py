@@ -127,6 +127,14 @@ def test_a_failure_is_not_cached(tmp_path: Any) -> None:
     assert ballot.vote.pairs
 
 
+@pytest.mark.parametrize("useless", [Answer(""), says("no_such_tool"), Answer("no", finish_reason="content_filter")])
+def test_an_answer_that_is_no_vote_is_not_cached(tmp_path: Any, useless: Answer) -> None:
+    cache = AnswerCache(tmp_path)
+    run(TeacherPool(teachers(useless), PROMPTER, cache=cache))
+    (ballot,) = run(TeacherPool(teachers(LS), PROMPTER, cache=cache, min_agree=1))
+    assert ballot.vote.pairs
+
+
 def test_the_budget_stops_the_last_states_first() -> None:
     pair = [
         FakeTeacher(lambda p: says("run", command="ls", spent=Spend(0.1, 1)), name=name, bound=Spend(0.1, 1))

@@ -8,8 +8,9 @@ project's source design). Votes come late; they are read from the pool, or from 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch import Tensor
 from ..rollout import Rollout, state_of_turns
 from .arguments import not_negative, positive, shaped, upper_bound
 
-Scores = Mapping[tuple[str, int], float]
-"""Score of what the student did at a state, by episode and delivery."""
+Scores = Mapping[tuple[str, int], float] | Mapping[tuple[str, int, int], float]
+"""Score of what the student did at a state, by episode and delivery; or of a turn, by its index in the rollout as well:
+turns whose calls delivered nothing are at the same state as the next one."""
 
 Centre = Literal["none", "batch", "group"]
 
@@ -55,6 +57,11 @@ class AskLike(Protocol):
         """The delivery whose payload is the state."""
         ...
 
+    @property
+    def turns(self) -> Sequence[object]:
+        """The student's turns before it."""
+        ...
+
 
 class LateReward(Protocol):
     """A late reward, as `errata_client.Episodes.rewards` returns it."""
@@ -84,6 +91,15 @@ def scores_of_ballots(ballots: Iterable[BallotLike]) -> dict[tuple[str, int], fl
     }
 
 
+def scores_of_voted_turns(ballots: Iterable[BallotLike]) -> dict[tuple[str, int, int], float]:
+    """Return the margin of each turn with a vote, by episode, delivery and index of the turn in its rollout."""
+    return {
+        (ballot.ask.eid, ballot.ask.t, len(ballot.ask.turns)): ballot.margin
+        for ballot in ballots
+        if ballot.actions and ballot.ask.eid is not None and ballot.ask.t is not None
+    }
+
+
 def scores_of_rewards(
     eid: str, rewards: Iterable[LateReward], *, source: str = "teachers"
 ) -> dict[tuple[str, int], float]:
@@ -98,15 +114,21 @@ def scores_of_rewards(
 
 
 def turn_scores(rollouts: Sequence[Rollout], scores: Scores) -> list[list[float | None]]:
-    """Return the score of each turn of each rollout; None for turns without votes and for lost rollouts."""
+    """Return the score of each turn of each rollout; None for turns without votes and for lost rollouts.
+
+    A score of a state, without the index of a turn, is given to no turn where several are at that state.
+    """
+    known: Mapping[tuple[Any, ...], float] = dict(scores)
     found: list[list[float | None]] = []
     for rollout in rollouts:
         states = state_of_turns(rollout)
-        of_turns: list[float | None] = []
-        for turn in rollout.turns:
+        at = Counter(states[turn.index] for turn in rollout.turns)
+        of_turns: list[float | None] = [None] * len(rollout.turns)
+        for place, turn in enumerate(rollout.turns):
             t = states[turn.index]
-            known = rollout.lost is None and rollout.eid is not None and t is not None
-            of_turns.append(scores.get((rollout.eid, t)) if known else None)  # type: ignore[arg-type]
+            if rollout.lost is None and rollout.eid is not None and t is not None:
+                of_state = known.get((rollout.eid, t)) if at[t] == 1 else None
+                of_turns[place] = known.get((rollout.eid, t, turn.index), of_state)
         found.append(of_turns)
     return found
 

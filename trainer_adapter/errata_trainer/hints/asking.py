@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ..teachers import AnswerCache, Budget, Prompt, Spend, Teacher, cache_key
 from .model import PROMPT_VERSION, Completion
@@ -64,8 +65,17 @@ class TeacherModel:
         if answer is None:
             answer = await self._teacher.ask(prompt, self.budget)
             spent = answer.spent
-            self._cache.put(key, answer)
+            if answer.text.strip() and answer.finish_reason != "length":
+                self._cache.put(key, answer)
         return Completion(answer.text, spent.tokens, answer.finish_reason != "length")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is spent, for a checkpoint."""
+        return {"spent": asdict(self.budget.spent)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count at least as much as spent as a checkpoint says."""
+        self.budget.resume(Spend(**state["spent"]))
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._closed:

@@ -187,6 +187,19 @@ class ModelHinter:
                 self._reserved -= most
                 self.spent_tokens += used
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the calls and tokens spent, and the state of ``complete`` if it has one, for a checkpoint."""
+        with self._lock:
+            own: dict[str, Any] = {"calls": self._calls, "tokens": self.spent_tokens}
+        return own | ({"complete": self.complete.state_dict()} if hasattr(self.complete, "state_dict") else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint: its calls and tokens count towards the budgets."""
+        with self._lock:
+            self._calls, self.spent_tokens = int(state["calls"]), int(state["tokens"])
+        if "complete" in state and hasattr(self.complete, "load_state_dict"):
+            self.complete.load_state_dict(state["complete"])
+
     def _messages(self, failed: FailedTurn, general: Hint | None) -> list[dict[str, str]]:
         call, marker = failed.call, failed.call.marker
         kind = marker.error_kind if marker is not None else ""

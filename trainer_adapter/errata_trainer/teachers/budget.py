@@ -8,12 +8,18 @@ something but does not report its cost is settled with the whole reservation.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import threading
+from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from .. import launch
 from .teacher import BudgetSpent, Spend
+
+log = logging.getLogger("errata.trainer")
 
 _ROUNDING_USD = 1e-9
 
@@ -56,6 +62,7 @@ class Budget:
         self._spent = spent or Spend()
         self._reserved = Spend()
         self._lock = threading.Lock()
+        self._files: list[Path] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     @property
@@ -102,6 +109,28 @@ class Budget:
         with self._lock:
             self._spent = Spend(max(self._spent.usd, spent.usd), max(self._spent.tokens, spent.tokens))
 
+    def keep_in(self, path: Path) -> None:
+        """Write what is spent to a file after each call, so that `resume_from` counts it after the process was killed.
+
+        Args:
+            path: JSON; it is replaced as a whole.
+        """
+        with self._lock:
+            if path not in self._files:
+                self._files.append(path)
+
+    def resume_from(self, path: Path) -> None:
+        """Count at least as much as spent as a file of `keep_in` says; without the file do nothing.
+
+        Raises:
+            ValueError: The file cannot be read.
+        """
+        if path.is_file():
+            try:
+                self.resume(Spend(**json.loads(path.read_text())))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} does not say what was spent: {error}; remove it to count from 0") from error
+
     def settle(self, bound: Spend, spent: Spend) -> None:
         """Release a reservation and count what was spent; see `Reservation`."""
         with self._lock:
@@ -109,6 +138,8 @@ class Budget:
                 max(0.0, self._reserved.usd - bound.usd), max(0, self._reserved.tokens - bound.tokens)
             )
             self._spent = _sum(self._spent, spent)
+            for path in self._files:
+                _replace(path, json.dumps(asdict(self._spent)))
             waiting, self._waiting = self._waiting, []
         for loop, settled in waiting:
             try:
@@ -144,6 +175,16 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._budget.settle(self.bound, self.bound if self._cost is None else self._cost)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file. A disk that is full does not end the run: the checkpoint has what was spent until then."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        log.warning("what teachers cost is not kept: %s", error)
 
 
 def _sum(one: Spend, other: Spend) -> Spend:

@@ -310,6 +310,10 @@ class TeacherPool:
         async def ask() -> Answer:
             answer = await teacher.ask(prompt, self.budget)
             try:
+                self._keys.check(answer.action())
+            except Unusable:
+                return answer  # a failure: it is counted by `_read`, and asked again next time
+            try:
                 self._cache.put(key, answer)
             except OSError as error:
                 _log.warning("an answer cannot be cached: %s", error)
