@@ -228,7 +228,7 @@ INTERNALS = (
     ),
     Internals(
         "transformers.trainer:Trainer",
-        "_load_from_checkpoint",
+        "_load_optimizer_and_scheduler",
         "errata_trainer.recipes.trl.trainer",
         "gives the teacher the checkpoint that the student goes on from",
     ),

@@ -19,6 +19,7 @@ from trl import GRPOTrainer
 
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
+from errata_trainer.channels.schedules import linear
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
@@ -62,12 +63,14 @@ class Pairs:
 
     def __init__(self) -> None:
         self.rollouts: list[Any] = []
+        self.batches = 0
 
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         pass
 
     def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = list(rollouts)
+        self.batches += 1
 
     def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
         made = []
@@ -187,13 +190,13 @@ def test_a_warm_up_from_zero_keeps_the_sites_of_a_batch_that_is_used_again(
     pairs = Pairs()
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(ONE_SITE, NO_SITE), alpha_sdpo=lambda step: 0.5 * (step > 0),
-        beta_replay=lambda step: 0.5 * (step > 5), pairs=pairs, num_iterations=2, max_steps=2,
+        beta_replay=lambda step: 0.5 * (step > 1), pairs=pairs, num_iterations=2, max_steps=3,
     )  # fmt: skip
     trainer.train()
-    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
+    first, second, _ = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert "loss/sdpo_kl" not in first and second["loss/sdpo_kl"] > 0.0
     assert first["loss"] == pytest.approx(first["loss/grpo"], abs=1e-6)
-    assert pairs.rollouts, "teachers are asked before the channel has a weight: their answers take a while"
+    assert pairs.batches == 2, "teachers are asked before the channel has a weight: their answers take a while"
     assert "dpo_pairs" not in trainer.seen[0]["inputs"]
 
 
@@ -780,3 +783,20 @@ def test_dropout_that_would_be_distilled_is_refused_or_switched_off() -> None:
     assert not model.training and not model.noise.training
     assert switch_off_dropout(model) == ["noise"] and model.noise.p == 0.0
     refuse_dropout(model)
+
+
+@pytest.mark.parametrize(
+    ("weight", "step", "expected"),
+    [
+        (0.05, 0, True),
+        (0.0, 0, False),
+        (linear(0.05, 0.0, 100), 50, True),
+        (linear(0.05, 0.0, 100), 150, False),
+        (linear(0.0, 0.05, 100), 0, True),
+    ],
+)
+def test_teachers_are_asked_only_as_long_as_their_pairs_may_have_a_weight(
+    weight: Any, step: int, expected: bool
+) -> None:
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=step, max_steps=200))
+    assert ThreeChannelGRPOTrainer._may_have_weight(trainer, weight) is expected

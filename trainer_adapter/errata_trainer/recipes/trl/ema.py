@@ -55,6 +55,7 @@ class TeacherCopy(TrainerCallback):  # type: ignore[misc]
         self.model = frozen_copy(model)
         self.rate, self.accelerator = rate, accelerator
         self.checkpoint: str | None = None
+        self._wide: dict[str, torch.Tensor] = {}
 
     def teaching(self) -> AbstractContextManager[None]:
         """Return a context in which `model` runs in the student's precision."""
@@ -63,16 +64,23 @@ class TeacherCopy(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the teacher from the checkpoint; without one, copy the student, which may have been loaded since."""
+        self.model.to(self.accelerator.device)  # the student may have been moved since it was copied (DeepSpeed)
         saved = _saved(self.checkpoint)
         if saved is not None:
             self.model.load_state_dict(saved)
         else:
             with torch.no_grad():
                 self._move(self.accelerator.unwrap_model(kwargs["model"]), 1.0)
+        # A small step of a half-precision weight is rounded away: the average is kept in float32 beside it.
+        halves = {name: weight for name, weight in self.model.named_parameters() if self.rate and _is_half(weight)}
+        self._wide = {
+            name: (weight if saved is None else saved[name].to(weight.device)).detach().float().clone()
+            for name, weight in halves.items()
+        }
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the teacher's weights in the checkpoint."""
-        _save(args, state, self.model.state_dict())
+        _save(args, state, {**self.model.state_dict(), **self._wide})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update the teacher. Weights of a sharded student (DTensor) are gathered, unless the copy is sharded, too."""
@@ -81,11 +89,14 @@ class TeacherCopy(TrainerCallback):  # type: ignore[misc]
                 self._move(self.accelerator.unwrap_model(kwargs["model"]), self.rate)
 
     def _move(self, student: Any, rate: float) -> None:
-        for target, source in zip(self.model.parameters(), student.parameters(), strict=True):
+        for (name, target), source in zip(self.model.named_parameters(), student.parameters(), strict=True):
             own = source.detach()
             if hasattr(own, "full_tensor") and not hasattr(target, "full_tensor"):
                 own = own.full_tensor()
-            target.data.mul_(1.0 - rate).add_(own.to(target.dtype), alpha=rate)
+            average = self._wide.get(name, target.data)
+            average.mul_(1.0 - rate).add_(own.to(average.dtype), alpha=rate)
+            if average is not target.data:
+                target.data.copy_(average)
 
 
 class TeacherAdapter(TrainerCallback):  # type: ignore[misc]
@@ -101,14 +112,14 @@ class TeacherAdapter(TrainerCallback):  # type: ignore[misc]
 
     Attributes:
         model: The student; it teaches with its other adapter.
-        shadow_weights: The teacher's, by name.
+        shadow_weights: The teacher's, by name, in float32: a small step of a half-precision weight is rounded away.
     """
 
     def __init__(self, model: Any, rate: float, accelerator: Any) -> None:
         self.model, self.rate, self.accelerator = model, rate, accelerator
         self.checkpoint: str | None = None
         self.shadow_weights: dict[str, torch.Tensor] = {}
-        own = model.active_adapter
+        own = self._own_name = model.active_adapter
         model.add_adapter(ADAPTER, model.peft_config[own])
         model.set_adapter(own)
         self._begin()
@@ -134,13 +145,17 @@ class TeacherAdapter(TrainerCallback):  # type: ignore[misc]
         """Return the weights of the student's adapter, with names that do not contain the adapter's name."""
         from peft import get_peft_model_state_dict
 
-        found: dict[str, torch.Tensor] = get_peft_model_state_dict(self.model)
+        # With "auto", the default, embedding layers are looked for on the Hub.
+        found: dict[str, torch.Tensor] = get_peft_model_state_dict(
+            self.model, adapter_name=self._own_name, save_embedding_layers=False
+        )
         return found
 
     def _begin(self, saved: dict[str, torch.Tensor] | None = None) -> None:
         own = self._own()
         self.shadow_weights = {
-            name: (weight if saved is None else saved[name].to(weight)).detach().clone() for name, weight in own.items()
+            name: (weight if saved is None else saved[name].to(weight.device)).detach().float().clone()
+            for name, weight in own.items()
         }
         self._apply()
 
@@ -158,6 +173,29 @@ class TeacherAdapter(TrainerCallback):  # type: ignore[misc]
 def teacher_of(model: Any, rate: float, accelerator: Any) -> TeacherCopy | TeacherAdapter:
     """Return the callback that keeps the teacher of an unwrapped student."""
     return (TeacherAdapter if has_adapter(model) else TeacherCopy)(model, rate, accelerator)
+
+
+def _is_half(weight: torch.Tensor) -> bool:
+    return weight.dtype in (torch.bfloat16, torch.float16)
+
+
+def refuse_second_adapter(model: Any, uses_vllm: bool) -> None:
+    """Raise ValueError if TRL would send a second adapter's copies of modules to vLLM.
+
+    TRL leaves out the copies of the adapter ``default`` only.
+
+    Args:
+        model: The student, unwrapped.
+        uses_vllm: vLLM generates.
+
+    Raises:
+        ValueError: vLLM generates, and the student's adapter has ``modules_to_save``.
+    """
+    if uses_vllm and has_adapter(model) and model.peft_config[model.active_adapter].modules_to_save:
+        raise ValueError(
+            "the teachers 'ema' and 'initial' add an adapter, and TRL would send its copies of modules_to_save to "
+            "vLLM as weights: use teacher='live' or 'base', or a LoraConfig without modules_to_save"
+        )
 
 
 def has_adapter(model: Any) -> bool:

@@ -40,7 +40,15 @@ from ...settings import ChannelSettings
 from ...sites import Sites
 from ...transcript import tool_call_opening
 from ...watch import Watch
-from .ema import TeacherAdapter, TeacherCopy, frozen_copy, has_adapter, refuse_sharded_copy, teacher_of
+from .ema import (
+    TeacherAdapter,
+    TeacherCopy,
+    frozen_copy,
+    has_adapter,
+    refuse_second_adapter,
+    refuse_sharded_copy,
+    teacher_of,
+)
 from .environment import EpisodeEnvironment
 from .parallel_tools import ParallelTools
 from .progress import show_lines
@@ -150,6 +158,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         teacher = self.settings.teacher
         if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
             refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
+            refuse_second_adapter(student, self.args.use_vllm)
             rate = self.settings.ema_rate if teacher == "ema" else 0.0
             self._separate_teacher = teacher_of(student, rate, self.accelerator)
             self._distillation.separate_teacher = self._separate_teacher
@@ -208,7 +217,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 metrics=self._channel_metrics["train"],
             )
         self._channel_state = ChannelState(
-            {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs},
+            {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs, "hinter": hinter},
             before_save=self._distillation.update_guard,
             begun=lambda step: setattr(self, "_logged_step", step),
         )
@@ -256,11 +265,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 "several: start it with accelerate launch, or show it one (CUDA_VISIBLE_DEVICES=0)"
             )
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *given: Any, **named: Any) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, *given, **named)
-        self._channel_state.checkpoint = resume_from_checkpoint
-        if self._separate_teacher is not None:
-            self._separate_teacher.checkpoint = resume_from_checkpoint
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # Every resume calls this before `on_train_begin`; with DeepSpeed, `_load_from_checkpoint` is not called.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._channel_state.checkpoint = checkpoint
+            if self._separate_teacher is not None:
+                self._separate_teacher.checkpoint = checkpoint
 
     def _weight(self, weight: Weight) -> float:
         return weight(self.state.global_step) if callable(weight) else weight
@@ -272,6 +283,13 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         uses = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
         first = self.state.global_step
         return any(weight(step) != 0.0 for step in range(first, first + max(1, math.ceil(uses))))
+
+    def _may_have_weight(self, weight: Weight) -> bool:
+        """Return whether a weight is non-zero in this step or in any later one."""
+        if not callable(weight):
+            return weight != 0.0
+        first = self.state.global_step
+        return any(weight(step) != 0.0 for step in range(first, max(self.state.max_steps, first + 1)))
 
     # The batch
 
@@ -288,7 +306,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             return batch
         # Teachers are asked as soon as channel 3 may ever have a weight: their answers take a while.
         scoring = self.settings.prm_weight != 0.0
-        asking = driver.pair_source is not None and (self.beta_replay != 0.0 or scoring)
+        asking = driver.pair_source is not None and (self._may_have_weight(self.beta_replay) or scoring)
         distilling = self._has_weight(self.alpha_sdpo)
         if distilling or asking:
             self._distillation.update_guard()
@@ -370,6 +388,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with the reference's log-probabilities filled in."""
         _, frozen, adapter = self._frozen()
+        if frozen is self._initial:
+            frozen.to(self.accelerator.device)  # the student may have been moved since it was copied (DeepSpeed)
         # A copy of the policy has no hooks of the trainer's: without this it would run in another precision.
         with self.accelerator.autocast() if frozen is self._initial else nullcontext():
             return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
