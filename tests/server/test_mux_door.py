@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -26,6 +27,7 @@ from errata_protocol.errors import (
     EnvironmentOutputInvalid,
     ErrataError,
     InvalidRequest,
+    JournalUnavailable,
     NotSupported,
     PreconditionFailed,
     SandboxFailed,
@@ -37,6 +39,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_server.app import create_fastapi_app
+from errata_server.doors.mux import reads
 from errata_server.doors.mux.driver import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
 from errata_server.episodes.forks import Forks
@@ -45,7 +48,7 @@ from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer
-from .conftest import simulated
+from .conftest import simulated, until
 from .environments import CountAction, CountEnvironment, CountObservation
 from .mux_trainer import Trainer
 
@@ -456,6 +459,65 @@ async def test_sessions_of_a_server_that_is_gone_go_on_at_the_next_one(tmp_path:
         await trainer.cut()
     finally:
         await second.close()
+
+
+@pytest.mark.parametrize("failure", [JournalUnavailable("too many open files", retry_after=1.0), OSError(24, "EMFILE")])
+async def test_a_failed_read_of_what_was_missed_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(reads, "READ_AGAIN_S", 0.01)
+    app = application()
+    store = app.state.errata.runtime.store
+    failures: Counter[str] = Counter()
+
+    def failing_twice(name: str) -> None:
+        real = getattr(store, name)
+
+        async def read(*where: Any) -> Any:
+            failures[name] += 1
+            if failures[name] <= 2:
+                raise failure
+            return await real(*where)
+
+        monkeypatch.setattr(store, name, read)
+
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        reset = await trainer.ask(session, "reset")
+        later = [trainer.ask_later(session, "step", {"n": 1}) for _ in range(6)]
+        await asyncio.sleep(0)
+        await trainer.cut()
+        await until(lambda: app.state.errata.multiplexer.driver.protocol.session(session.sid).last_done == 7)
+        await app.state.errata.runtime.rewards.post(reset.eid, 1, 0.5, "judge", "a", None)
+        failing_twice("replies")
+        failing_twice("pushes")
+        await trainer.join()
+        assert [n_of(await reply) for reply in later] == list(range(1, 7))
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 7
+        await until(lambda: len(trainer.pushed) == 1)
+        assert failures["replies"] >= 3 and failures["pushes"] == 3
+
+
+async def test_a_read_that_goes_on_failing_ends_with_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "READ_AGAIN_S", 0.01)
+    app = application()
+    driver = app.state.errata.multiplexer.driver
+    asked: list[int] = []
+
+    async def read(sid: str, first: int, last: int) -> Any:
+        asked.append(first)
+        raise JournalUnavailable("too many open files", retry_after=1.0)
+
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        for _ in range(3):
+            await trainer.ask(session, "step" if session.t is not None else "reset")
+        monkeypatch.setattr(app.state.errata.runtime.store, "replies", read)
+        assert trainer._peer is not None
+        trainer._peer.send(json.dumps({"sid": session.sid, "id": 1, "type": "reset", "data": {}}))  # a repeat
+        await until(lambda: len(asked) > 2)
+        await trainer.cut()
+        await until(lambda: not driver._tasks)
 
 
 async def test_late_rewards_are_pushed_once_in_order_and_again_after_a_cut() -> None:

@@ -88,7 +88,8 @@ class RecordError(Struct, frozen=True):
 
 
 class ReadReplies(Struct, frozen=True):
-    """Read the committed replies with ids ``first`` to ``last`` from the journal. Answered by `replies_read`.
+    """Read the committed replies with ids ``first`` to ``last`` from the journal. Answered by `replies_read`, or not at
+    all once it is no longer `wanted`.
 
     ``purpose`` is the machine's: the repeated request that one of them answers, the end of a session that they precede,
     or None for replies that are due on the session's socket.
@@ -99,13 +100,26 @@ class ReadReplies(Struct, frozen=True):
     last: int
     purpose: RepeatedRequest | FinalReplies | None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether the replies are still needed: not if the socket is lost, or the session was attached anew or over."""
+        if self.purpose is not None:
+            return not self.purpose.connection.lost
+        return self.session.reading_replies is self and self.session.connection is not None
+
 
 class ReadPushes(Struct, frozen=True):
-    """Read the pushes with ``first`` <= seq <= ``last`` from the journal. Answered by `pushes_read`."""
+    """Read the pushes with ``first`` <= seq <= ``last`` from the journal. Answered by `pushes_read`, or not at all once
+    it is no longer `wanted`."""
 
     session: ServerSession
     first: int
     last: int
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the pushes are still needed: not if the socket is lost, or the session was attached anew or over."""
+        return self.session.reading_pushes is self and self.session.connection is not None
 
 
 class AnswerRead(Struct, frozen=True):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from openenv.core.env_server.mcp_types import JsonRpcRequest
@@ -17,6 +18,7 @@ from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, 
 from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
 
 from ...episodes.reads import JournalReads
+from ...ids import name_of
 from ...journal.base import SessionRow
 from ...runtime.rewards import push_data
 from ...runtime.rows import wire_digest
@@ -30,6 +32,11 @@ from .lifetime import SessionLifetime
 from .translation import object_of, recorded_of
 
 log = logging.getLogger("errata.mux")
+
+READ_AGAIN_S = 1.0
+"""Time after which a failed read of past replies or pushes is repeated, seconds."""
+
+R = TypeVar("R")
 
 
 class ReadRunner:
@@ -67,7 +74,9 @@ class ReadRunner:
 
     async def _read_replies(self, effect: ReadReplies) -> None:
         sid = journal_sid(effect.session.sid)
-        rows = await self._store.replies(sid, effect.first, effect.last)
+        rows = await self._read_rows(effect, lambda: self._store.replies(sid, effect.first, effect.last))
+        if rows is None:
+            return
         found = {row.id: recorded_of(row) for row in rows}
         replies = [found.get(id) or RecordedReply(id, "step", b"", None) for id in range(effect.first, effect.last + 1)]
         self._driver.replies_read(effect, replies)
@@ -78,9 +87,39 @@ class ReadRunner:
 
     async def _read_pushes(self, effect: ReadPushes) -> None:
         sid = journal_sid(effect.session.sid)
-        rows = await self._store.pushes(sid, effect.first, effect.last)
+        rows = await self._read_rows(effect, lambda: self._store.pushes(sid, effect.first, effect.last))
+        if rows is None:
+            return
         pushes = [(row.seq, push_data(row)) for row in rows if row.seq is not None]
         self._driver.pushes_read(effect, pushes)
+
+    async def _read_rows(
+        self, effect: ReadReplies | ReadPushes, read: Callable[[], Awaitable[list[R]]]
+    ) -> list[R] | None:
+        """Return the rows that ``read`` finds in the journal. A read that fails is repeated every `READ_AGAIN_S`.
+
+        The session's later replies wait for these rows. No error can take their place, because the requests were
+        executed and their replies are recorded.
+
+        Returns:
+            None if the rows are no longer wanted.
+        """
+        logged = False
+        while effect.wanted:
+            try:
+                return await read()
+            except Exception as error:
+                if not logged:
+                    log.warning(
+                        "session %s: its past replies could not be read; they are read again every %g s: %s",
+                        name_of(effect.session.sid),
+                        READ_AGAIN_S,
+                        error,
+                        exc_info=None if isinstance(error, ErrataError) else error,
+                    )
+                    logged = True
+            await asyncio.sleep(READ_AGAIN_S)
+        return None
 
     def read(self, read: AnswerRead) -> None:
         """Answer a read, also with the error that it raises."""
