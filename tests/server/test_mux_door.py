@@ -351,6 +351,39 @@ async def test_a_closed_session_stays_closed() -> None:
             await trainer._outcome(("opened", again.sid))
 
 
+@pytest.mark.parametrize("attached", [True, False])
+async def test_a_session_ends_with_its_current_episode(attached: bool) -> None:
+    app = application()
+    errata = app.state.errata
+    async with joined(app) as trainer:
+        session, other = await trainer.open(), await trainer.open()
+        reset = await trainer.ask(session, "reset")
+        await trainer.ask(other, "reset")
+        if not attached:
+            await trainer.cut()
+        assert await errata.episodes.deletion.delete(reset.eid, None) == 1
+        assert errata.multiplexer.driver.protocol.session(session.sid) is None
+        if not attached:
+            await trainer.join()
+        await until(lambda: session.sid in trainer.ends)  # without a request of its client
+        assert isinstance(trainer.ends.pop(session.sid), SessionClosed) and not trainer.ends
+        trainer.protocol.adopt(session.sid, session.key, last=1, last_seq=0)
+        with pytest.raises(SessionClosed):
+            await trainer._outcome(("opened", session.sid))
+        assert (await trainer.ask(other, "step")).t == 1
+
+
+async def test_a_plain_session_ends_no_multiplexed_one_that_has_its_id_as_sid() -> None:
+    app = application()
+    errata = app.state.errata
+    async with joined(app) as trainer:
+        plain = await errata.sessions.open(resumable=True)
+        session = trainer.protocol.open(plain.sid, trainer.secret())
+        await trainer._outcome(("opened", session.sid))
+        await errata.runtime.live_sessions.end(plain.sid)
+        assert (await trainer.ask(session, "reset")).t == 0 and not trainer.ends
+
+
 async def test_a_group_is_closed_whole_and_no_other() -> None:
     async with joined(application()) as trainer:
         group = trainer.secret()

@@ -202,6 +202,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         )
         self.runtime.shutdown.add_door(multiplexer.drain)
         self.runtime.rewards.subscribe(multiplexer.reward_committed)
+        self.runtime.live_sessions.subscribe(multiplexer.session_ended)
 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ..journal import SessionChange
@@ -29,13 +30,23 @@ class LiveSessions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._owners: list[SessionOwner] = []
+        self._subscribers: list[Callable[[str], None]] = []
 
     def add(self, owner: SessionOwner) -> None:
         """Add the sessions of an environment."""
         self._owners.append(owner)
 
+    def subscribe(self, ended: Callable[[str], None]) -> None:
+        """Call ``ended(sid)`` after each `end`, on the event loop of its caller: a door may hold the session, too."""
+        self._subscribers.append(ended)
+
     async def end(self, sid: str) -> None:
-        """End a session, in the environment that has it or else in its row."""
+        """End a session, in the environment that has it or else in its row, and tell the subscribers."""
+        await self._end(sid)
+        for ended in self._subscribers:
+            ended(sid)
+
+    async def _end(self, sid: str) -> None:
         for owner in self._owners:
             if await owner.end(sid):
                 return

@@ -81,6 +81,7 @@ class Server:
         )
         runtime.shutdown.add_door(self.multiplexer.drain)
         runtime.rewards.subscribe(self.multiplexer.reward_committed)
+        runtime.live_sessions.subscribe(self.multiplexer.session_ended)
         driver = self.multiplexer.driver
         driver._finished = self._ended(driver._tasks)  # type: ignore[method-assign]
         self.sockets: set[asyncio.Task[None]] = set()

@@ -9,7 +9,7 @@ from errata_protocol.mux.state import State
 from ...sessions.session import Session
 from ...sessions.sessions import Sessions
 from .detached import DetachedSessions
-from .driver import ProtocolDriver, journal_sid
+from .driver import ProtocolDriver, journal_sid, wire_sid
 
 
 class SessionLifetime:
@@ -38,6 +38,12 @@ class SessionLifetime:
         """End a session in the state machine, which informs its client; ``sid`` is as on the wire."""
         self._detached.discard(journal_sid(sid))
         self._driver.ended(sid, reason)
+
+    def ended_elsewhere(self, sid: str) -> None:
+        """Called when a session was closed by another door; ``sid`` is as journaled. Ignored if it is not in memory."""
+        machine = self._driver.protocol.session(wire_sid(sid))
+        if machine is not None:
+            self.end(machine.sid, "closed" if machine.handle.lost is None else "lost")
 
     def end_and_close(self, machine: ServerSession, reason: EndReason) -> None:
         """End a session, close its instance and commit ``reason`` as its status."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVarTuple
 
 from starlette.websockets import WebSocket
 
@@ -34,12 +35,14 @@ from ...sessions.sessions import Sessions
 from ..asgi_extensions import set_message_bounds
 from ..mcp import McpDoor
 from .detached import DetachedSessions
-from .driver import ProtocolDriver, SocketHandle, wire_sid
+from .driver import PREFIX, ProtocolDriver, SocketHandle, wire_sid
 from .lifetime import SessionLifetime
 from .lookup import SessionLookup
 from .reads import ReadRunner
 from .requests import RequestRunner
 from .translation import RequestDecoder
+
+Args = TypeVarTuple("Args")
 
 RETURN_S = 1.0
 """``retry_after`` of ``goaway``, seconds: how long another server process needs to start."""
@@ -133,14 +136,29 @@ class Multiplexer:
 
     def reward_committed(self, sid: str, row: RewardRow) -> None:
         """Push a committed late reward to its session. It may be called on any event loop."""
-        if row.seq is None or not self.driver.has_loop or self.driver.loop.is_closed():
+        if row.seq is not None:
+            self._on_own_loop(self._push, wire_sid(sid), row.seq, push_data(row))
+
+    def _push(self, sid: str, seq: int, data: bytes) -> None:
+        self._lookup.pushed(sid, seq)
+        self.driver.pushed(sid, seq, data)
+
+    def session_ended(self, sid: str) -> None:
+        """Tell a session's client that another door ended it, e.g. with its episode; plain sessions are ignored.
+
+        It may be called on any event loop.
+        """
+        if sid.startswith(PREFIX):  # a client may have chosen the id of a plain session as its sid
+            self._on_own_loop(self._lifetime.ended_elsewhere, sid)
+
+    def _on_own_loop(self, call: Callable[[*Args], None], *args: *Args) -> None:
+        """Call ``call(*args)`` on the loop of the sockets, at once if that is running; not at all without one."""
+        if not self.driver.has_loop or self.driver.loop.is_closed():
             return
-        if not self.driver.runs_on(asyncio.get_running_loop()):
-            self.driver.loop.call_soon_threadsafe(self.reward_committed, sid, row)
-            return
-        sid = wire_sid(sid)
-        self._lookup.pushed(sid, row.seq)
-        self.driver.pushed(sid, row.seq, push_data(row))
+        if self.driver.runs_on(asyncio.get_running_loop()):
+            call(*args)
+        else:
+            self.driver.loop.call_soon_threadsafe(call, *args)
 
     async def drain(self) -> None:
         """Admit no more requests; return when all that were admitted are answered and sent (PROTOCOL D8)."""
