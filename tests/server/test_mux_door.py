@@ -51,6 +51,7 @@ from .asgi_peer import Peer
 from .conftest import simulated, until
 from .environments import CountAction, CountEnvironment, CountObservation
 from .mux_trainer import Trainer
+from .repeatable import DiceEnvironment
 
 Join = Callable[..., AbstractAsyncContextManager[Trainer]]
 
@@ -127,6 +128,41 @@ async def test_a_cut_socket_loses_and_repeats_nothing() -> None:
         replies = [await reply for reply in later]
         assert [n_of(r) for r in replies] == list(range(1, 13))
         assert [r.t for r in replies] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("first", "equal", "others"),
+    [
+        ('{"a":1, "b":2}', '{"b":2,"a":1.0}', ['{"a":1}', '{"a":1,"b":2,"seed":5}', '{"a":1,"b":2,"seed":null}']),
+        ('{"a":1,"seed":5 }', '{"seed": 5, "a": 1}', ['{"a":1}', '{"a":1,"seed":6}']),
+        ('{"episode_id":"mine","a":1}', '{"a":1,"episode_id":"mine"}', ['{"a":1}', '{"a":1,"episode_id":"yours"}']),
+        ('{"episode_id":"mine","seed":5}', '{"seed":5,"episode_id":"mine"}', ["{}", '{"seed":5}']),
+        ("{}", "{ }", ['{"a":1}', '{"seed":null}']),
+        ("{ }", "{}", ['{"a":1}']),
+    ],
+)
+async def test_d4_a_reset_in_another_form_is_the_same_where_the_server_drew_its_seed(
+    first: str, equal: str, others: list[str]
+) -> None:
+    app = create_fastapi_app(
+        DiceEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=simulated(Settings())
+    )
+    async with Peer(app, subprotocols=("openenv.mux.v1",)) as peer:
+        sid = "Zq3vK8s0T1u5Wb7Yc9Xd2A"
+        opened = await peer.ask(f'{{"sid":"{sid}","type":"open","data":{{"key":"n4Jr6Lm8Po0Qs2Tu4Vw6Xy"}}}}')
+        assert opened is not None and opened["type"] == "opened"
+
+        async def reset(data: str) -> Any:
+            return await peer.ask(f'{{"sid":"{sid}","id":1,"type":"reset","data":{data}}}')
+
+        reply = await reset(first)
+        assert reply["t"] == 0
+        for again in (first, equal):
+            assert await reset(again) == reply
+        for other in others:
+            assert (await reset(other))["data"]["code"] == "CONFLICT"
+        row = app.state.errata.runtime.store.journal.replies(journal_sid(sid), 1, 1)[0]
+        assert json.loads(row.request).items() >= {"seed": DiceEnvironment.seeds[-1], **json.loads(first)}.items()
 
 
 async def test_an_environments_errors_are_recorded_replies() -> None:

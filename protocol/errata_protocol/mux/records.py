@@ -42,7 +42,7 @@ class RecordedReply(Struct, frozen=True, gc=False):
         kind: Type of the request.
         sha: sha256 of the request's ``data`` as received.
         reply: The reply; None if the journal no longer keeps it.
-        request: ``data`` as in `RunRequest`, for comparing RFC 8785 forms; None if it is not in memory.
+        request: ``data`` as in `RunRequest`, for comparing RFC 8785 forms; None if it is not known.
     """
 
     id: int

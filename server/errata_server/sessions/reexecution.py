@@ -87,7 +87,32 @@ def drawn(host: EnvHost, request: Request, session_seed: int, eid: str, *, first
     if not open_:
         return request
     data = {**request.reset, **open_}
-    return replace(request, reset=data, data=to_json(data))
+    if open_.keys() & request.reset.keys():  # the client gave null, which is replaced
+        return replace(request, reset=data, data=to_json(data))
+    # Appended, so that `as_received` can remove it again.
+    head = request.data.rstrip()[:-1]
+    return replace(request, reset=data, data=head + (b"," if request.reset else b"") + to_json(open_)[1:])
+
+
+def as_received(run: bytes, sha: bytes) -> bytes | None:
+    """Return the data of a reset as it was received: without what `drawn` added.
+
+    Args:
+        run: The data of the reset as it was run.
+        sha: sha256 of the data as received.
+
+    Returns:
+        The data; None if the client gave null for an argument that the server then chose: its place is not known.
+    """
+    if hashlib.sha256(run).digest() == sha:
+        return run
+    data = json.loads(run)
+    for names in ("seed", "episode_id"), ("seed",), ("episode_id",):
+        added = to_json({name: data.get(name) for name in names})
+        received = run.removesuffix(added[1:]).removesuffix(b",") + b"}"
+        if hashlib.sha256(received).digest() == sha:
+            return received
+    return None
 
 
 def _is_named(parameter: inspect.Parameter | None) -> bool:

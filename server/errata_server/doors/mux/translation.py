@@ -15,6 +15,7 @@ from errata_protocol.mux import EncodedReply, RecordedReply, RunRequest
 from ...journal.base import DeliveryRow
 from ...runtime.rows import wire_digest
 from ...sessions.decoding import read_action
+from ...sessions.reexecution import as_received
 from ...sessions.session import Request
 from ..input_errors import bounded_errors
 from ..json_rpc import invalid_call, parse_rpc
@@ -123,4 +124,5 @@ def recorded_of(row: DeliveryRow) -> RecordedReply:
     if row.id is None:
         raise ValueError("this row has no id: it is not of a multiplexed session")
     kind = "reset" if row.kind == "fork" and row.t is not None else row.kind  # a reset to a state(t)
-    return RecordedReply(row.id, kind, row.request_sha, reply_of(row), row.request or None)
+    request = as_received(row.request, row.request_sha) if row.kind == "reset" and row.request else row.request or None
+    return RecordedReply(row.id, kind, row.request_sha, reply_of(row), request)
