@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from openenv.core.env_server.types import ConcurrencyConfig
 
-from errata_protocol.errors import SessionLost, SessionUnknown, StepTimeout
+from errata_protocol.errors import SessionExpired, SessionLost, SessionUnknown, StepTimeout
+from errata_protocol.mux import ClientSession
+from errata_server.doors.mux.driver import journal_sid
 from errata_server.sessions.session import Request, Session
 from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
 from errata_server.simulation import SimulatedMachine
 
 from .environments import CountAction, CountEnvironment, PinnedEnvironment
+from .mux_trainer import Trainer
+from .simulated.server import Server
 
 Script = Callable[[Sessions], Awaitable[None]]
 
@@ -111,3 +117,100 @@ def test_after_a_crash_a_given_out_session_goes_on_and_one_without_snapshots_say
         machine = on_a_machine(until_the_crash, env=env)
         assert "crash" in machine.trace[-1]
         on_a_machine(afterwards, machine, env=env)
+
+
+# -- multiplexed sessions --------------------------------------------------------------------------------------------
+
+MuxScript = Callable[[Server, Trainer], Awaitable[None]]
+
+
+def multiplexed(script: MuxScript, *, timeout_s: float) -> None:
+    """Run ``script`` with a trainer of a server whose sessions sleep after 3 s, and whose steps may take 5 s."""
+
+    async def program(machine: SimulatedMachine) -> None:
+        server = await Server.start(
+            machine, CountEnvironment, deterministic=False, places=2, session_timeout_s=timeout_s
+        )
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await server.app({**scope, "errata.principal": None}, receive, send)
+
+        trainer = Trainer(app, chance=random.Random(1))
+        await trainer.join()
+        await script(server, trainer)
+        if trainer._peer is not None:
+            await trainer.cut()
+        await server.stop()
+
+    SimulatedMachine(1).boot(program)
+
+
+def status(server: Server, session: ClientSession) -> str | None:
+    row = server.runtime.store.journal.session(journal_sid(session.sid))
+    return row.status if row is not None else None
+
+
+async def asleep(server: Server) -> None:
+    """Wait until the server has no session in memory: after 3 s."""
+    await asyncio.sleep(4)
+    assert not server.sessions.table.live and not server.multiplexer.driver.protocol.sessions
+
+
+def test_a_multiplexed_session_that_sleeps_is_over_after_upstreams_timeout() -> None:
+    async def script(server: Server, trainer: Trainer) -> None:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.cut()
+        await asleep(server)
+        assert status(server, session) == "open"
+        await asyncio.sleep(7)
+        assert status(server, session) == "expired"
+        server.check_nothing_leaked()
+        await trainer.join()
+        with pytest.raises(SessionExpired):
+            await trainer.ask(session, "step", {"n": 1})
+
+    multiplexed(script, timeout_s=10.0)
+
+
+def test_the_timeout_of_a_multiplexed_session_counts_from_its_last_socket() -> None:
+    async def script(server: Server, trainer: Trainer) -> None:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.cut()
+        await asleep(server)
+        await trainer.join()
+        assert (await trainer.ask(session, "step", {"n": 1})).t == 1
+        await asyncio.sleep(1)
+        await trainer.cut()
+        await asleep(server)
+        await asyncio.sleep(4)  # 13 s after it was detached for the first time, 8 after the second
+        assert status(server, session) == "open"
+        await trainer.join()
+        await asyncio.sleep(20)  # a session with a socket does not expire
+        assert (await trainer.ask(session, "step", {"n": 1})).t == 2
+        await trainer.cut()
+        await asyncio.sleep(11)
+        assert status(server, session) == "expired"
+
+    multiplexed(script, timeout_s=10.0)
+
+
+def test_a_multiplexed_session_whose_timeout_passes_during_a_request_is_over_after_it() -> None:
+    async def script(server: Server, trainer: Trainer) -> None:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        trainer.protocol.request(session, "step", b'{"do":"hang"}')
+        trainer.protocol.request(session, "step", b"{}")
+        trainer._flush()
+        await asyncio.sleep(0.1)
+        await trainer.cut()
+        await asyncio.sleep(3)
+        assert status(server, session) == "open"
+        await asyncio.sleep(5)
+        assert status(server, session) == "expired"
+        rows = server.runtime.store.journal.replies(journal_sid(session.sid), 1, 9)
+        assert [(row.id, row.status) for row in rows] == [(1, "ok"), (2, "TIMEOUT"), (3, "ok")], "all were answered"
+        server.check_nothing_leaked()
+
+    multiplexed(script, timeout_s=2.0)

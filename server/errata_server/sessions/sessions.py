@@ -23,7 +23,7 @@ from ..concurrency.procedures import run, start
 from ..environments.declarations import Declared
 from ..environments.host import EnvHost
 from ..environments.placement import EnvironmentFactory
-from ..journal.base import DeliveryRow, SessionChange, SessionRow
+from ..journal.base import DeliveryRow, SessionChange, SessionRow, SessionStatus
 from ..recovery import RecoveryClass
 from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
@@ -266,8 +266,13 @@ class Sessions:
         """Evict the longest detached session that counts in ``capacity``; return whether there was one."""
         return await self.lifetime.evict_oldest(capacity)
 
-    async def end(self, sid: str) -> bool:
-        """Close a session of this environment; return False if the environment has none with this id."""
+    async def end(self, sid: str, status: SessionStatus = "closed") -> bool:
+        """Close a session of this environment; return False if the environment has none with this id.
+
+        Args:
+            sid: Id of the session.
+            status: Final status to journal.
+        """
         session = self.table.get(sid)
         if session is None or not session.committed:  # if being opened, its commit may fail because the sid exists
             row, last = await self._stored(sid, lambda row: row.environment == self.environment)
@@ -276,7 +281,7 @@ class Sessions:
             if row.status != "open":
                 return True
             session = self.dormant(row, last)  # so that a concurrent lookup finds the session that is being closed
-        await self.lifetime.close(session)
+        await self.lifetime.close(session, status=status)
         return True
 
     async def close_all(self, grace_s: float = 10.0) -> None:

@@ -11,6 +11,9 @@ from ...sessions.sessions import Sessions
 from .detached import DetachedSessions
 from .driver import ProtocolDriver, journal_sid, wire_sid
 
+EXPIRE_AGAIN_S = 1.0
+"""Time after which a session whose timeout has passed is checked again if it is busy, seconds."""
+
 
 class SessionLifetime:
     """Detaches, expires, hibernates and ends the sessions of one environment.
@@ -25,18 +28,23 @@ class SessionLifetime:
         self._driver = driver
         self._sessions = sessions
         self._detached = detached
+        self._expiring: dict[str, object] = {}
+        """For each session that has a timeout, by sid: an object that stands for the last time it was detached.
+
+        Hibernated sessions have one, too; so have sessions that were attached again, until the time is over.
+        """
 
     def detach(self, machine: ServerSession) -> None:
         """Called when a session has no socket: another may take its instance, and its timeout, if any, begins."""
         self._detached.add(machine, machine.handle, self._lost)
-        if self._sessions.lifetime.session_timeout_s is not None:
-            self._driver.loop.call_later(
-                self._sessions.lifetime.session_timeout_s, self._expire, machine, machine.detached_at
-            )
+        timeout_s = self._sessions.lifetime.session_timeout_s
+        if timeout_s is not None:
+            since = self._expiring[machine.sid] = object()
+            self._driver.loop.call_later(timeout_s, self._expire, machine.sid, since)
 
     def end(self, sid: str, reason: EndReason) -> None:
         """End a session in the state machine, which informs its client; ``sid`` is as on the wire."""
-        self._detached.discard(journal_sid(sid))
+        self._forget(sid)
         self._driver.ended(sid, reason)
 
     def ended_elsewhere(self, sid: str) -> None:
@@ -53,7 +61,11 @@ class SessionLifetime:
 
     def closed(self, session: Session) -> None:
         """Called when a session was closed by its own ``close``, whose reply ends it in the state machine."""
-        self._detached.discard(session.sid)
+        self._forget(wire_sid(session.sid))
+
+    def _forget(self, sid: str) -> None:
+        self._detached.discard(journal_sid(sid))
+        self._expiring.pop(sid, None)
 
     def hibernate(self, effect: Hibernate) -> None:
         """Close the environment of a detached session; its next request restores it."""
@@ -69,11 +81,22 @@ class SessionLifetime:
     def _lost(self, machine: ServerSession) -> None:
         self.end(machine.sid, "lost")
 
-    def _expire(self, machine: ServerSession, since: float) -> None:
-        """End a session as expired, unless it was attached after ``since`` or has requests in its queue."""
-        if machine.state is State.DETACHED and machine.detached_at == since and not machine.queue:
-            self._driver.spawn(self._end_expired(machine))
+    def _expire(self, sid: str, since: object) -> None:
+        """End a session as expired if it has had no socket since ``since``; admitted requests are completed first."""
+        if self._expiring.get(sid) is not since:
+            return
+        machine = self._driver.protocol.session(sid)
+        state = machine.state if machine is not None else State.ABSENT
+        if state is State.HIBERNATING or (state is State.DETACHED and machine is not None and machine.queue):
+            self._driver.loop.call_later(EXPIRE_AGAIN_S, self._expire, sid, since)
+            return
+        del self._expiring[sid]
+        if state is not State.ATTACHED:
+            self._driver.spawn(self._end_expired(sid, machine))
 
-    async def _end_expired(self, machine: ServerSession) -> None:
-        await self._sessions.lifetime.close(machine.handle, status="expired")
-        self.end(machine.sid, "expired")
+    async def _end_expired(self, sid: str, machine: ServerSession | None) -> None:
+        if machine is not None:
+            await self._sessions.lifetime.close(machine.handle, status="expired")
+        else:  # hibernated: if a socket had attached it since then, it would be in memory
+            await self._sessions.end(journal_sid(sid), status="expired")
+        self.end(sid, "expired")
