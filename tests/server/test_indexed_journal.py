@@ -417,16 +417,66 @@ async def test_the_index_of_another_journal_is_made_again(tmp_path: Path) -> Non
     journal.close()
 
 
-async def test_an_index_of_another_version_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 99])
+async def test_an_index_of_another_version_is_made_again(tmp_path: Path, version: int) -> None:
     journal = IndexedJournal(tmp_path)
     await journal.commit(session(), episode("e1"), delivery("e1", 0))
     journal.close()
     db = apsw.Connection(str(tmp_path / INDEX))
-    db.pragma("user_version", 99)
+    db.execute("UPDATE totals SET deliveries = 2, reward = 1.0, last_t = 1")  # as version 2 could have them
+    db.pragma("user_version", version)
     db.close()
-    journal = IndexedJournal(tmp_path)
-    assert journal.delivery("e1", 0) == delivery("e1", 0)
-    journal.close()
+    for opens in (ReadOnlyJournal, IndexedJournal):
+        journal = opens(tmp_path)
+        assert journal.last_delivery("s") == delivery("e1", 0)
+        (listed,), _ = journal.episodes(limit=1, principal=None)
+        assert (listed.deliveries, listed.reward) == (1, 0.5)
+        journal.close()
+
+
+async def test_what_is_committed_while_a_batch_leaves_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, at = MemoryJournal(), tmp_path / "at"
+    journal = IndexedJournal(at, background=False, batch_rows=10**6)
+    first: list[Record] = [session("s1", recovery="reexecute"), episode("e1", "s1"), delivery("e1", 0, sid="s1", id=1)]
+    meanwhile: list[Record] = [
+        delivery("e1", 1, sid="s1", id=2, error_kind="timeout"),
+        delivery("e1", None, sid="s1", id=3, status="EXECUTION_ERROR"),
+        delivery("e1", 2, sid="s1", id=4, done=True),
+        reward("e1", 2, sid="s1", seq=1),
+        session("s2"),
+        episode("e2", "s2"),
+        delivery("e2", 0, sid="s2", id=1),
+    ]
+    written(journal, first)
+    real, when_it_left = journal._live.leave, tmp_path / "when it left"
+
+    def leave() -> object:
+        batch = real()
+        shutil.copytree(at, when_it_left)
+        written(journal, meanwhile)
+        return batch
+
+    monkeypatch.setattr(journal._live, "leave", leave)
+    journal._bring_up()
+    monkeypatch.undo()
+    (listed,) = journal._rows("SELECT next_session, next_episode, (SELECT max(last_id) FROM counters) FROM applied")
+    assert listed == (2, 2, 1)
+    await memory.commit(*first)
+    for file in at.glob(INDEX + "*"):
+        shutil.copy(file, when_it_left)
+    cut = IndexedJournal(when_it_left, background=False)  # a power loss took what came after the index's position
+    _assert_alike(cut, memory)
+    cut.close()
+    await memory.commit(*meanwhile)
+    shutil.copytree(at, tmp_path / "killed")
+    for looked in (ReadOnlyJournal(at), IndexedJournal(tmp_path / "killed", background=False), journal):
+        _assert_alike(looked, memory)
+        looked.close()
+    again = IndexedJournal(at)
+    _assert_alike(again, memory)
+    again.close()
 
 
 async def test_an_index_damaged_while_the_server_runs_is_said_and_made_again_at_the_next_start(tmp_path: Path) -> None:

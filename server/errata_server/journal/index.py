@@ -31,8 +31,11 @@ from .segments import Position
 INDEX = "index.db"
 """Name of the index beside the segments."""
 
-VERSION = 2
-"""``PRAGMA user_version`` of the indexes that this Errata reads; another is made again."""
+VERSION = 3
+"""``PRAGMA user_version`` of the indexes that this Errata reads; another is made again.
+
+The tables of version 2 were the same, but its totals may count rows behind its position.
+"""
 
 RUN = 8
 """Deliveries in one row: a run stays below the 1,002 bytes that SQLite keeps in a page of 4 KiB without overflow."""
@@ -194,8 +197,8 @@ class Index:
         rows: Any = self._db.execute("SELECT next_session, next_episode FROM applied").fetchall()
         return rows[0] if rows else (1, 1)
 
-    def apply(self, batch: Batch, next_session: int, next_episode: int) -> None:
-        """Write a batch, all or nothing.
+    def apply(self, batch: Batch) -> None:
+        """Write a batch that has left, all or nothing.
 
         Raises:
             apsw.Error: Nothing was written.
@@ -223,7 +226,7 @@ class Index:
                 "refs(episode, refs)", [(n, json.dumps(columns.of_refs(refs))[1:-1]) for n, refs in batch.refs]
             )
             self._count(batch.segments.items())
-            self._applied(batch.position, next_session, next_episode)
+            self._applied(batch.position, batch.next_session, batch.next_episode)
         if (
             self._wal_pages >= CHECKPOINT_PAGES
         ):  # as far as no reader is in the way; it syncs, which small batches need not
@@ -306,7 +309,7 @@ class Index:
         )
         self._insert(
             "counters",
-            sorted((n, s.last_id, s.last_seq) for n, s in batch.of_sessions.items() if s.last_id or s.last_seq),
+            sorted(counter for counter in batch.counters if counter.last_id or counter.last_seq),
             "ON CONFLICT DO UPDATE SET last_id = max(last_id, excluded.last_id), "
             "last_seq = max(last_seq, excluded.last_seq)",
         )
@@ -315,22 +318,12 @@ class Index:
         rows = [(n, session, *columns.of_episode(row)) for n, session, row in batch.episodes.values()]
         self._insert(f"episodes(n, session, {EPISODE})", rows)
         self._insert(
-            "totals",
-            sorted(
-                (
-                    n,
-                    e.last_t,
-                    e.deliveries,
-                    e.reward,
-                    e.done,
-                    json.dumps(e.error_kinds) if e.error_kinds else None,
-                    e.payload_bytes,
-                    e.request_bytes,
-                    e.state_bytes,
-                    e.newest,
-                )
-                for n, e in batch.of_episodes.items()
-            ),
+            "totals(episode, last_t, deliveries, reward, done, payload_bytes, request_bytes, state_bytes, newest, "
+            "error_kinds)",
+            [
+                (*total[:-1], json.dumps(total.error_kinds) if total.error_kinds else None)
+                for total in sorted(batch.totals, key=itemgetter(0))
+            ],
             "ON CONFLICT DO UPDATE SET last_t = excluded.last_t, deliveries = excluded.deliveries, "
             "reward = excluded.reward, done = excluded.done, error_kinds = excluded.error_kinds, "
             "payload_bytes = excluded.payload_bytes, request_bytes = excluded.request_bytes, "

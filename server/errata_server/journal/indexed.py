@@ -384,7 +384,7 @@ class IndexedJournal(Journal):
                 batch = live.leave()
                 if batch is not None:
                     self._log.sync()  # again: commits may have come since, and are in the batch
-                    self._index.apply(batch, live.next_session, live.next_episode)
+                    self._index.apply(batch)
                     live.arrived()
 
     def _delete(self, eid: str, n: int, position: Position) -> None:

@@ -116,9 +116,36 @@ class Session:
     last_seq: int = 0
 
 
+class Total(NamedTuple):
+    """What `Episode` has of the episode numbered ``n``, at the end of a batch."""
+
+    n: int
+    last_t: int
+    deliveries: int
+    reward: float
+    done: bool
+    payload_bytes: int
+    request_bytes: int
+    state_bytes: int
+    newest: float
+    error_kinds: dict[str, int] | None
+
+
+class Counter(NamedTuple):
+    """What `Session` has of the session numbered ``n``, at the end of a batch."""
+
+    n: int
+    last_id: int
+    last_seq: int
+
+
 @dataclass(slots=True)
 class Batch:
-    """Records that go to the index together, by what they are there; ``position`` is behind the last of them."""
+    """Records that go to the index together, by what they are there; ``position`` is behind the last of them.
+
+    ``of_episodes`` and ``of_sessions`` go on changing after the batch has left, because later records count there, too.
+    ``totals``, ``counters`` and the next numbers are what stands at ``position``; they are set as the batch leaves.
+    """
 
     position: Position | None = None
     rows: int = 0
@@ -136,6 +163,22 @@ class Batch:
     of_sessions: dict[int, Session] = field(default_factory=dict)
     segments: dict[int, list[int]] = field(default_factory=dict)
     """Rows and bytes by segment."""
+    totals: list[Total] = field(default_factory=list)
+    counters: list[Counter] = field(default_factory=list)
+    next_session: int = 1
+    next_episode: int = 1
+
+    def freeze(self, next_session: int, next_episode: int) -> None:
+        """Set what stands at ``position``; the caller lets no record come between."""
+        self.totals = [
+            Total(
+                n, e.last_t, e.deliveries, e.reward, e.done, e.payload_bytes, e.request_bytes, e.state_bytes, e.newest,
+                e.error_kinds,
+            )
+            for n, e in self.of_episodes.items()
+        ]  # fmt: skip
+        self.counters = [Counter(n, s.last_id, s.last_seq) for n, s in self.of_sessions.items()]
+        self.next_session, self.next_episode = next_session, next_episode
 
 
 class Live:
@@ -200,6 +243,9 @@ class Live:
         """Return the batch to write to the index: the one that left before and did not arrive, else the current one."""
         with self.lock:
             if self.leaving is None and self.batch.position is not None:
+                # Records that come from now on are behind the batch's position: after a crash they are replayed, and
+                # must not be counted already.
+                self.batch.freeze(self.next_session, self.next_episode)
                 self.leaving, self.batch = self.batch, Batch()
             return self.leaving
 
@@ -325,7 +371,7 @@ class Live:
         if d.done:
             episode.done = True
         if d.error_kind is not None:
-            kinds = episode.error_kinds or {}
+            kinds = episode.error_kinds or {}  # not changed in place: a batch that left has it
             episode.error_kinds = {**kinds, d.error_kind: kinds.get(d.error_kind, 0) + 1}
         if d.refs:
             batch.refs.append((n, d.refs))
