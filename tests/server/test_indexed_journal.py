@@ -595,6 +595,42 @@ async def test_what_leaves_for_the_index_is_read_throughout(tmp_path: Path) -> N
     assert others == []
 
 
+class _Shared(dict[Any, Any]):
+    """A dict of a batch, which commits change: it lets nobody go through it without the lock."""
+
+    lock: threading.Lock
+
+    def items(self) -> Any:
+        assert self.lock.locked()
+        return super().items()
+
+    def values(self) -> Any:
+        assert self.lock.locked()
+        return super().values()
+
+
+async def test_no_read_goes_through_what_commits_change_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, journal = MemoryJournal(), IndexedJournal(tmp_path, background=False)
+    for store in (memory, journal):
+        for n in range(3):
+            sid, eid, ref = f"s{n}", f"e{n}", SnapshotRef("layer", f"{n}", "sha256:0")
+            await store.commit(session(sid, recovery="reexecute"), episode(eid, sid), episode(f"e{n + 3}", sid))
+            await store.commit(delivery(eid, 0, sid=sid, id=3, refs=(ref,)), delivery(eid, None, sid=sid, id=4))
+            await store.commit(reward(eid, 0, sid=sid, seq=3), SessionChange(sid, given_out=True))
+        await store.commit(SessionChange("s1", status="closed"))
+    batch, lock = journal._live.batch, journal._live.lock
+    monkeypatch.setattr(_Shared, "lock", lock, raising=False)
+    for name in batch.__dataclass_fields__:
+        if isinstance(there := getattr(batch, name), dict):
+            inner = {key: _Shared(value) if isinstance(value, dict) else value for key, value in there.items()}
+            monkeypatch.setattr(batch, name, _Shared(inner))
+    _assert_alike(journal, memory)
+    monkeypatch.undo()
+    journal.close()
+
+
 async def test_a_full_disk_under_the_index_holds_no_commit_and_loses_no_deletion(tmp_path: Path) -> None:
     journal = IndexedJournal(tmp_path, background=False, batch_rows=4)
     await journal.commit(session(), episode("e1"), episode("e2"), delivery("e1", 0, id=1), delivery("e2", 0, id=2))

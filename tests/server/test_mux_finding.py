@@ -7,12 +7,15 @@ import threading
 
 import pytest
 
+from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_server.app import create_fastapi_app
 from errata_server.journal import MemoryJournal
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
+from .asgi_peer import Peer
+from .conftest import simulated
 from .environments import CountAction, CountEnvironment, CountObservation
 from .test_mux_door import joined, n_of
 
@@ -55,6 +58,20 @@ async def test_a_reward_that_comes_while_its_session_is_looked_up_is_pushed() ->
         journal.goes_on.set()
         await trainer.ask(opened, "step", {"n": 1})
         assert row.seq == 1 and [push["reward_id"] for push in trainer.pushed] == ["r"]
+
+
+async def test_a_lookup_that_fails_tells_the_client_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = simulated()
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, runtime=runtime)
+
+    def fail(sid: str) -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(runtime.store.journal, "session", fail)
+    async with Peer(app, subprotocols=(PROTOCOL_NAME,)) as peer:
+        told = await peer.ask({"type": "resume", "data": [{"sid": "a" * 22, "key": "b" * 22, "last": 0}]})
+    assert told is not None and told["type"] == "error"
+    assert (told["data"]["code"], told["data"]["retry_after"]) == ("JOURNAL_UNAVAILABLE", 1.0)
 
 
 class _MadeOnce(CountEnvironment):

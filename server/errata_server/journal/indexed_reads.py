@@ -138,7 +138,9 @@ class IndexedReads:
         episode = self._standing.episode(eid)
         if episode is None:
             return []
-        waiting = [row for b in reversed(self._live.batches()) for _, row in b.rewards.get(episode.n, {}).values()]
+        with self._live.lock:
+            batches = [batch for batch in (self._live.leaving, self._live.batch) if batch is not None]
+            waiting = [row for batch in batches for _, row in batch.rewards.get(episode.n, {}).values()]
         sql = f"SELECT {REWARD} FROM rewards WHERE episode = ? ORDER BY n"
         there = {row.reward_id: row for row in map(columns.reward, self._rows(sql, (episode.n,)))}
         for row in waiting:
@@ -301,7 +303,7 @@ class IndexedReads:
             return []
         found: dict[str, tuple[int, int]] = {}
         for batch in self._live.batches():
-            found.update((eid, (n, -1)) for eid, (n, of, _) in batch.episodes.items() if of == session.n)
+            found.update((eid, (n, -1)) for eid, n in batch.by_session.get(session.n, ()))
         sql = (
             "SELECT e.eid, e.n, coalesce(t.last_t, -1) FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
             "WHERE e.session = ?"
@@ -334,14 +336,16 @@ class IndexedReads:
 
     def open_sessions(self) -> list[SessionRow]:
         """As `Journal.open_sessions`."""
-        batches = self._live.batches()
+        with self._live.lock:
+            batches = [batch for batch in (self._live.leaving, self._live.batch) if batch is not None]
+            waiting = [(batch.changes.copy(), batch.sessions.copy()) for batch in batches]
         rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'", ()))
         found = {row.sid: row for row in rows}
-        for batch in reversed(batches):
-            for sid, change in batch.changes.items():
+        for changes, sessions in waiting:
+            for sid, change in changes.items():
                 if sid in found:
                     found[sid] = change.applied(found[sid])
-            found.update((sid, row) for sid, (_, row) in batch.sessions.items() if row is not None)
+            found.update((sid, row) for sid, (_, row) in sessions.items() if row is not None)
         return sorted((row for row in found.values() if row.status == "open"), key=lambda row: row.created)
 
     def fork_session(self, eid: str, request_id: str) -> SessionRow | None:

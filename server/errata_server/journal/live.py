@@ -143,6 +143,9 @@ class Counter(NamedTuple):
 class Batch:
     """Records that go to the index together, by what they are there; ``position`` is behind the last of them.
 
+    Commits change the dicts while other threads read. A read without `Live.lock` may look a key up, go through a list,
+    which only grows, or pass a whole dict to ``dict.update``; to go through a dict it needs the lock.
+
     ``of_episodes`` and ``of_sessions`` go on changing after the batch has left, because later records count there, too.
     ``totals``, ``counters`` and the next numbers are what stands at ``position``; they are set as the batch leaves.
     """
@@ -152,6 +155,8 @@ class Batch:
     sessions: dict[str, tuple[int, SessionRow | None]] = field(default_factory=dict)
     changes: dict[str, SessionChange] = field(default_factory=dict)
     episodes: dict[str, tuple[int, int, EpisodeRow]] = field(default_factory=dict)
+    by_session: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    """Ids and numbers of the episodes, by the number of their session."""
     turns: dict[int, dict[int, Flat]] = field(default_factory=dict)
     replies: dict[int, dict[int, Flat]] = field(default_factory=dict)
     errors: dict[int, list[Replied]] = field(default_factory=dict)
@@ -301,6 +306,7 @@ class Live:
                 episode = self.episodes[e.eid] = Episode(self.next_episode, session.n)
                 self.next_episode += 1
                 batch.episodes[e.eid] = (episode.n, session.n, e)
+                batch.by_session.setdefault(session.n, []).append((e.eid, episode.n))
                 batch.of_episodes[episode.n] = episode
             case SessionRow() as s:
                 session = self._session(s.sid)

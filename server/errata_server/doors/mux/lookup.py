@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataError, SessionLost
+from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataError, JournalUnavailable, SessionLost
 from errata_protocol.mux import FindSession, ServerSession, Stored
 from errata_protocol.mux.state import State
 
@@ -96,8 +96,9 @@ class SessionLookup:
                 with self._sessions.table.search({journal_sid(machine.sid) for machine in machines}) as outdated:
                     found = await runtime.store.keyed_sessions([self._key(machine) for machine in machines])
             except Exception as error:
+                refusal = error if isinstance(error, ErrataError) else _unread(error)
                 for pending in batch:
-                    self._refuse(pending.find, error)
+                    self._refuse(pending.find, refusal)
                 continue
             finally:
                 self._running = [other for other in self._running if other is not last_push]
@@ -143,3 +144,9 @@ class SessionLookup:
             log.error("session could not be opened", exc_info=error)
             error = EnvironmentFailed(str(error))
         self._driver.find_failed(find, error)
+
+
+def _unread(error: Exception) -> JournalUnavailable:
+    """Log a failed read, and return the error for clients: their sessions may exist, so they have to ask again."""
+    log.error("sessions could not be looked up", exc_info=error)
+    return JournalUnavailable("the session could not be looked up: try again", retry_after=1.0)
