@@ -306,6 +306,42 @@ async def test_compaction_gives_the_space_of_deleted_episodes_back_and_the_index
         again.close()
 
 
+@simulated
+async def test_a_compaction_that_is_stopped_ends_after_its_segment_and_the_next_one_does_the_rest() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        disk = SimulatedDisk(random.Random(1))
+        journal = on(disk, Path(name))
+        await _fill(journal)
+        before = sum(disk.size(n) for n in disk.names())
+        assert journal.compact(garbage=0.1, stop=lambda: True) == 0
+        asked = iter([False, False, True])  # at its beginning, before the first segment, before the second
+        first = journal.compact(garbage=0.1, stop=lambda: next(asked))
+        assert first > 0
+        _assert_filled(journal)
+        rest = journal.compact(garbage=0.1)
+        assert rest > 0 and sum(disk.size(n) for n in disk.names()) == before - first - rest
+        _assert_filled(journal)
+        journal.close()
+
+
+def test_a_compaction_that_runs_while_the_journal_is_closed_leaves_the_index_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = IndexedJournal(tmp_path, segment_bytes=2000, background=False)
+    written(journal, [session(), episode("e1"), episode("e2")], *([delivery("e1", t)] for t in range(30)))
+    journal.delete_episode("e1")
+    real = journal._log.whole
+
+    def whole(number: int) -> object:
+        journal.close()
+        return real(number)
+
+    monkeypatch.setattr(journal._log, "whole", whole)
+    with pytest.raises(JournalUnavailable, match="closed"):
+        journal.compact(garbage=0.1)
+    assert (tmp_path / INDEX).exists()
+
+
 def test_a_segment_is_read_while_it_is_rewritten(tmp_path: Path) -> None:
     journal = IndexedJournal(tmp_path, segment_bytes=20_000, background=False)
     written(journal, [session(), episode("keep")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from pydantic import SecretStr
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.app import create_fastapi_app
-from errata_server.journal import IndexedJournal, ReadOnlyJournal
+from errata_server.journal import IndexedJournal, MemoryJournal, ReadOnlyJournal
 from errata_server.runtime.registry import RUNTIMES
 from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.store import READER_THREADS
 from errata_server.settings import Settings
 from errata_server.simulation import DiskFaults, SimulatedMachine
 
@@ -64,6 +67,54 @@ async def test_a_request_that_comes_after_the_end_opens_nothing(tmp_path: Path) 
     with pytest.raises(JournalUnavailable, match="shutting down"):
         await runtime.start()
     await Runtime(Settings(data_dir=tmp_path)).close()
+
+
+class _Compacting(MemoryJournal):
+    """Its compactions take as long as the test wants."""
+
+    blocking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.stopped: list[bool] = []
+
+    def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:
+        self.began.set()
+        assert self.goes_on.wait(10)
+        self.stopped.append(stop())
+        return 0
+
+
+async def test_compactions_hold_up_no_read_however_many_are_asked_for() -> None:
+    journal = _Compacting()
+    runtime = Runtime(Settings(), journal=journal)
+    compactions = [asyncio.ensure_future(runtime.store.compact()) for _ in range(READER_THREADS)]
+    assert await asyncio.to_thread(journal.began.wait, 10)  # the others were asked for before this returns
+    await runtime.store.commit(session())
+    async with asyncio.timeout(9):
+        assert await runtime.store.session("s") == session()
+    journal.goes_on.set()
+    await asyncio.gather(*compactions)
+    assert journal.stopped == [False] * READER_THREADS
+    await runtime.close()
+
+
+async def test_compactions_are_told_first_that_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = _Compacting()
+    runtime = Runtime(Settings(), journal=journal)
+    compactions = [asyncio.ensure_future(runtime.store.compact()) for _ in range(2)]
+    assert await asyncio.to_thread(journal.began.wait, 10)
+
+    async def close() -> None:
+        journal.goes_on.set()
+
+    monkeypatch.setattr(runtime.sandbox, "close", close)
+    await runtime.close()
+    await asyncio.gather(*compactions)
+    assert journal.stopped == [True, True]
+    with pytest.raises(JournalUnavailable, match="cannot be read now"):
+        await runtime.store.session("s")
 
 
 async def test_a_journal_opened_to_be_read_changes_nothing_and_sees_a_running_server(tmp_path: Path) -> None:

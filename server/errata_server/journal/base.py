@@ -403,8 +403,11 @@ class Journal(ABC):
             principal: Only of this owner; None means those made with auth off, never all.
         """
 
-    def compact(self) -> int:
+    def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:
         """Give the space of deleted episodes back, where that takes work; return how many bytes. On a worker thread.
+
+        Args:
+            stop: Asked from time to time; once it returns true, what is left is for the next call.
 
         Raises:
             errata_protocol.errors.JournalUnavailable: It cannot be written.

@@ -288,13 +288,14 @@ class IndexedJournal(Journal):
             self._bring_up()
         return episode.deliveries
 
-    def compact(self, *, garbage: float = 0.5) -> int:
+    def compact(self, *, garbage: float = 0.5, stop: Callable[[], bool] = lambda: False) -> int:
         """Give the space of deleted episodes back: write full segments anew that are mostly garbage.
 
         Commits and reads go on meanwhile.
 
         Args:
             garbage: Share of a segment's bytes from which on it is worth the writing.
+            stop: As in `Journal.compact`; asked before each segment.
 
         Returns:
             Bytes given back.
@@ -303,13 +304,16 @@ class IndexedJournal(Journal):
             JournalUnavailable: The disk or the index cannot be written. What was compacted before stays so.
         """
         with self._compact_lock:
+            if stop():
+                return 0
             self._check_open()
             try:
                 self._bring_up()
                 with self._index_lock:
                     tallies, applied = self._index.tallies(), self._index.position()
-                worth = [t for t in tallies if t.dead_bytes and t.dead_bytes >= garbage * t.size_bytes]
-                return sum(self._compact(t) for t in worth if applied is not None and t.number < applied.segment)
+                full = [t for t in tallies if applied is not None and t.number < applied.segment]
+                worth = [t for t in full if t.dead_bytes and t.dead_bytes >= garbage * t.size_bytes]
+                return sum(self._compact(t) for t in itertools.takewhile(lambda _: not stop(), worth))
             except StoreFailed as error:
                 raise JournalUnavailable(f"cannot compact the journal: {error}") from error
             except OSError as error:
@@ -320,6 +324,7 @@ class IndexedJournal(Journal):
         placed = [one for records, _ in self._log.whole(tally.number) for one in records]
         eids = {record.eid for _, record in placed if isinstance(record, OF_AN_EPISODE) and record.eid}
         with self._index_lock, self._index_errors():
+            self._check_open()  # the journal may be closed meanwhile
             living = self._index.living(eids)
         kept = [
             place
@@ -328,6 +333,7 @@ class IndexedJournal(Journal):
         ]
         back = self._log.rewrite(tally.number, {place.offset for place in kept})
         with self._index_lock, self._index_errors():
+            self._check_open()
             self._index.rewritten(tally, len(kept), sum(place.size for place in kept))
         return back
 

@@ -104,6 +104,7 @@ class Runtime:
         self.quotas = PrincipalQuotas(settings.max_sessions_per_principal, settings.max_unfinished_bytes)
         self.retention_clock = RetentionClock(self.clock.time())
         self.shutdown = Shutdown()
+        self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
         self.readiness = Readiness(
             self.store.trouble,
             lambda: self.store.watch_trouble,
@@ -213,6 +214,7 @@ class Runtime:
 
     async def close(self) -> None:
         """Stop sandboxes and threads and release the data directory. Idempotent."""
+        self.store.stop_compaction()  # first: it ends while the sandboxes are stopped
         try:
             await self.sandbox.close()
             self.store.close()

@@ -101,13 +101,22 @@ class Store:
             watched = [self._data_dir, self._data_dir / "journal"]
             self._watch = DataWatch([path for path in watched if path.is_dir()], self.trouble)
         self._readers = ThreadPoolExecutor(max_workers=READER_THREADS, thread_name_prefix="errata-read")
+        # Compactions run one at a time, for minutes: on the threads of the reads they would hold reads up.
+        self._compactor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="errata-compact")
+        self._stop_compaction = threading.Event()
+
+    def stop_compaction(self) -> None:
+        """Let compactions end after the segment that they write; the server is about to stop."""
+        self._stop_compaction.set()
 
     def close(self) -> None:
-        """End the threads; the journal stays open for the last commits."""
+        """Wait for what runs and end the threads; the journal stays open for the last commits."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self.stop_compaction()
         self._readers.shutdown()
+        self._compactor.shutdown()
 
     def trouble(self) -> str | None:
         """Return why a commit could not be made durable now; None when it could."""
@@ -172,10 +181,21 @@ class Store:
 
     async def _read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return ``function(*args, **kwargs)``, called on a reader thread where the journal may block."""
+        return await self._on(self._readers, lambda: function(*args, **kwargs))
+
+    async def _on(self, pool: ThreadPoolExecutor, function: Callable[[], R]) -> R:
+        """Return ``function()``, called on a thread of ``pool`` where the journal may block.
+
+        Raises:
+            JournalUnavailable: The store is closed, or the machine has no thread left.
+        """
         if not self.journal.blocking:
-            return function(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, lambda: function(*args, **kwargs))
+            return function()
+        try:
+            future = asyncio.get_running_loop().run_in_executor(pool, function)
+        except RuntimeError as error:
+            raise JournalUnavailable(f"the journal cannot be read now: {error}", retry_after=1.0) from error
+        return await future
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
@@ -356,12 +376,14 @@ class Store:
         """Return every ref that a committed row names; may block, and is called by a sandbox backend as it collects."""
         return self.journal.refs()
 
-    # -- deletions: on a reader thread, because they wait for the disk ------------------------------------------------
+    # -- deletions: on a reader thread, because they wait for the disk; compactions on one of their own ---------------
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> Awaitable[int]:
         """Delete an episode; return how many deliveries it had."""
         return self._read(self.journal.delete_episode, eid, unless_forked=unless_forked)
 
     def compact(self) -> Awaitable[int]:
-        """Give the space of deleted episodes back; return how many bytes."""
-        return self._read(self.journal.compact)
+        """Give the space of deleted episodes back, after the compactions that were asked for earlier; return how many
+        bytes. `stop_compaction` ends it early."""
+        stop = self._stop_compaction.is_set
+        return self._on(self._compactor, lambda: self.journal.compact(stop=stop))
