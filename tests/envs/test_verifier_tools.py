@@ -216,3 +216,49 @@ async def test_directories_of_the_agent_on_path_do_not_stand_before_the_tools(ta
     evil = "mkdir -p bin lib; for n in python3 pytest jq bash; do printf '#!/bin/sh\\nexit 0\\n' > bin/$n; done; "
     evil += "chmod +x bin/*; echo 'import os; os._exit(0)' > lib/pytest.py; cp lib/pytest.py lib/sitecustomize.py"
     assert (await graded("t", evil)).reward == 0.0
+
+
+def judged(directory: Path, command: str) -> None:
+    """Write a task ``p`` whose only probe runs ``command`` and must print 42."""
+    harbor_style.write_task(
+        directory / "p",
+        {
+            "task.toml": f'[[errata.probes]]\nname = "answer"\ncommand = "{command}"\n',
+            "environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY --chmod=755 total /app/total\n"
+            "RUN ln -s /app/total /usr/local/bin/total\n",
+            "environment/total": "#!/bin/sh\necho 41\n",
+            "tests/verify.py": "from errata_verify import check, probe\n\n\n@check()\ndef it_prints_42():\n"
+            "    assert probe('answer')['stdout'] == '42\\n'\n",
+        },
+    )
+
+
+def claiming(what: str) -> str:
+    """Return a command that makes ``total`` print what bash prints where it does not find a program."""
+    return f"printf '#!/bin/sh\\necho /bin/bash: line 1: {what} >&2\\nexit 127\\n' > total"
+
+
+@pytest.mark.parametrize(
+    ("probe", "command"),
+    [
+        ("exec total", claiming("exec: total: not found")),
+        ("exec total", "rm total"),
+        ("exec total blue", claiming("blue: command not found")),
+        ("exec total 'red|blue'", claiming("blue: command not found")),
+    ],
+    ids=["claimed of its command", "its command deleted", "claimed of an argument", "claimed of quoted text"],
+)
+async def test_a_probed_program_cannot_turn_a_zero_into_an_error(
+    tasks_directory: Path, probe: str, command: str
+) -> None:
+    judged(tasks_directory, probe)
+    assert (await graded("p", command)).reward == 0.0
+
+
+async def test_a_probe_that_misses_a_tool_is_an_error_also_where_the_start_does_not_get_that_far(
+    tasks_directory: Path,
+) -> None:
+    judged(tasks_directory, "[ $(total) = 42 ] && A=1 frobnicate-verify")
+    assert (await graded("p", "true")).reward == 0.0
+    with pytest.raises(EnvironmentFailed, match="frobnicate-verify"):
+        await graded("p", "printf '#!/bin/sh\\necho 42\\n' > total")

@@ -15,6 +15,9 @@ as long as it runs is as in Harbor. Such scripts fetch their tools first (apt-ge
 stands before these on PATH: it gives what the base tree has and reports what it does not have. A script that missed
 something gives no reward below 1, whatever it wrote: that is an `EnvironmentFailed` too.
 
+A probe whose command is not found is the same error only if the untouched start does not have that command: exit code
+and output of a probe may come from the agent's program.
+
 When no verdict comes, the question is whose fault that is. The same verifier is run on the untouched start of the
 task: if it gives a verdict there, the agent's state broke it and is worth 0; if not, the verifier is broken, which is
 an `EnvironmentFailed` and never a reward.
@@ -27,6 +30,7 @@ import logging
 import math
 import re
 import secrets
+import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +139,9 @@ async def verify(
     except NoVerdict as error:
         why = str(error)
     except VerifierLacks as error:
+        if task.verifier != "script" and await _has(backend, task, await start(), error.lacks):
+            log.warning("task %s: a command is gone, or said to be, which is worth 0: %s", task.id, error)
+            return Verdict(0.0, str(error))
         raise EnvironmentFailed(
             f"task {task.id} cannot be graded here: its verifier lacks what it asks for: {error}. "
             f"`errata tasks check {task.root}` says more; name a base tree that has it in task.toml: [errata] base"
@@ -197,7 +204,7 @@ async def _run_probe(
         timeout_s=probe.timeout_s,
     )
     missing = _NOT_FOUND.search(result.stderr) if result.exit_code == 127 else None
-    if missing is not None and re.search(rf"(?<![\w./-]){re.escape(missing[1])}(?![\w./-])", probe.command):
+    if missing is not None and _calls(probe.command, missing[1]):
         raise VerifierLacks((Lack("command", missing[1], f"probe {probe.name}: {missing[0]}"),))
     return {
         "exit_code": result.exit_code,
@@ -209,7 +216,32 @@ async def _run_probe(
 
 
 _NOT_FOUND = re.compile(r"^/bin/bash: line \d+: (?:exec: )?([^/\s:]+): (?:command )?not found$", re.MULTILINE)
-"""What bash prints when it cannot find a program that a probe's own command names."""
+"""What bash prints when it cannot find a program. A program of the agent can print it, too."""
+_QUOTED = re.compile(r"'[^']*'" r'|"[^"$`]*"')
+_BEFORE_COMMAND = (
+    r"(?:^|[\n;&|(){`!]|\b(?:command|exec|if|then|elif|else|while|until|do|time)\s)\s*(?:(?:\w+=|\d*[<>])\S*\s+)*"
+)
+"""Pattern of what stands before the name of a program in a shell command."""
+
+
+def _calls(command: str, name: str) -> bool:
+    """Return whether a shell command calls the program ``name`` itself; an argument of that name does not count."""
+    unquoted = _QUOTED.sub("''", command)
+    return re.search(rf"{_BEFORE_COMMAND}{re.escape(name)}(?![\w./-])", unquoted) is not None
+
+
+async def _has(backend: Backend, task: Task, start: SandboxSnapshot, lacks: Iterable[Lack]) -> bool:
+    """Return whether a probe on the untouched start would find all these commands.
+
+    The whole verifier is not run on the start instead: a probe may call a command only after the agent's program
+    succeeded, so a start can get a verdict without it.
+    """
+    names = " && ".join(f"command -v -- {shlex.quote(lack.name)}" for lack in lacks)
+    result = await run_in_fork(backend, start, names, env=shell_env(task), timeout_s=_LOOKUP_TIMEOUT_S)
+    return result.exit_code == 0
+
+
+_LOOKUP_TIMEOUT_S = 30.0
 
 
 async def _run_judge(
