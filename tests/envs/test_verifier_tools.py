@@ -132,6 +132,9 @@ async def test_ways_to_run_pytest_work_without_a_network(tasks_directory: Path, 
         ("python3 /tests/test_outputs.py\n", "import yaml_of_ours\n", "yaml_of_ours"),
         ("python3 /tests/test_outputs.py\n", "import subprocess\nsubprocess.run(['cargo', 'test'])\n", "cargo"),
         ("python3 - <<'EOF'\nimport scipy\nEOF\n", OUTPUTS, "scipy"),
+        ("python3 -c 'import scipy'\n", OUTPUTS, "scipy"),
+        ("cp /tests/test_outputs.py . && pytest test_outputs.py\n", "import numpy\n" + OUTPUTS, "numpy"),
+        ("pytest /tests\n", "import subprocess\nsubprocess.run(['node'])\n" + OUTPUTS, "node"),
     ],
 )  # fmt: skip
 async def test_a_script_that_misses_a_tool_is_an_error_also_where_it_writes_a_zero(
@@ -206,6 +209,72 @@ async def test_a_program_of_the_agent_cannot_turn_a_zero_into_an_error(
     script(tasks_directory, test_sh, outputs, "Write /app/run.sh.\n")
     write = f"cat > /app/run.sh <<'EOT'\n{program}EOT\nchmod +x /app/run.sh"
     assert (await graded("t", write)).reward == 0.0
+
+
+IN_PROCESS = [
+    "import not_there",
+    "def answer():\n    import not_there",
+    "exec('import not_there')",
+    "import subprocess\nsubprocess.run(['not-there'])",
+    "def answer():\n    import subprocess\n    subprocess.run(['not-there'])",
+    "import pytest\npytest.exit('x', returncode=4)",
+    "def answer():\n    import pytest\n    pytest.exit('x', returncode=5)",
+]
+CALLS = "import solution\n\n\ndef test_it():\n    assert solution.answer() == 42\n"
+
+
+@pytest.mark.parametrize("solution", IN_PROCESS)
+@pytest.mark.parametrize(
+    "test_sh",
+    [
+        "PYTHONPATH=/app pytest /tests/test_outputs.py\n",
+        "cp /tests/test_outputs.py /tmp; cd /app; python3 -m pytest /tmp/test_outputs.py\n",
+        "PYTHONPATH=/app python3 -c 'import solution; assert solution.answer() == 42'\n",
+        "PYTHONPATH=/app python3 - <<'EOF'\nimport solution\nassert solution.answer() == 42\nEOF\n",
+    ],
+    ids=["pytest", "copied", "command line", "standard input"],
+)
+async def test_what_code_of_the_agent_misses_in_the_tests_process_is_worth_zero(
+    tasks_directory: Path, test_sh: str, solution: str
+) -> None:
+    script(tasks_directory, test_sh, CALLS, "Write /app/solution.py.\n")
+    assert (await graded("t", f"cat > solution.py <<'EOT'\n{solution}\nEOT")).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("test_sh", "command"),
+    [
+        ("pytest -c my.ini /tests\n", "printf '[pytest]\\naddopts = --no-such-option\\n' > my.ini"),
+        ("pytest -c my.ini /tests\n", "printf '[pytest]\\npython_functions = x*\\n' > my.ini"),
+        ("pytest -c my.ini /tests\n", "echo '[' > my.ini"),
+        ("pytest /app/test_mine.py\n", "echo 'import not_there' > test_mine.py"),
+        ("pytest /app/test_mine.py\n", "echo 'def test_it(no_such_fixture): pass' > test_mine.py"),
+    ],
+)
+async def test_the_agents_own_tests_and_settings_are_worth_zero(
+    tasks_directory: Path, test_sh: str, command: str
+) -> None:
+    script(tasks_directory, test_sh)
+    dockerfile = "FROM x\nWORKDIR /app\nRUN touch my.ini\n"
+    (tasks_directory / "t" / "environment" / "Dockerfile").write_text(dockerfile)
+    assert (await graded("t", command)).reward == 0.0
+
+
+@pytest.mark.parametrize("solution", ["import not_there", "1 / 0", "import pytest\npytest.exit('x', returncode=4)"])
+async def test_a_conftest_that_code_of_the_agent_breaks_is_worth_zero(tasks_directory: Path, solution: str) -> None:
+    script(tasks_directory, "PYTHONPATH=/app pytest /tests\n", instruction="Repair /app/solution.py.\n")
+    root = tasks_directory / "t"
+    (root / "tests" / "conftest.py").write_text("import solution\n")
+    (root / "environment" / "Dockerfile").write_text("FROM x\nWORKDIR /app\nCOPY solution.py /app/\n")
+    (root / "environment" / "solution.py").write_text("")
+    assert (await graded("t", f"cat > solution.py <<'EOT'\n{solution}\nEOT")).reward == 0.0
+
+
+async def test_a_conftest_that_misses_a_module_is_an_error(tasks_directory: Path) -> None:
+    script(tasks_directory, "[ -e out.txt ] && pytest /tests\n")
+    (tasks_directory / "t" / "tests" / "conftest.py").write_text("import numpy\n")
+    with pytest.raises(EnvironmentFailed, match="numpy"):
+        await graded("t", RIGHT)
 
 
 async def test_directories_of_the_agent_on_path_do_not_stand_before_the_tools(tasks_directory: Path) -> None:

@@ -7,7 +7,8 @@ by others of its user (PR_SET_DUMPABLE 0).
 While ``test.sh`` runs, the programs in ``programs/`` report what it asked of this machine and did not get. A report
 counts if its sender descends from ``test.sh`` through processes whose command lines are those of the tests (`trusted`):
 a program of the agent that sends one, or calls one of these programs, does not turn a reward of 0 into an error. One
-that first replaces its own command line with one of the tests can: see `trusted`.
+that first replaces its own command line with one of the tests can: see `trusted`. So can code of the agent in the
+process of a test: it can call what sends the reports there.
 """
 
 import ctypes

@@ -42,22 +42,12 @@ def started(arguments):
 def explain(kind, error, trace):
     """Print an exception that ends a script of the tests; report what the script did not find."""
     sys.__excepthook__(kind, error, trace)
-    last = trace
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    where = last.tb_frame.f_code if last is not None else None
-    file = where.co_filename if where is not None else ""
-    name = error.filename if isinstance(error, FileNotFoundError) and where.co_name == "_execute_child" else None
-    missing = None
-    if isinstance(error, ModuleNotFoundError) and error.name and file.startswith(("/tests/", "<")):
-        missing = "module", error.name.partition(".")[0], f"no Python module {error.name!r}"
-    elif isinstance(name, str) and "/" not in name:
-        missing = "command", name, f"no program {name!r}"
-    if missing is not None:
-        sys.path.insert(0, PROGRAMS)
-        from lacks import report
+    sys.path.insert(0, PROGRAMS)
+    from lacks import missing, report
 
-        report(*missing)
+    found = missing(error)
+    if found is not None:
+        report(*found)
 
 
 name, script, after = started(sys.orig_argv[1:])

@@ -1,12 +1,15 @@
 """Reports to `script.py` the tools and modules that the verifier asked for and this machine lacks.
 
 Nobody may take such a failure for the agent's: the reward file that ``test.sh`` then writes says nothing. Whether a
-report counts is decided by its receiver, which sees what process sent it.
+report counts is decided by its receiver, which sees what process sent it. In a process that runs code of the agent and
+of the tests, only what the tests' own code misses is reported (`missing`).
 """
 
+import filecmp
 import json
 import os
 import socket
+import sys
 
 SOCKET = "ERRATA_VERIFIER_SOCKET"
 
@@ -29,3 +32,55 @@ def report(kind, name, text):
             connection.recv(1)
     except (OSError, KeyError):
         return
+
+
+def missing(error):
+    """Return (kind, name, text) for `report` if ``error`` says that code of the tests missed a module or program.
+
+    Code of the agent may run in the same process. What that code misses is the agent's failure.
+
+    Args:
+        error: An exception, with its traceback.
+    """
+    place, inner = last_frames(error.__traceback__)
+    if not of_the_tests(place):
+        return None
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return "module", error.name.partition(".")[0], f"no Python module {error.name!r}"
+    if isinstance(error, FileNotFoundError) and inner == "_execute_child":  # of the module subprocess
+        name = error.filename
+        if isinstance(name, str) and "/" not in name:
+            return "command", name, f"no program {name!r}"
+    return None
+
+
+def of_the_tests(file):
+    """Return whether ``file`` is one of the tests, or a copy of one: ``test.sh`` may copy them into the project."""
+    file = os.path.normpath(file)
+    if file.startswith("/tests/"):
+        return True
+    name = os.path.basename(file)
+    try:
+        places = [directory for directory, _, names in os.walk("/tests") if name in names]
+        return any(filecmp.cmp(file, os.path.join(place, name), shallow=False) for place in places)
+    except OSError:
+        return False
+
+
+def last_frames(trace):
+    """Return the file of the last frame outside of the system's libraries, and the name of the last function.
+
+    The file is ``/tests/-`` for code from a command line or standard input: only such code of the tests is watched.
+    """
+    file, name = "", ""
+    while trace is not None:
+        code, scope = trace.tb_frame.f_code, trace.tb_frame.f_globals
+        name, source = code.co_name, code.co_filename
+        if source.startswith("<") and scope is sys.modules["__main__"].__dict__:
+            source = "/tests/-"
+        elif source.startswith("<") and not source.startswith("<frozen "):
+            source = str(scope.get("__file__", ""))  # text that a module passed to exec
+        if not source.startswith(("/usr/", "<frozen ")):
+            file = source
+        trace = trace.tb_next
+    return file, name

@@ -5,7 +5,6 @@ packages and of the system come first, so that a ``pytest.py`` or ``json.py`` of
 """
 
 import os
-import re
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -14,7 +13,7 @@ EARLY = [PACKAGES, *(place for place in sys.path if place.startswith("/usr/"))]
 
 from importlib.machinery import PathFinder  # noqa: E402
 
-from lacks import report  # noqa: E402
+from lacks import missing, of_the_tests, report  # noqa: E402
 
 USAGE_ERROR, INTERNAL_ERROR, NO_TESTS = 4, 3, 5
 
@@ -29,46 +28,51 @@ class SystemFirst:
 
 
 class Watch:
-    """A plugin that reports what the tests needed and the machine did not have."""
+    """A plugin that reports what the tests needed and the machine did not have.
 
-    def pytest_collectreport(self, report):
-        """Look at a module that could not be collected."""
-        if report.failed:
-            missing = re.findall(r"ModuleNotFoundError: No module named '([^']+)'", str(report.longrepr))
-            for name in missing[-1:]:
-                self.module(name)
+    ``kind`` is the kind of report for a run in which pytest did not take its arguments or found no tests: ``tool`` if
+    that can only be due to the arguments and files of the tests, ``runner`` if it may be the agent's doing, which a run
+    on the untouched start then decides, and None if the reason was reported.
+    """
 
-    def pytest_exception_interact(self, call, report):
-        """Look at the exception of a test."""
-        error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, ModuleNotFoundError) and error.name and self.raised_in_tests(call.excinfo):
-            self.module(error.name)
-        elif isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and "/" not in error.filename:
-            frames = [entry.frame.code.name for entry in call.excinfo.traceback]
-            if frames and frames[-1] == "_execute_child":
-                self.command(error.filename)
-        elif type(error).__name__ == "FixtureLookupError":
+    def __init__(self):
+        self.kind = "runner"
+
+    def pytest_load_initial_conftests(self, early_config):
+        """Look at the configuration file that pytest found, and at a ``conftest.py`` that cannot be loaded."""
+        try:
+            result = yield
+        except Exception as error:
+            if self.look(error):
+                self.kind = None
+            raise
+        settings = early_config.inipath
+        if settings is None or of_the_tests(settings):
+            self.kind = "tool"
+        return result
+
+    def pytest_keyboard_interrupt(self):
+        """Note that something ended the run with an exit status of its own choice: ``pytest.exit``."""
+        self.kind = "runner"
+
+    def pytest_exception_interact(self, node, call):
+        """Look at the exception of a test, or of a module that could not be collected."""
+        error = call.excinfo.value
+        if type(error).__name__ != "FixtureLookupError":
+            self.look(error)
+        elif of_the_tests(node.path):
             name = error.argname or "?"
-            report_to("tool", f"fixture {name}", f"no fixture {name!r}: a plugin of pytest is missing")
+            report("tool", f"fixture {name}", f"no fixture {name!r}: a plugin of pytest is missing")
 
     @staticmethod
-    def raised_in_tests(excinfo):
-        """Return whether the import is in a test rather than in a module of the agent."""
-        paths = [str(entry.path) for entry in excinfo.traceback if not str(entry.path).startswith(("/usr/", "<"))]
-        return bool(paths) and paths[-1].startswith("/tests/")
-
-    @staticmethod
-    def module(name):
-        """Report a Python module that a test could not import."""
-        report_to("module", name.partition(".")[0], f"no Python module {name!r}")
-
-    @staticmethod
-    def command(name):
-        """Report a program that a test could not start."""
-        report_to("command", name, f"no program {name!r}")
-
-
-report_to = report
+    def look(error):
+        """Report what the tests missed, if ``error`` is due to that; return whether it is."""
+        if type(error).__name__ in ("CollectError", "ConftestImportFailure"):
+            error = error.__cause__ or error
+        found = missing(error)
+        if found is not None:
+            report(*found)
+        return found is not None
 
 
 def of_the_agent(arguments):
@@ -90,14 +94,16 @@ def main(arguments):
     except ImportError as error:
         report("tool", "pytest", f"pytest cannot start: {error}")
         return 127
+    pytest.hookimpl(wrapper=True)(Watch.pytest_load_initial_conftests)
+    watch = Watch()
     try:
-        code = int(pytest.main(arguments, plugins=[Watch()]))
+        code = int(pytest.main(arguments, plugins=[watch]))
     except Exception as error:  # whatever a plugin raises: it is the runner's failure
         report("runner", "pytest", f"pytest ended with {type(error).__name__}: {error}")
         raise
-    if code in (USAGE_ERROR, NO_TESTS) and not of_the_agent(arguments):
+    if code in (USAGE_ERROR, NO_TESTS) and watch.kind is not None and not of_the_agent(arguments):
         what = "does not take its arguments, or cannot load a file" if code == USAGE_ERROR else "found no tests"
-        report("tool", "pytest", f"pytest {what}: pytest {' '.join(arguments)}")
+        report(watch.kind, "pytest", f"pytest {what}: pytest {' '.join(arguments)}")
     elif code == INTERNAL_ERROR:
         report("runner", "pytest", "pytest ended with an internal error")
     return code
