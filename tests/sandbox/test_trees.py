@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,75 @@ def test_what_a_cached_tree_holds_for_itself_is_what_its_layer_touched() -> None
     layer = Node(b"d", children={"d1": Node(b"d", children={"f1": Node(b"w")}), "x": Node(b"f")})
     assert own_entries(below, below) == 8 + 7 * 10
     assert own_entries(fold(below, layer), layer) == (1 + 8) + (1 + 9)
+
+
+KIB = 1024
+CONTENTS = {
+    "one byte": [(0, b"x")],
+    "a zero": [(0, b"\0")],
+    "two zeros": [(0, b"\0\0")],
+    "data then zeros": [(0, b"x"), (300 * KIB, b"\0")],
+    "zeros then data": [(0, b"\0"), (300 * KIB, b"x")],
+    "data later": [(0, b"\0"), (364 * KIB, b"x")],
+    "data between": [(0, b"\0"), (200 * KIB - 1, b"xy"), (400 * KIB, b"\0")],
+    "zeros between": [(0, b"x"), (400 * KIB, b"y")],
+    "zeros between, longer": [(0, b"x"), (464 * KIB, b"y")],
+    "only zeros": [(400 * KIB, b"\0")],
+    "more zeros": [(400 * KIB + 1, b"\0")],
+}
+"""Offsets and bytes; what lies between is zeros."""
+
+
+def digest_of_file(directory: Path, base: Path, parts: list[tuple[int, bytes]], *, sparse: bool) -> str:
+    directory.mkdir()
+    size = max(at + len(data) for at, data in parts)
+    with (directory / "f").open("wb") as file:
+        file.truncate(size) if sparse else file.write(bytes(size))
+        for at, data in parts:
+            if not sparse or data.strip(b"\0"):
+                file.seek(at)
+                file.write(data)
+    return tree_digest(scan(directory), base, "base")
+
+
+def test_a_hole_counts_as_the_zeros_that_it_stands_for(tmp_path: Path, empty_base: Path) -> None:
+    digests = {
+        name: {
+            digest_of_file(tmp_path / f"{name} {sparse}", empty_base, parts, sparse=sparse) for sparse in (False, True)
+        }
+        for name, parts in CONTENTS.items()
+    }
+    assert {name: len(found) for name, found in digests.items()} == dict.fromkeys(CONTENTS, 1)
+    assert len(set().union(*digests.values())) == len(CONTENTS)
+
+
+def test_holes_are_not_read(tmp_path: Path, empty_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of sparse files are made in an instant, and a snapshot must not take longer than its time limit."""
+    read = 0
+
+    def counted(call: Callable[..., bytes]) -> Callable[..., bytes]:
+        def function(*arguments: int) -> bytes:
+            nonlocal read
+            data = call(*arguments)
+            read += len(data)
+            return data
+
+        return function
+
+    for name in ("read", "pread"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(64 * KIB**2)
+        file.seek(32 * KIB**2)
+        file.write(b"x")
+    scan(tmp_path)
+    assert 0 < read < KIB**2
+
+
+def test_a_file_without_a_block_of_zeros_keeps_its_digest(tmp_path: Path) -> None:
+    """Layers on disk and journals hold digests of earlier servers."""
+    content = (b"text" + bytes(60 * KIB)) * 5 + b"end"
+    (tmp_path / "f").write_bytes(content)
+    info = (tmp_path / "f").stat()
+    header = b"f %o %d %d\0" % (info.st_mode & 0o7777, info.st_uid, info.st_gid)
+    assert scan(tmp_path).children["f"].mark == hashlib.sha256(header + content).digest()

@@ -16,7 +16,7 @@ import hashlib
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,9 @@ NOISE = frozenset({"__pycache__", ".pytest_cache"})
 _EMPTY: Mapping[str, Node] = MappingProxyType({})
 _ROW = struct.Struct(">IBBH32s")
 _KINDS = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s"}
+_ZEROS = bytes(1 << 16)
+"""A block of zeros. The digest of a file depends on the size of blocks if it has such a block."""
+_RUN = struct.Struct(">QQ")
 _GONE = b"w"
 _SAME = b""
 _PATH_MAX = 4096
@@ -82,11 +85,52 @@ def _mark(name: str, info: os.stat_result, dir_fd: int, form: OverlayForm) -> tu
     elif kind == b"f" and info.st_size:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=dir_fd)
         try:
-            while block := os.read(fd, 1 << 18):
-                digest.update(block)
+            zeros = _hash_content(fd, info.st_size, digest.update)
         finally:
             os.close(fd)
+        if zeros:
+            digest = hashlib.sha256(digest.digest() + zeros)
     return kind, digest.digest()
+
+
+def _hash_content(fd: int, size: int, update: Callable[[bytes], None]) -> bytes:
+    """Hash the blocks of a file that are not all zeros, and return where the others are.
+
+    The holes of a sparse file are not read: they take no disk space, so a command can make terabytes of them in no
+    time. Zeros that were written give the same result as a hole.
+
+    Args:
+        fd: The file.
+        size: Its size.
+        update: Called with each block that is not all zeros.
+
+    Returns:
+        Start and end of each run of blocks of zeros; empty without one.
+    """
+    runs: list[bytes] = []
+    at = hashed = 0  # what lies between `hashed` and `at` are zeros
+    while at < size and (block := os.pread(fd, len(_ZEROS), at)):
+        if _ZEROS.startswith(block):
+            at = _next_data(fd, at + len(block), size)
+            continue
+        if hashed < at:
+            runs.append(_RUN.pack(hashed, at))
+        update(block)
+        at = hashed = at + len(block)
+    if hashed < size:
+        runs.append(_RUN.pack(hashed, size))
+    return b"".join(runs)
+
+
+def _next_data(fd: int, at: int, size: int) -> int:
+    """Return the start of the first block from ``at`` on that is not wholly in a hole; ``size`` if there is none."""
+    try:
+        data = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        raise
+    return data - data % len(_ZEROS)
 
 
 def is_opaque(visit: Visit, form: OverlayForm) -> bool:
