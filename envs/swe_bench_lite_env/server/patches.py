@@ -10,15 +10,18 @@ from errata_protocol.markers import Detection, ErrorKind, ErrorSite
 COMMAND = "cd {root} && exec git apply --whitespace=nowarn -"
 """Applies the patch on standard input: all of it, or nothing."""
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_FAILED = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d+)$")
+# Numbers of more than nine digits count no lines, and Python refuses to read those of more than 4,300.
+_HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_FAILED = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d{1,9})$")
 _REFUSED = re.compile(
     r"^error: (?P<file>[^:]+): (?P<why>No such file or directory|already exists in working directory|"
     r"wrong type|patch does not apply|has type \d+, expected \d+|does not exist in index|"
     r"is beyond a symbolic link|cannot read the current contents.*)"
 )
-_CORRUPT = re.compile(r"(?:corrupt patch|patch fragment without header|corrupt binary patch) at (?:line |[^:]*:)(\d+)")
-_HEADER = re.compile(r"lacks filename information .*\(line (\d+)\)")
+_CORRUPT = re.compile(
+    r"(?:corrupt patch|patch fragment without header|corrupt binary patch) at (?:line |[^:]*:)(\d{1,9})(?!\d)"
+)
+_HEADER = re.compile(r"lacks filename information .*\(line (\d{1,9})\)")
 
 
 @dataclass(frozen=True, slots=True)

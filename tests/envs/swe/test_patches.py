@@ -104,6 +104,32 @@ def test_a_hunk_with_wrong_counts_is_named(tree: Path) -> None:
     assert detection.error_site and detection.error_site.file == "src/a.txt"
 
 
+@pytest.mark.parametrize(
+    "header", ["@@ -{0},1 +1 @@", "@@ -1,{0} +1 @@", "@@ -1,3 +{0} @@", "@@ -1 +1,{0} @@", "@@ -1,4 +1,4 {0} @@"]
+)
+@pytest.mark.parametrize("digits", [10, 5000])
+def test_a_number_too_long_to_read_is_refused_like_any_wrong_hunk(tree: Path, header: str, digits: int) -> None:
+    patch = GOOD.replace("@@ -20,3 +20,4 @@", header.format("1" * digits))
+    done = applied(tree, patch)
+    assert done.returncode != 0
+    text, detection = refusal(patch, done.stderr)
+    assert text.endswith("nothing was changed") and detection.error_kind == "patch_failed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "error: patch failed: src/a.txt:{0}",
+        "error: corrupt patch at line {0}",
+        "error: git diff header lacks filename information when removing 1 leading pathname component (line {0})",
+    ],
+)
+def test_a_number_too_long_to_read_in_what_git_says_names_no_hunk(line: str) -> None:
+    text, detection = refusal(GOOD, line.format("1" * 5000) + "\n")
+    assert text.endswith("nothing was changed") and detection.error_kind == "patch_failed"
+    assert detection.error_site and detection.error_site.line is None
+
+
 @pytest.mark.parametrize("patch", ["", "hello", "*** Begin Patch\n*** Update File: a.py\n"])
 def test_what_is_no_diff_is_said_to_be_none(tree: Path, patch: str) -> None:
     text, detection = refusal(patch, applied(tree, patch + "\n").stderr)
