@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+from itertools import islice
+
 from errata_protocol.errors import InvalidRequest
 from errata_server.sandbox.output import BoundedOutput
+
+_SHOWN = 10
+"""How many of the lines where a text occurs a message names."""
 
 
 class ToolRefused(InvalidRequest):
@@ -29,11 +35,12 @@ def lines_of(content: bytes, first: int | None, last: int | None) -> bytes:
     """
     if first is None and last is None:
         return content
-    lines = _lines(content)
+    # Unlike `bytes.splitlines`, a carriage return ends no line: editors and compilers number lines so.
+    count = content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
     start = 1 if first is None else first
-    if start > max(1, len(lines)):
-        raise ToolRefused(f"first_line is {start}: the file has {_count(len(lines))}", "first_line", len(lines) or None)
-    return b"".join(lines[start - 1 : last])
+    if start > max(1, count):
+        raise ToolRefused(f"first_line is {start}: the file has {_count(count)}", "first_line", count or None)
+    return b"".join(islice(BytesIO(content), start - 1, last))
 
 
 def bounded(content: bytes, keep_bytes: int) -> tuple[str, bool]:
@@ -53,46 +60,53 @@ def replaced(content: bytes, old: str, new: str) -> bytes:
     at = content.find(wanted)
     if at < 0:
         raise _absent(content, wanted)
-    places = [at]
-    while (at := content.find(wanted, at + 1)) >= 0:
-        places.append(at)
-    if len(places) > 1:
-        lines = [content.count(b"\n", 0, place) + 1 for place in places]
-        shown = ", ".join(map(str, lines[:10])) + (", ..." if len(lines) > 10 else "")
+    lines = _lines_with(content, wanted, at)
+    if len(lines) > 1:
+        more = len(lines) > _SHOWN
         raise ToolRefused(
-            f"old_text occurs {len(lines)} times, at lines {shown}: give more of the text around the one to replace",
+            f"old_text occurs {f'more than {_SHOWN}' if more else len(lines)} times, at lines "
+            f"{', '.join(map(str, lines[:_SHOWN]))}{', ...' if more else ''}: "
+            "give more of the text around the one to replace",
             "old_text",
             lines[0],
         )
-    return content[: places[0]] + new.encode("utf-8", "surrogatepass") + content[places[0] + len(wanted) :]
+    return content[:at] + new.encode("utf-8", "surrogatepass") + content[at + len(wanted) :]
+
+
+def _lines_with(content: bytes, wanted: bytes, at: int) -> list[int]:
+    """Return the lines of the first places of a text, from ``at`` on, which is the first: one more than are shown.
+
+    The file and the text are an agent's, and this runs on the event loop: so the places are bounded, and no part of the
+    file is counted twice.
+    """
+    lines: list[int] = []
+    line, counted = 1, 0
+    while at >= 0 and len(lines) <= _SHOWN:
+        line, counted = line + content.count(b"\n", counted, at), at
+        lines.append(line)
+        at = content.find(wanted, at + 1)
+    return lines
 
 
 def _absent(content: bytes, wanted: bytes) -> ToolRefused:
     """Say that a text is not there, and where it is but for white space."""
     if b"\r\n" in content and content.replace(b"\r\n", b"\n").find(wanted) >= 0:
         return ToolRefused("old_text does not occur: the lines of this file end with \\r\\n", "old_text")
-    lines, sought = _bare(content), _bare(wanted.strip(b"\n"))
-    for start in range(len(lines) - len(sought) + 1) if any(sought) else ():
-        if lines[start : start + len(sought)] == sought:
-            return ToolRefused(
-                f"old_text does not occur; line {start + 1} differs from it in white space only: copy it as it stands",
-                "old_text",
-                start + 1,
-            )
+    text, sought = _bare(content), _bare(wanted.strip(b"\n"))
+    at = text.find(sought) if sought.strip(b"\n") else -1
+    if at >= 0:
+        line = text.count(b"\n", 0, at) + 1
+        return ToolRefused(
+            f"old_text does not occur; line {line} differs from it in white space only: copy it as it stands",
+            "old_text",
+            line,
+        )
     return ToolRefused("old_text does not occur in the file: read it again, and copy the text as it stands", "old_text")
 
 
-def _bare(content: bytes) -> list[bytes]:
-    return [b"".join(line.split()) for line in content.split(b"\n")]
-
-
-def _lines(content: bytes) -> list[bytes]:
-    """Split into lines that keep their line feed; the last may lack one.
-
-    Unlike `bytes.splitlines`, a carriage return ends no line: editors and compilers number lines so.
-    """
-    parts = content.split(b"\n")
-    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+def _bare(content: bytes) -> bytes:
+    """Return the lines of a text without white space, each between two line feeds: one search finds whole lines."""
+    return b"\n" + content.translate(None, b" \t\r\v\f") + b"\n"
 
 
 def _count(lines: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,11 @@ def test_an_edit_replaces_what_occurs_once() -> None:
     [
         (b"a\nb\na\n", "a", "2 times, at lines 1, 3", 1),
         (b"aaa", "aa", "2 times, at lines 1, 1", 1),
+        (b"a\n" * 10, "a", "10 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10: give", 1),
+        (b"a\n" * 12, "a", r"more than 10 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.: give", 1),
         (b"if x:\n    y = 1\n", "if x:\n  y = 1", "line 1 differs", 1),
+        (b"a\nif x:\n\ty = 1\nb", "\nif x:\n  y = 1\n", "line 2 differs", 2),
+        (b"a\nif x:\n\ty = 12\n", "if x:\n  y = 1", "does not occur in the file", None),
         (b"a\r\nb\r\n", "a\nb", r"end with \\r\\n", None),
         (b"a\n", "b", "does not occur in the file", None),
         (b"", "b", "does not occur", None),
@@ -156,6 +161,18 @@ def test_an_edit_that_names_no_one_place_is_refused(content: bytes, old: str, sa
     with pytest.raises(ToolRefused, match=says) as caught:
         replaced(content, old, "new")
     assert (caught.value.field, caught.value.line) == ("old_text", line)
+
+
+@pytest.mark.parametrize(
+    ("content", "old"),
+    [(b" " * 2**20, " "), (b" \n" * 2**19, " " * 1000), (b" \n" * 2**19, "\n \n" * 2**17 + "x"), (b"\n" * 2**20, "x")],
+)
+def test_an_edit_of_a_large_file_is_refused_at_once(content: bytes, old: str) -> None:
+    # The event loop of all sessions waits for it. In quadratic time each took at least ten times the bound.
+    started = time.process_time()
+    with pytest.raises(ToolRefused):
+        replaced(content, old, "new")
+    assert time.process_time() - started < 1
 
 
 def test_lines_are_those_of_an_editor() -> None:
