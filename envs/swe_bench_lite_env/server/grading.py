@@ -200,9 +200,10 @@ async def _expected_canaries(
 ) -> canaries.Outcome | None:
     """Return what canaries show on a state that the agent has not changed; None if this instance has no use of them.
 
-    That is so if its tests have no form of canaries, if the gold patch does not apply (``whole`` only), if the run
-    exceeds ``timeout_s``, or if canaries that pass cannot be told from canaries that fail. The result, also None, is
-    cached by backend, instance, ``rules`` and ``whole``.
+    That is so if its tests have no form of canaries, if the gold patch does not apply (``whole`` only), or if canaries
+    that pass cannot be told from canaries that fail. The result, also None, is cached by backend, instance, ``rules``
+    and ``whole``. A run that exceeds ``timeout_s`` gives None too, but only this once: a machine that is busy now need
+    not be later.
 
     Args:
         backend: Holds the instance's snapshot.
@@ -229,6 +230,9 @@ async def _expected_canaries(
                 found = await _canaries(backend, state, prepared, tests, made, {}, rules, timeout_s)
         except NoVerdict as error:
             log.warning("%s: no canaries in its own tests: %s", prepared.instance.instance_id, error)
+        if found is not None and found.exit_code is None:
+            log.warning("%s: its canaries took more than %g s", prepared.instance.instance_id, timeout_s)
+            return None
         known[key] = found if found is not None and found.usable else None
     return known[key]
 
