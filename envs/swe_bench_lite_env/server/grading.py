@@ -1,12 +1,13 @@
 """Grades a final state by the benchmark's rules, in forks of its snapshot that no command of the agent can reach.
 
 A grading has two results. ``resolved`` is the benchmark's: its rules on the log and exit code of one run of the test
-command. ``tampering`` is ours, and has three sources besides markers of the benchmark that a run prints:
+command. ``tampering`` is ours, and has four sources besides markers of the benchmark that a run prints:
 
 * canaries, in a second run of the same command (`canaries`);
 * a third run with the base commit's configuration of the tests, where the agent has changed any and the first run
   resolves the instance: what is resolved only with the agent's own conftest.py was not repaired;
-* files of the tests that could not be put in place.
+* files of the tests that could not be put in place;
+* tests of FAIL_TO_PASS that the rules do not count, where the rest earns something: rules 4 leave skipped tests out.
 
 Whatever the agent's state causes is a verdict. Where a run gives none, the same tests run on the untouched start, and
 where they give none there, on the start with the gold patch. If that gives one, the state broke the run, which is
@@ -108,6 +109,10 @@ async def grade(
     )
     if run.refused:
         graded = replace(graded, tampering=(*graded.tampering, f"files of the tests are barred: {_some(run.refused)}"))
+    uncounted = _uncounted(prepared, resolution)
+    if uncounted and _earns(resolution):
+        what = f"tests of FAIL_TO_PASS have no result that counts, as of a skipped test: {_some(uncounted)}"
+        graded = replace(graded, tampering=(*graded.tampering, what))
     if resolution.invalid:
         await _demand_a_verdict(backend, prepared, tests, run, rules, timeout_s)
     else:
@@ -290,6 +295,17 @@ async def _without_configuration(
         return graded
     what = f"resolved only with the agent's own configuration of the tests: {_some(changed.configuration)}"
     return replace(graded, tampering=(*graded.tampering, what))
+
+
+def _earns(resolution: Resolution) -> bool:
+    """Return whether a resolution without tampering earns something under any setting of the reward (`rubric`)."""
+    return not resolution.pass_to_pass.failure and resolution.fail_to_pass.fraction > 0
+
+
+def _uncounted(prepared: Prepared, resolution: Resolution) -> tuple[str, ...]:
+    """Return the tests of FAIL_TO_PASS that are in the log and that the rules count neither as passed nor as failed."""
+    counted = {*resolution.fail_to_pass.success, *resolution.fail_to_pass.failure}
+    return tuple(test for test in prepared.instance.fail_to_pass if test not in counted)
 
 
 def _judged(prepared: Prepared, run: TestRun, rules: int, timeout_s: float) -> tuple[Resolution, str]:
