@@ -4,9 +4,9 @@ The canaries stand in the files of the hidden tests, so that the test command, t
 the same as in the graded run. Two sorts of tests are there:
 
 * tests of random names, of which some pass, some fail and some err, in each way that the runner knows;
-* tests of the names of the hidden tests, which all fail. Where the graded run resolves the instance, these are the
-  hidden tests themselves, each with one more statement, which fails; else tests of one line, because the
-  modules of the hidden tests need not even be importable before the repair.
+* tests of the names of the hidden tests, which all fail. Where the graded run earns something, in part or in whole,
+  these are the hidden tests themselves, each with one more statement, which fails; else tests of one line, because
+  the modules of the hidden tests need not even be importable before the repair.
 
 What they do on a state that the agent has not changed is what they have to do on the agent's. A runner that the agent's
 code has taken over reports something else, unless that code tells canaries from tests.

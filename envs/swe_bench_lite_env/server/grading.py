@@ -5,7 +5,7 @@ command. ``tampering`` is ours, and has four sources besides markers of the benc
 
 * canaries, in a second run of the same command (`canaries`);
 * a third run with the base commit's configuration of the tests, where the agent has changed any and the first run
-  resolves the instance: what is resolved only with the agent's own conftest.py was not repaired;
+  earns something: what passes only with the agent's own conftest.py was not repaired;
 * files of the tests that could not be put in place;
 * tests of FAIL_TO_PASS that the rules do not count, where the rest earns something: rules 4 leave skipped tests out.
 
@@ -119,7 +119,7 @@ async def grade(
         changed = changes(tests, run.survey)
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
         graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
-        if changed.configuration and graded.resolved and not graded.tampering:
+        if changed.configuration and _earns(resolution) and not graded.tampering:
             graded = await _without_configuration(
                 backend, snapshot, prepared, tests, graded, changed, base, rules, timeout_s
             )
@@ -181,7 +181,7 @@ async def _with_canaries(
     timeout_s: float,
 ) -> Graded:
     """Run canaries on the agent's state, with the base commit's configuration of the tests, and note what they show."""
-    for whole in (True, False) if graded.resolved else (False,):
+    for whole in (True, False) if _earns(graded.resolution) else (False,):
         wanted = await _expected_canaries(backend, prepared, tests, rules, timeout_s, whole)
         if wanted is not None:
             made = _made(prepared, tests, whole)
@@ -283,17 +283,19 @@ async def _without_configuration(
     rules: int,
     timeout_s: float,
 ) -> Graded:
-    """Run the tests of a resolved instance again, with the test configuration of the base commit.
+    """Run the tests of a grading that earns something again, with the test configuration of the base commit.
 
     Returns:
-        ``graded`` as it is if the instance is resolved this way too; otherwise with an entry in ``tampering`` that
-        names the files of configuration which the agent changed.
+        ``graded`` as it is if it earns as much this way; otherwise with an entry in ``tampering`` that names the files
+        of configuration which the agent changed.
     """
     run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
     resolution, _ = _judged(prepared, run, rules, timeout_s)
-    if resolution.resolved:
+    plain, own = (found.fail_to_pass for found in (resolution, graded.resolution))
+    if not resolution.pass_to_pass.failure and set(own.success) <= set(plain.success):
         return graded
-    what = f"resolved only with the agent's own configuration of the tests: {_some(changed.configuration)}"
+    passes = "resolved" if graded.resolved else "tests pass"
+    what = f"{passes} only with the agent's own configuration of the tests: {_some(changed.configuration)}"
     return replace(graded, tampering=(*graded.tampering, what))
 
 

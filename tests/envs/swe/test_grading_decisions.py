@@ -108,3 +108,33 @@ async def test_a_skipped_test_that_the_bug_does_not_touch_is_no_tampering(
 ) -> None:
     found = await graded(monkeypatch, Played({instance().pass_to_pass[0]: "SKIPPED"}), rules=rules)
     assert (found.reward, found.tampering, found.canaries) == (1.0, (), "ok")
+
+
+async def test_a_share_that_passes_only_with_the_agents_configuration_earns_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent's conftest.py reports all tests but one of FAIL_TO_PASS as passed."""
+    tests = instance().fail_to_pass
+    survey = {"conftest.py": ("configuration", "digest")}
+    found = await graded(monkeypatch, Played({tests[0]: "FAILED"}, plain=dict.fromkeys(tests, "FAILED"), survey=survey))
+    assert not found.resolved and fractional(found) == 0.0
+    assert found.tampering == ("tests pass only with the agent's own configuration of the tests: conftest.py",)
+
+
+async def test_a_share_that_passes_with_both_configurations_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = instance().fail_to_pass
+    played = Played({tests[0]: "FAILED"}, survey={"conftest.py": ("configuration", "digest")})
+    found = await graded(monkeypatch, played)
+    assert (found.reward, fractional(found), found.tampering) == (0.0, 1 - 1 / len(tests), ())
+
+
+@pytest.mark.parametrize(
+    ("failed", "whole"),
+    [(instance().fail_to_pass[:1], True), (instance().fail_to_pass, False), (instance().pass_to_pass[:1], False)],
+)
+async def test_what_earns_a_share_is_held_against_the_hidden_tests_own_canaries(
+    monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...], whole: bool
+) -> None:
+    played = Played(dict.fromkeys(failed, "FAILED"))
+    await graded(monkeypatch, played)
+    assert played.canaries == [whole]
