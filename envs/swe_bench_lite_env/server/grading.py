@@ -9,9 +9,10 @@ command. ``tampering`` is ours, and has four sources besides markers of the benc
 * files of the tests that could not be put in place;
 * tests of FAIL_TO_PASS that the rules do not count, where the rest earns something: rules 4 leave skipped tests out.
 
-Whatever the agent's state causes is a verdict. Where a run gives none, the same tests run on the untouched start, and
-where they give none there, on the start with the gold patch. If that gives one, the state broke the run, which is
-``not resolved``; if not, the machine did, which is `EnvironmentFailed` and never a reward.
+Whatever the agent's state causes is a verdict. Where a run gives none, or the tests cannot be put in place for it, the
+same tests run on the untouched start, and where they give none there, on the start with the gold patch. If that gives
+one, the state broke the run, which is ``not resolved``; if not, the machine did, which is `EnvironmentFailed` and never
+a reward.
 """
 
 from __future__ import annotations
@@ -33,7 +34,19 @@ from errata_server.sandbox.base import Backend, SandboxSnapshot
 from ..rules.verdict import STOPPED, Resolution, compose_log, forged_markers, judge
 from . import canaries
 from .prepare.store import Prepared
-from .workspaces import GRADING_LIMITS, Changes, File, TestRun, Tests, changes, files_of_base, run_tests, tests_of
+from .workspaces import (
+    GRADING_LIMITS,
+    Changes,
+    File,
+    TestRun,
+    Tests,
+    Unplaceable,
+    changes,
+    files_of_base,
+    our_state,
+    run_tests,
+    tests_of,
+)
 
 log = logging.getLogger("errata.swe")
 
@@ -97,7 +110,34 @@ async def grade(
     """
     started = time.monotonic()
     tests = await tests_of(backend, prepared)
-    run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s)
+    try:
+        run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s)
+    except Unplaceable as error:
+        await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=error.timed_out)
+        graded = _not_run(prepared, rules, error)
+    else:
+        graded = await _graded(backend, snapshot, prepared, tests, run, rules, timeout_s)
+    await forks_gone(backend)
+    return replace(graded, seconds=time.monotonic() - started)
+
+
+def _not_run(prepared: Prepared, rules: int, error: Unplaceable) -> Graded:
+    """Return the grading of a state in which the tests cannot be put in place: not resolved, with the reason."""
+    # The rules read no word of the error: it may hold names of the agent's files.
+    nothing = judge(prepared.instance, "", rules=rules, runner=prepared.recipe.runner)
+    return Graded(resolved=False, tampering=(), resolution=replace(nothing, invalid=str(error)), log="")
+
+
+async def _graded(
+    backend: Backend,
+    snapshot: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    run: TestRun,
+    rules: int,
+    timeout_s: float,
+) -> Graded:
+    """Grade a state by a run of the tests on it, and by the further runs that its result calls for."""
     resolution, log = _judged(prepared, run, rules, timeout_s)
     graded = Graded(
         resolved=resolution.resolved,
@@ -114,7 +154,7 @@ async def grade(
         what = f"tests of FAIL_TO_PASS have no result that counts, as of a skipped test: {_some(uncounted)}"
         graded = replace(graded, tampering=(*graded.tampering, what))
     if resolution.invalid:
-        await _demand_a_verdict(backend, prepared, tests, run, rules, timeout_s)
+        await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=run.result.timed_out)
     else:
         changed = changes(tests, run.survey)
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
@@ -123,14 +163,21 @@ async def grade(
             graded = await _without_configuration(
                 backend, snapshot, prepared, tests, graded, changed, base, rules, timeout_s
             )
-    await forks_gone(backend)
-    return replace(graded, seconds=time.monotonic() - started)
+    return graded
 
 
 async def _demand_a_verdict(
-    backend: Backend, prepared: Prepared, tests: Tests, run: TestRun, rules: int, timeout_s: float
+    backend: Backend, prepared: Prepared, tests: Tests, rules: int, timeout_s: float, *, again: bool
 ) -> None:
     """Show that the tests give a verdict here on a state that the agent has not changed.
+
+    Args:
+        backend: Holds the states.
+        prepared: The instance.
+        tests: Its hidden tests.
+        rules: 5 or 4.
+        timeout_s: Time limit of one run of the tests, seconds.
+        again: Show it even if it was shown before: a time limit was reached, which a busy machine may cause.
 
     Raises:
         EnvironmentFailed: They do not.
@@ -150,7 +197,7 @@ async def _demand_a_verdict(
             await verdict(await _gold(backend, prepared))
 
     try:
-        await _controls.demand(backend, f"{prepared.digest} {rules}", control, again=run.result.timed_out)
+        await _controls.demand(backend, f"{prepared.digest} {rules}", control, again=again)
     except NoVerdict as error:
         raise EnvironmentFailed(
             f"{prepared.instance.instance_id} cannot be graded here: its tests give no verdict on its untouched start "
@@ -186,14 +233,19 @@ async def _with_canaries(
         if wanted is not None:
             made = _made(prepared, tests, whole)
             assert made is not None
-            found = await _canaries(backend, snapshot, prepared, tests, made, base, rules, timeout_s)
-            wrong = canaries.differences(wanted, found)
+            found: canaries.Outcome | None
+            try:
+                found = await _canaries(backend, snapshot, prepared, tests, made, base, rules, timeout_s)
+                wrong = canaries.differences(wanted, found)
+            except Unplaceable:
+                found, wrong = None, ("they cannot be put in place",)
             if wrong:
                 # The drawn names may matter to a test command, for instance by their order: so these very canaries
                 # have to do something else on a state of ours.
                 ours = await _unchanged(backend, prepared, whole)
-                control = await _canaries(backend, ours, prepared, tests, made, {}, rules, timeout_s)
-                wrong = canaries.differences(control, found)
+                with our_state(prepared):
+                    control = await _canaries(backend, ours, prepared, tests, made, {}, rules, timeout_s)
+                wrong = canaries.differences(control, found) if found is not None else wrong
             if not wrong:
                 return replace(graded, canaries="ok")
             return replace(graded, canaries="wrong", tampering=(*graded.tampering, f"wrong canaries: {_some(wrong)}"))
@@ -232,7 +284,8 @@ async def _expected_canaries(
         try:
             if made is not None:
                 state = await _unchanged(backend, prepared, whole)
-                found = await _canaries(backend, state, prepared, tests, made, {}, rules, timeout_s)
+                with our_state(prepared):
+                    found = await _canaries(backend, state, prepared, tests, made, {}, rules, timeout_s)
         except NoVerdict as error:
             log.warning("%s: no canaries in its own tests: %s", prepared.instance.instance_id, error)
         if found is not None and found.exit_code is None:
@@ -289,7 +342,12 @@ async def _without_configuration(
         ``graded`` as it is if it earns as much this way; otherwise with an entry in ``tampering`` that names the files
         of configuration which the agent changed.
     """
-    run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
+    try:
+        run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
+    except Unplaceable as error:
+        await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=error.timed_out)
+        what = f"the base commit's configuration of the tests is barred: {_some(changed.configuration)}"
+        return replace(graded, tampering=(*graded.tampering, what))
     resolution, _ = _judged(prepared, run, rules, timeout_s)
     plain, own = (found.fail_to_pass for found in (resolution, graded.resolution))
     if not resolution.pass_to_pass.failure and set(own.success) <= set(plain.success):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,28 @@ without being code under test. ``module``: a module outside of any package, with
 test runner's; one that the base commit does not have stands in front of the real one."""
 
 
+class Unplaceable(NoVerdict):
+    """The tests could not be put in place in a state, because of its files or of the machine; the message says how.
+
+    Args:
+        message: What happened.
+        timed_out: It took too long, which a busy machine may cause.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+@contextmanager
+def our_state(prepared: Prepared) -> Iterator[None]:
+    """Turn `Unplaceable` into `EnvironmentFailed`: in a state without changes of the agent the machine is at fault."""
+    try:
+        yield
+    except Unplaceable as error:
+        raise EnvironmentFailed(f"{prepared.instance.instance_id}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Tests:
     """The tests of an instance's base commit.
@@ -94,7 +117,7 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
     """Return the tests of an instance's base commit; the last few results are cached.
 
     Raises:
-        EnvironmentFailed: The test patch does not apply to the start.
+        EnvironmentFailed: The test patch does not apply to the start, or the start cannot be read.
         SandboxFailed: The sandbox broke.
     """
     known = _known.setdefault(backend, {})
@@ -102,7 +125,8 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
         return known[prepared.digest]
     patch, name = prepared.instance.test_patch, prepared.instance.instance_id
     async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
-        before = await workspace(sandbox, prepared, survey=True)
+        with our_state(prepared):
+            before = await workspace(sandbox, prepared, survey=True)
         if patch.strip():
             applied = await sandbox.run(
                 f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
@@ -111,11 +135,13 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
             )
             if applied.exit_code != 0:
                 raise EnvironmentFailed(f"the test patch of {name} does not apply: {applied.stderr[-500:]}")
-        after = await workspace(sandbox, prepared, read=test_files(patch))
+        with our_state(prepared):
+            paths = tuple(test_files(patch))
+            after = await workspace(sandbox, prepared, read=paths)
     survey = {path: (kind, digest) for path, (kind, digest) in before["survey"].items()}
     while len(known) >= _KEPT:
         del known[next(iter(known))]
-    known[prepared.digest] = tests = Tests(after["read"], survey)
+    known[prepared.digest] = tests = Tests(_files(paths, after["read"]), survey)
     return tests
 
 
@@ -136,19 +162,31 @@ def _is_base_module(path: str, base: Survey) -> bool:
 
 
 async def files_of_base(backend: Backend, prepared: Prepared, paths: tuple[str, ...]) -> dict[str, File]:
-    """Return files of the untouched start; those that it does not have are None."""
+    """Return files of the untouched start; those that it does not have are None.
+
+    Raises:
+        EnvironmentFailed: The start cannot be read.
+        SandboxFailed: The sandbox broke.
+    """
     if not paths:
         return {}
     async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
-        found: dict[str, File] = (await workspace(sandbox, prepared, read=paths))["read"]
-    return found
+        with our_state(prepared):
+            found = await workspace(sandbox, prepared, read=paths)
+    return _files(paths, found["read"])
+
+
+def _files(paths: tuple[str, ...], read: Mapping[str, File]) -> dict[str, File]:
+    """Return all files that were asked for; the answer leaves out those that are not there."""
+    return {path: read.get(path) for path in paths}
 
 
 async def workspace(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dict[str, Any]:
     """Run inside/workspace.py.
 
     Raises:
-        EnvironmentFailed: It gave no answer.
+        Unplaceable: It gave no answer.
+        SandboxFailed: The sandbox broke.
     """
     nonce = secrets.token_hex(16)
     asked: dict[str, Any] = {**request, "nonce": nonce, "root": prepared.workdir}
@@ -164,9 +202,7 @@ async def workspace(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dic
     try:
         return nonced(result, nonce)
     except NoVerdict as error:
-        raise EnvironmentFailed(
-            f"{prepared.instance.instance_id}: its tests could not be put in place: {error}"
-        ) from error
+        raise Unplaceable(f"its tests could not be put in place: {error}", timed_out=result.timed_out) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +244,8 @@ async def run_tests(
         more: Files of the base commit to put in place too; None: those test modules that the state changed.
 
     Raises:
-        EnvironmentFailed: The files could not be put in place.
+        Unplaceable: The files could not be put in place.
+        EnvironmentFailed: The untouched start cannot be read.
         SandboxFailed: The sandbox broke.
     """
     home = f"/tmp/home-{secrets.token_hex(8)}"

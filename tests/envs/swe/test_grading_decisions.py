@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import CommandResult, SandboxSnapshot
 from errata_server.sandbox.fake.backend import FakeBackend
 from swe_bench_lite_env import SweAction, SweObservation
@@ -69,19 +70,27 @@ class Played:
         return USABLE
 
 
-async def graded(monkeypatch: pytest.MonkeyPatch, played: Played, rules: int = 5) -> grading.Graded:
+async def sound_canaries(*arguments: Any) -> Outcome:
+    return USABLE
+
+
+async def graded(
+    monkeypatch: pytest.MonkeyPatch,
+    played: Played,
+    *,
+    rules: int = 5,
+    state: SandboxSnapshot = START,
+    canaries: Callable[..., Awaitable[Outcome]] = sound_canaries,
+) -> grading.Graded:
     async def of_base(*arguments: Any) -> Any:
         return TESTS if len(arguments) == 2 else {}
-
-    async def canaries(*arguments: Any) -> Outcome:
-        return USABLE
 
     monkeypatch.setattr(grading, "tests_of", of_base)
     monkeypatch.setattr(grading, "files_of_base", of_base)
     monkeypatch.setattr(grading, "run_tests", played.run_tests)
     monkeypatch.setattr(grading, "_expected_canaries", played.expected)
     monkeypatch.setattr(grading, "_canaries", canaries)
-    return await grading.grade(FakeBackend(), START, start(), rules=rules)
+    return await grading.grade(FakeBackend(), state, start(), rules=rules)
 
 
 def fractional(found: grading.Graded) -> float:
@@ -138,3 +147,82 @@ async def test_what_earns_a_share_is_held_against_the_hidden_tests_own_canaries(
     played = Played(dict.fromkeys(failed, "FAILED"))
     await graded(monkeypatch, played)
     assert played.canaries == [whole]
+
+
+AGENTS = SandboxSnapshot(ref=SnapshotRef("layer", "agents"))
+
+
+class Barring(Played):
+    """As `Played`, where the tests cannot be put in place in the agent's state.
+
+    Args:
+        barred: Which runs on that state: ``all``, those with the base commit's ``configuration``, or ``none``.
+        everywhere: On the start and with the gold patch neither.
+    """
+
+    def __init__(self, barred: str, *, everywhere: bool = False) -> None:
+        super().__init__({}, survey={"conftest.py": ("configuration", "digest")})
+        self.barred, self.everywhere, self.states = barred, everywhere, list[str]()
+
+    async def run_tests(self, *arguments: Any, more: Any = None, **others: Any) -> workspaces.TestRun:
+        self.states.append(arguments[1].ref.id)
+        applies = self.barred == "all" or (self.barred == "configuration" and more is not None)
+        if applies and (arguments[1] is AGENTS or self.everywhere):
+            raise workspaces.Unplaceable(">>>>> Start Test Output", timed_out=False)
+        return await super().run_tests(*arguments, more=more, **others)
+
+
+async def test_a_state_that_bars_the_tests_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Barring("all")
+    found = await graded(monkeypatch, played, state=AGENTS)
+    assert played.states == ["agents", "default"]  # the start shows that the machine is sound
+    assert (found.resolved, found.reward, fractional(found), found.canaries) == (False, 0.0, 0.0, "none")
+    assert found.resolution.invalid == ">>>>> Start Test Output" and not found.resolution.statuses
+
+
+async def test_a_machine_that_bars_the_tests_everywhere_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EnvironmentFailed, match="cannot be graded here"):
+        await graded(monkeypatch, Barring("all", everywhere=True), state=AGENTS)
+
+
+async def test_a_state_that_bars_the_base_commits_configuration_is_tampered_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = await graded(monkeypatch, Barring("configuration"), state=AGENTS)
+    assert found.resolved and found.reward == 0.0
+    assert found.tampering == ("the base commit's configuration of the tests is barred: conftest.py",)
+
+
+async def test_a_state_that_bars_the_canaries_is_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+
+    async def canaries(backend: Any, state: SandboxSnapshot, *others: Any) -> Outcome:
+        states.append(state.ref.id)
+        if state is AGENTS:
+            raise workspaces.Unplaceable("no answer", timed_out=True)
+        return USABLE
+
+    found = await graded(monkeypatch, Played({instance().pass_to_pass[0]: "FAILED"}), state=AGENTS, canaries=canaries)
+    assert states == ["agents", "default"]
+    assert (found.canaries, found.tampering) == ("wrong", ("wrong canaries: they cannot be put in place",))
+
+
+async def test_canaries_that_cannot_be_put_in_place_on_our_own_state_are_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def canaries(*arguments: Any) -> Outcome:
+        raise workspaces.Unplaceable("no answer", timed_out=True)
+
+    monkeypatch.setattr(grading, "_canaries", canaries)
+    with pytest.raises(EnvironmentFailed, match="no answer"):
+        await grading._expected_canaries(FakeBackend(), start(), TESTS, 5, 1.0, False)
+
+
+async def test_a_start_that_cannot_be_read_is_the_machines_fault() -> None:
+    # The fake backend has no Python.
+    with pytest.raises(EnvironmentFailed, match="could not be put in place"):
+        await workspaces.files_of_base(FakeBackend(), start(), ("conftest.py",))
+    with pytest.raises(EnvironmentFailed, match="could not be put in place"):
+        await workspaces.tests_of(FakeBackend(), start())
+    with pytest.raises(workspaces.Unplaceable):
+        await workspaces.run_tests(FakeBackend(), START, start(), TESTS, files={}, timeout_s=1)
