@@ -24,6 +24,7 @@ from errata_server.concurrency.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK
 from errata_server.concurrency.threads import Threads
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
+from errata_server.sessions.decoding import Decoder
 from errata_server.sessions.session import Request, Session
 from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
@@ -31,6 +32,7 @@ from errata_server.simulation.threads import SimulatedThreads
 
 from .conftest import connect, until
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
+from .repeatable import DiceEnvironment
 
 Opened = tuple[Sessions, Runtime]
 
@@ -84,6 +86,25 @@ class SingleEnvironment(ThreadedEnvironment):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
 
+class RatedEnvironment(DiceEnvironment):
+    """Recovered by re-execution; rates its steps at the end of an episode."""
+
+    def compute_step_rewards(self) -> list[float]:
+        return [1.0] * self._state.step_count
+
+
+class UnrecoverableRatedEnvironment(RatedEnvironment):
+    DETERMINISTIC = False
+
+
+class SavedRatedEnvironment(SavedEnvironment):
+    def compute_step_rewards(self) -> list[float]:
+        return []
+
+    def step(self, action: CountAction, timeout_s: float | None = None, **kwargs: Any) -> CountObservation:
+        return super().step(action).model_copy(update={"done": action.do == "done"})
+
+
 class FreeEnvironment(CountEnvironment):
     """Sync, does not care for threads, not recoverable."""
 
@@ -132,7 +153,8 @@ def nothing_hangs_on() -> Any:
 @asynccontextmanager
 async def sessions_of(factory: Any, threads: Threads | None = None, **settings: Any) -> AsyncIterator[Opened]:
     runtime = Runtime(Settings(**settings), threads=threads)
-    sessions = Sessions(runtime, factory, "threads", ConcurrencyConfig(max_concurrent_envs=1000))
+    concurrency = ConcurrencyConfig(max_concurrent_envs=1000)
+    sessions = Sessions(runtime, factory, "threads", concurrency, decoder=Decoder(CountAction))
     runtime.live_sessions.add(sessions)
     try:
         yield sessions, runtime
@@ -145,8 +167,10 @@ async def reset(sessions: Sessions, session: Session) -> None:
     await sessions.admit(session, Request("reset", b"{}"))
 
 
-async def step(sessions: Sessions, session: Session, do: str = "", n: int = 1) -> int:
-    reply = await sessions.admit(session, Request("step", b"{}", action=CountAction(n=n, do=do)))
+async def step(sessions: Sessions, session: Session, do: str = "", n: int = 1, timeout_s: float | None = None) -> int:
+    action = CountAction(n=n, do=do)
+    request = Request("step", action.model_dump_json().encode(), action=action, timeout_s=timeout_s)
+    reply = await sessions.admit(session, request)
     return int(json.loads(reply.payload)["observation"]["n"])
 
 
@@ -390,6 +414,39 @@ async def test_a_call_that_got_no_thread_in_time_has_not_run_and_its_session_liv
     threads.release()
     assert await hanging == "late"
     assert await two.run(lambda: "next", 60) == "next" and ran == []
+
+
+@pytest.mark.parametrize("factory", [RatedEnvironment, UnrecoverableRatedEnvironment, SavedRatedEnvironment])
+async def test_a_step_whose_rewards_get_no_thread_in_time_is_taken_back_and_one_that_did_not_run_is_not(
+    factory: Any,
+) -> None:
+    threads = SimulatedThreads(cap=1)
+    async with sessions_of(factory, threads) as (sessions, _):
+        session, other = await opened(sessions, 2)
+        host = session.host
+        threads.hang_next()
+        waiting = asyncio.ensure_future(step(sessions, other))
+        await until(lambda: other.lock.busy)
+        with pytest.raises(StepTimeout, match=r"step got no thread"):
+            await step(sessions, session, n=5, timeout_s=0.05)
+        threads.release()
+        assert await waiting == 1
+        assert session.host is host and await step(sessions, session) == 1
+
+        threads.hang_next(after=1)  # its step runs, then the other session's hangs, and its rewards wait behind that
+        ended = asyncio.ensure_future(step(sessions, session, "done", n=5, timeout_s=0.05))
+        waiting = asyncio.ensure_future(step(sessions, other))
+        with pytest.raises(StepTimeout, match=r"compute_step_rewards got no thread"):
+            await ended
+        threads.release()
+        assert await waiting == 2
+        if factory is UnrecoverableRatedEnvironment:
+            with pytest.raises(SessionLost):
+                await step(sessions, session)
+            return
+        assert (session.t, await step(sessions, session)) == (1, 2)
+        await sessions.lifetime.sleep(session)
+        assert await step(sessions, session) == 3
 
 
 async def test_where_every_thread_hangs_a_new_environment_is_refused_in_time() -> None:

@@ -48,6 +48,13 @@ CANCEL_S = 1.0
 """Time for a cancelled call of an async environment to end before it counts as hanging, seconds."""
 
 
+class CallNotRun(StepTimeout):
+    """The call did not run, because no thread was free before its deadline: the request had no effect.
+
+    Not raised for the calls that follow a step (`EnvHost.snapshot`, `EnvHost.step_rewards`).
+    """
+
+
 class ThreadLost(StepTimeout):
     """The call did not run: the thread that the instance shared was written off with another one's call."""
 
@@ -280,6 +287,8 @@ class EnvHost:
             return None
         try:
             snapshot = yield from self._call(getattr(self.env, "snapshot"), 120.0)  # noqa: B009
+        except CallNotRun as error:
+            raise StepTimeout(error.message) from error  # the request itself has run
         except EnvironmentFailed as error:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
         if not isinstance(snapshot, Snapshot):
@@ -306,13 +315,15 @@ class EnvHost:
             timeout_s: Deadline, seconds.
 
         Raises:
-            StepTimeout: It exceeded the deadline and was abandoned.
+            StepTimeout: It exceeded the deadline.
         """
         compute = self.credit.compute
         if compute is None:
             return {}
         try:
             values = yield from self._call(compute, timeout_s, name="compute_step_rewards")
+        except CallNotRun as error:
+            raise StepTimeout(error.message) from error  # the step itself has run
         except EnvironmentFailed as error:  # the step itself succeeded
             self._context.log.warning("compute_step_rewards() of %s failed: %s", type(self.env).__name__, error)
             return {}
@@ -428,7 +439,7 @@ class EnvHost:
             self._half_run = self._half_run or error.ran
             if isinstance(call, TaskCall):
                 yield self._give_up(call.task)
-            failure = StepTimeout(f"{name} {error.described(timeout_s)}")
+            failure = (StepTimeout if error.ran else CallNotRun)(f"{name} {error.described(timeout_s)}")
         elif isinstance(error, CancelledByItself):
             failure = EnvironmentFailed(f"{name} was cancelled by its own code")
         else:

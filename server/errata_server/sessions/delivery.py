@@ -22,7 +22,7 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError,
 
 from ..concurrency.fair_lock import Turn
 from ..concurrency.procedures import Procedure
-from ..environments.host import EnvHost, ThreadLost
+from ..environments.host import CallNotRun, EnvHost, ThreadLost
 from ..ids import name_of
 from ..journal.base import EpisodeRow, Record
 from ..runtime.rows import Admitted, error_row
@@ -180,7 +180,7 @@ class Delivery:
         _log_failure(session, admitted, error)
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
-            if host.gone or host.recovery.takes_snapshots:  # else the call did not run: no thread was free in time
+            if host.gone or not isinstance(error, CallNotRun):
                 await self._instances.drop(turn, session, "a call passed the step deadline")
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery.survives_restart:
             # As upstream, keep the instance after its own exception, or if it could not be restored.

@@ -60,7 +60,8 @@ class Execution:
         Raises:
             EnvironmentFailed: The environment raised.
             EnvironmentOutputInvalid: The environment returned something that is no observation, or cannot be encoded.
-            StepTimeout: The deadline passed.
+            CallNotRun: No thread was free before the deadline; the request did not run.
+            StepTimeout: The deadline passed; the instance may be ahead of the journal.
         """
         timeout_s = self._runtime.settings.step_timeout_s
         if request.timeout_s is not None or self._declared.call_timeouts_s:
