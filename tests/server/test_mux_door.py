@@ -67,6 +67,17 @@ def application(runtime: Runtime | None = None, *, places: int = 8, **more: Any)
     )
 
 
+def _with(environment: type[Environment[Any, Any, Any]]) -> FastAPI:
+    """Return an application of another environment, whose sessions soon fall asleep when they are detached."""
+    runtime = simulated(Settings(detach_ttl_s=0.05))
+    return create_fastapi_app(environment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
+
+
+async def _asleep(app: FastAPI) -> None:
+    """Wait until no session is in memory."""
+    await until(lambda: not app.state.errata.sessions.table.live)
+
+
 @contextlib.asynccontextmanager
 async def joined(app: FastAPI, path: str = "/ws", seed: int = 0, **more: Any) -> AsyncIterator[Trainer]:
     trainer = Trainer(app, path, chance=random.Random(seed), **more)
@@ -487,6 +498,31 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
         assert sessions.capacity.used == 0 and not sessions.table.live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
+
+
+class _SeededFirst(DiceEnvironment):
+    """Its reset seeds its generator before it looks for its task."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> CountObservation:
+        self._dice = random.Random(seed)
+        return super().reset(seed, episode_id, **kwargs)
+
+
+async def test_a_reset_that_failed_is_run_again_with_the_seed_that_the_server_drew() -> None:
+    app = _with(_SeededFirst)
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        with pytest.raises(EnvironmentFailed, match="no such task"):
+            await trainer.ask(session, "reset", {"do": "raise"})
+        step = await trainer.ask(session, "step", {"n": 1})
+        _, failed = app.state.errata.runtime.store.journal.recorded(step.eid, 0)
+        assert {"do", "seed", "episode_id"} <= json.loads(failed.request).keys()
+        assert failed.request_sha == hashlib.sha256(b'{"do": "raise"}').digest()
+        await trainer.cut()
+        await _asleep(app)
+        await trainer.join()
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 1002
 
 
 def test_a_time_that_has_passed_is_waited_for_on_the_loop_of_the_server_too() -> None:

@@ -185,6 +185,8 @@ class Delivery:
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery.survives_restart:
             # As upstream, keep the instance after its own exception, or if it could not be restored.
             await self._instances.drop(turn, session, "")
+        if admitted.kind == "reset":
+            session.failed_reset = admitted
         if admitted.id is None and session.committed and session.eid is not None:
             # A failed reset began no episode, but may have changed the instance of the current one.
             await self._runtime.store.commit(error_row(replace(admitted, eid=session.eid), error))

@@ -18,7 +18,7 @@ from ..environments.host import EnvHost
 from ..journal.base import DeliveryRow, RecordKind, SessionRow
 from ..recovery import RecoveryClass, recovery_class
 from ..runtime.capacity import Capacity
-from ..runtime.rows import wire_digest
+from ..runtime.rows import Admitted, wire_digest
 
 McpCall = Callable[[EnvHost], Awaitable[dict[str, Any]]]
 
@@ -103,6 +103,8 @@ class Session:
     Attributes:
         resumable: Whether the session outlives its socket and a client can attach to it again, because its id was
             given out (PROTOCOL A3). Any other session ends with its socket.
+        failed_reset: The last reset that failed, with the seed and episode id that it ran with; a door that journals
+            failures itself needs them.
     """
 
     def __init__(self, row: SessionRow, *, committed: bool, capacity: Capacity) -> None:
@@ -121,6 +123,7 @@ class Session:
         self.detached_at: object | None = None
         self.timers: list[asyncio.TimerHandle] = []
         self.lost: str | None = None
+        self.failed_reset: Admitted | None = None
         self.closing = False
         self.closed = False
 
