@@ -29,7 +29,7 @@
         ├── JournalUnavailable      a commit cannot be made durable               JOURNAL_UNAVAILABLE
         ├── SessionLost             the session cannot be continued               SESSION_LOST
         ├── CapacityReached         no capacity for another session               CAPACITY_REACHED
-        ├── Overloaded              too many requests in flight                   OVERLOADED
+        ├── Overloaded              not now: too many in flight, or no instance   OVERLOADED
         ├── ReplyExpired            executed; the reply is no longer kept         REPLY_EXPIRED
         ├── RemoteProtocolError     the peer violated the protocol                PROTOCOL_ERROR
         └── StepTimeout             the step deadline passed (infrastructure)     TIMEOUT
@@ -319,7 +319,7 @@ class CapacityReached(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """Too many requests are in flight."""
+    """The server does not take the request now: too many are in flight, or its session could not be brought back."""
 
     code = "OVERLOADED"
 

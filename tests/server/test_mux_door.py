@@ -45,13 +45,14 @@ from errata_server.doors.mux.socket import READS_AT_ONCE
 from errata_server.episodes.forks import Forks
 from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
+from errata_server.sessions.execution import Execution
 from errata_server.settings import Settings
 
 from .asgi_peer import Peer
 from .conftest import simulated, until
 from .environments import CountAction, CountEnvironment, CountObservation
 from .mux_trainer import Trainer
-from .repeatable import DiceEnvironment
+from .repeatable import DiceEnvironment, UndeclaredEnvironment
 
 Join = Callable[..., AbstractAsyncContextManager[Trainer]]
 
@@ -498,6 +499,72 @@ async def test_a_detached_session_falls_asleep_and_wakes_where_it_was() -> None:
         assert sessions.capacity.used == 0 and not sessions.table.live
         await trainer.join()
         assert n_of(await trainer.ask(session, "step", {"n": 1})) == 8
+
+
+class _FailsToWake(DiceEnvironment):
+    broken = False
+
+    def __init__(self) -> None:
+        if self.broken:
+            raise OSError("the task server is gone")
+        super().__init__()
+
+
+async def test_a_request_whose_session_cannot_be_woken_is_refused_and_runs_once_when_it_can_be() -> None:
+    environment = type("FailsToWake", (_FailsToWake,), {"broken": False})
+    app = _with(environment)
+    journal = app.state.errata.runtime.store.journal
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.ask(session, "step", {"n": 7})
+        await trainer.cut()
+        await _asleep(app)
+        environment.broken = True  # type: ignore[attr-defined]
+        await trainer.join()
+        later = trainer.ask_later(session, "step", {"n": 1})
+        await asyncio.wait_for(trainer.refused.wait(), 10)
+        (refusal,) = trainer.refusals
+        assert refusal.code == "OVERLOADED" and "the task server is gone" in refusal.message
+        assert [row.id for row in journal.replies(journal_sid(session.sid), 1, 9)] == [1, 2]
+        environment.broken = False  # type: ignore[attr-defined]
+        await trainer.tick()
+        assert ((await later).t, n_of(await later)) == (2, 8)
+        await trainer.cut()
+        await _asleep(app)
+        await trainer.join()
+        assert n_of(await trainer.ask(session, "step", {"n": 1})) == 9
+
+
+@pytest.mark.parametrize(("environment", "n"), [(DiceEnvironment, 8), (UndeclaredEnvironment, 9)])
+async def test_a_defect_of_the_server_is_refused_where_the_step_can_be_taken_back(
+    environment: type[Environment[Any, Any, Any]], n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = _with(environment)
+    run = Execution.run
+
+    def fails_afterwards(*given: Any) -> Any:
+        yield from run(*given)
+        raise KeyError("a defect")
+
+    async with joined(app) as trainer:
+        session = await trainer.open()
+        await trainer.ask(session, "reset")
+        await trainer.ask(session, "step", {"n": 7})
+        with monkeypatch.context() as broken:
+            broken.setattr(Execution, "run", fails_afterwards)
+            later = trainer.ask_later(session, "step", {"n": 1})
+            if environment is UndeclaredEnvironment:
+                with pytest.raises(EnvironmentFailed, match="a defect"):
+                    await later
+            else:
+                await asyncio.wait_for(trainer.refused.wait(), 10)
+                assert [error.code for error in trainer.refusals] == ["OVERLOADED"]
+        if environment is DiceEnvironment:
+            await trainer.tick()
+            assert n_of(await later) == n
+        else:
+            assert n_of(await trainer.ask(session, "step", {"n": 1})) == n
 
 
 class _SeededFirst(DiceEnvironment):

@@ -17,7 +17,14 @@ from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_client import ErrataClient
 from errata_protocol.environment import Snapshot
-from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, SessionLost, StepTimeout
+from errata_protocol.errors import (
+    CapacityReached,
+    EnvironmentFailed,
+    ErrataError,
+    Overloaded,
+    SessionLost,
+    StepTimeout,
+)
 from errata_server.app import create_fastapi_app
 from errata_server.concurrency.calls import CallAbandoned, ThreadGone
 from errata_server.concurrency.os_threads import FREE_RUNNING, SPARE_LOOKS, TICK_S, OsThreads
@@ -95,6 +102,17 @@ class RatedEnvironment(DiceEnvironment):
 
 class UnrecoverableRatedEnvironment(RatedEnvironment):
     DETERMINISTIC = False
+
+
+class BrokenEnvironment(DiceEnvironment):
+    """Its factory fails when told to."""
+
+    broken = False
+
+    def __init__(self) -> None:
+        if self.broken:
+            raise OSError("the task server is gone")
+        super().__init__()
 
 
 class SavedRatedEnvironment(SavedEnvironment):
@@ -385,6 +403,21 @@ async def test_who_shared_a_thread_that_was_written_off_is_recovered_or_lost(fac
         await reset(sessions, fresh)
         assert await step(sessions, fresh) == 1
         assert len(threads.started) >= 2 and threads.counts.written_off == 1
+
+
+async def test_a_request_that_lost_its_thread_and_finds_no_new_instance_is_refused_and_not_recorded() -> None:
+    threads = SimulatedThreads(cap=1)
+    factory = type("Broken", (BrokenEnvironment,), {"broken": False})
+    async with sessions_of(factory, threads, step_timeout_s=0.05) as (sessions, runtime):
+        one, queued = await opened(sessions, 2)
+        threads.hang_next()
+        factory.broken = True  # type: ignore[attr-defined]
+        results = await asyncio.gather(step(sessions, one), step(sessions, queued), return_exceptions=True)
+        assert [type(r) for r in results] == [StepTimeout, Overloaded]
+        assert queued.eid is not None
+        assert [row.t for row in await runtime.store.recorded(queued.eid, 0)] == [0]
+        factory.broken = False  # type: ignore[attr-defined]
+        assert await step(sessions, queued, n=2) == 2
 
 
 async def test_a_new_environment_is_not_put_on_a_thread_that_is_stuck() -> None:

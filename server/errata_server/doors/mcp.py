@@ -11,6 +11,7 @@ from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
     ErrataError,
+    Overloaded,
     SessionLost,
     SessionUnknown,
 )
@@ -146,7 +147,7 @@ class McpDoor:
 def _refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
     if isinstance(error, SessionUnknown | SessionLost):
         code = JsonRpcErrorCode.INVALID_PARAMS
-    elif isinstance(error, CapacityReached) or (isinstance(error, EnvironmentFailed) and error.details):
+    elif isinstance(error, CapacityReached | Overloaded) or (isinstance(error, EnvironmentFailed) and error.details):
         code = JsonRpcErrorCode.SERVER_ERROR
     else:
         code = JsonRpcErrorCode.INTERNAL_ERROR

@@ -126,6 +126,11 @@ class Delivery:
             except ServiceError as error:
                 yield self._restore(turn, session, admitted, error)
                 raise
+            except Exception as error:
+                if not isinstance(error, ErrataError) and session.recoverable:
+                    # A defect of the server, perhaps after the environment acted: the door refuses the request.
+                    yield self._instances.drop(turn, session, "")
+                raise
             # From here to the commit the environment is ahead of the journal: the reply waits for the commit. What the
             # commit does not need is freed now, while it is in the processor's cache: thousands may wait together.
             del request, admitted
@@ -187,6 +192,8 @@ class Delivery:
             await self._instances.drop(turn, session, "")
         if admitted.kind == "reset":
             session.failed_reset = admitted
+        if not error.info.consumes_id:
+            return  # a refusal is no outcome of the request (PROTOCOL D5)
         if admitted.id is None and session.committed and session.eid is not None:
             # A failed reset began no episode, but may have changed the instance of the current one.
             await self._runtime.store.commit(error_row(replace(admitted, eid=session.eid), error))
@@ -200,6 +207,7 @@ class Delivery:
             SessionLost: The session is lost, or its environment cannot be restored.
             SessionUnknown: The session was closed.
             CapacityReached: There is no capacity for another instance.
+            Overloaded: The factory or ``restore`` raised an exception; see `InstanceLoader.wake`.
             ServiceError: The environment could not be created or restored now; a retry may succeed.
         """
         if session.host is not None and session.host.gone:

@@ -17,6 +17,7 @@ from errata_protocol.errors import (
     InvalidRequest,
     JournalUnavailable,
     NoReset,
+    Overloaded,
     SessionClosed,
     SessionLost,
     SessionUnknown,
@@ -96,13 +97,15 @@ class RequestRunner:
             self._driver.completed(run, reply)
 
     async def _answer_failure(self, run: RunRequest, error: Exception) -> None:
+        session: Session = run.session.handle
         if not isinstance(error, ErrataError):  # a defect of the server: the session goes on
             log.error("request failed", exc_info=error)
-            error = EnvironmentFailed(str(error))
+            # What cannot be taken back is not run again: the request gets a recorded error.
+            failure = Overloaded if session.recoverable else EnvironmentFailed
+            error = failure(f"the server failed, see its log: {error}")
         if not CODES[error.code].consumes_id:
             self._reject(run, error)
             return
-        session: Session = run.session.handle
         reply = await self._recorded_error(session, run, error)
         if reply is not None:
             self._driver.completed(run, reply)
