@@ -219,6 +219,55 @@ def test_reports_of_old_pytest_of_xdist_and_of_subtests_are_read() -> None:
     assert (part.error_site.test_id, part.error_site.line) == ("a.py::t", 3)
 
 
+PYTEST_9_SUBTESTS = """\
+uuFu.                                                                    [100%]
+=================================== FAILURES ===================================
+__________________________ test_a [custom msg] (i=1) ___________________________
+
+>               assert i == 0
+E               assert 1 == 0
+
+test_s.py:5: AssertionError
+____________________________________ test_a ____________________________________
+contains 1 failed subtest
+___________________________ T.test_u (i=1, j=(1, 2)) ___________________________
+
+>               self.assertEqual(i, 0)
+E               AssertionError: 1 != 0
+
+test_s.py:18: AssertionError
+=========================== short test summary info ============================
+SUBFAILED[custom msg] (i=1) test_s.py::test_a - assert 1 == 0
+FAILED test_s.py::test_a - contains 1 failed subtest
+SUBFAILED(i=1, j=(1, 2)) test_s.py::T::test_u - AssertionError: 1 != 0
+"""
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        "3 failed, 2 passed, 3 subtests passed in 1.63s",
+        "=================== 3 failed, 1 subtests passed in 0.02s ===================",
+        "2 subtests failed, 1 passed, 1 subtests skipped, 2 warnings in 61.02s (0:01:01)",
+    ],
+)
+def test_the_report_of_pytest_9_with_subtests_is_a_test_report(counts: str) -> None:
+    found = find("pytest -q", 1, stdout=f"{PYTEST_9_SUBTESTS}{counts}\n")
+    assert found.error_kind == ErrorKind.TEST_FAILURE
+    assert [(s.test_id, s.file, s.line) for s in found.error_sites] == [
+        ("test_s.py::test_a", "test_s.py", 5),
+        ("test_s.py::test_a", None, None),
+        ("test_s.py::T::test_u", "test_s.py", 18),
+    ]
+    hidden = find("python -m pytest -q | tail -3", 0, stdout=PYTEST_9_SUBTESTS[-130:] + counts)
+    assert hidden.error_kind == ErrorKind.TEST_FAILURE
+
+
+def test_subtests_that_passed_are_no_failure() -> None:
+    for counts in ("2 passed, 3 subtests passed in 0.01s", "1 passed, 1 subtests skipped in 0.01s"):
+        assert find("pytest -q | tail -3", 0, stdout=counts) == NOTHING_WRONG
+
+
 def test_the_report_of_sympys_runner_is_a_test_report() -> None:
     trace = (
         'Traceback (most recent call last):\n  File "/workspace/m/tests/test_b.py", line 5, in test_x\n    assert 0\n'
@@ -536,6 +585,9 @@ ADVERSARIAL += [
     "FAILED a::b[ - x - ]\n1 failed in 1s\n",
     "= tests finished: 1 failed, ",
     "INTERNALERROR> Traceback (most recent call last):\n",
+    "SUBFAILED[a] (b) c\n1 failed in 1s\n",
+    "SUBFAILED" + " a.p" * 290 + "\n1 failed in 1s\n",
+    "1 subtests failed, ",
 ]
 
 

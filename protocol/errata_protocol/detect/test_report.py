@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from errata_protocol.detect.python_traceback import Frame
 
-_SUMMARY = re.compile(r"^(?:FAILED|SUBFAIL|SUBFAILED|ERROR)(?:\[[^\]]*\])?(?: \([^)]*\))? (?P<rest>\S.*)$")
+_SUMMARY = re.compile(r"^(?:FAILED|ERROR|SUBFAIL(?:ED)?\b.*?(?= \S+\.py::)) (?P<rest>\S.*)$")
+_COUNT = r"\d+ (?:subtests )?[a-z]+"
 _COUNTS = re.compile(
-    r"^=* ?(?=.*\b\d+ (?:failed|errors?)\b)(?:\d+ [a-z]+(?:, )?)+ in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$"
+    rf"^=* ?(?=.*\b\d+ (?:subtests )?(?:failed|errors?)\b){_COUNT}(?:, {_COUNT})*"
+    r" in [\d.]+(?:s| seconds)(?: \([\d:]+\))? ?=*$"
 )
 _VERBOSE = re.compile(r"^(?P<id>\S+::\S.*?) (?P<status>FAILED|ERROR)\b")
 _XDIST = re.compile(r"^\[gw\d+\] \[ *\d+%\] (?P<status>FAILED|ERROR) (?P<id>\S+::\S.*)$")
