@@ -588,6 +588,8 @@ ADVERSARIAL += [
     "SUBFAILED[a] (b) c\n1 failed in 1s\n",
     "SUBFAILED" + " a.p" * 290 + "\n1 failed in 1s\n",
     "1 subtests failed, ",
+    "--- FAIL: T/a\n    a.go:1: x\n",
+    "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
 ]
 
 

@@ -1,0 +1,299 @@
+"""Reports of test runners other than pytest, unittest and SymPy: the first failing test, and its part of the report.
+
+A line of code is looked for in that part alone: the rest of the report belongs to other tests, some of which passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MAX_LINES = 400
+"""How many lines of a test's part are read."""
+
+Part = Callable[[Sequence[str], int, re.Match[str]], Sequence[str]]
+"""Returns the lines that belong to a failing test, from all lines, the index of the test's line and its match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A test runner.
+
+    Args:
+        name: Its name, for the documentation.
+        failed: Matches a line that reports failures in a run.
+        tests: Match a line that stands for a failing test, with the group ``id`` if it names the test, and ``file`` if
+            a whole file failed. The first pattern that matches any line decides. Empty if the runner prints no names.
+        frame: Matches a line with ``file`` and ``line`` of the failure.
+        part: Finds the lines in which ``frame`` is looked for.
+        heading: Matches the line before the test's line; None if any line may stand there.
+    """
+
+    name: str
+    failed: re.Pattern[str]
+    tests: tuple[re.Pattern[str], ...] = ()
+    frame: re.Pattern[str] | None = None
+    part: Part = lambda lines, first, test: lines[first + 1 : first + 1 + MAX_LINES]
+    heading: re.Pattern[str] | None = None
+
+    def first_failing(self, lines: Sequence[str]) -> tuple[int, re.Match[str]] | None:
+        """Return the index and the match of the line that stands for the first failing test, None without one."""
+        for pattern in self.tests:
+            for index, line in enumerate(lines):
+                headed = self.heading is None or (index > 0 and self.heading.match(lines[index - 1]))
+                if headed and (match := pattern.match(line)):
+                    return index, match
+        return None
+
+
+def _until(lines: Sequence[str], start: int, end: re.Pattern[str]) -> Sequence[str]:
+    """Return the lines from ``start`` on, before the next one that matches ``end``."""
+    stop = min(len(lines), start + MAX_LINES)
+    return lines[start : next((i for i in range(start, stop) if end.match(lines[i])), stop)]
+
+
+def _below(end: str) -> Part:
+    """Return the part from the test's line, with it, to the next line that matches ``end``."""
+    pattern = re.compile(end)
+    return lambda lines, first, test: (lines[first], *_until(lines, first + 1, pattern))
+
+
+_GO_LOG = re.compile(r"^=== (?:RUN|CONT|NAME|PAUSE) +(?P<id>\S+)")
+_GO_VERDICT = re.compile(r"^\s*--- (?P<verdict>[A-Z]+): (?P<id>\S+)")
+_GO_PACKAGE = re.compile(r"^(?:ok  |FAIL|\?   )\t")
+
+
+def _go_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the log of a test and of its failed subtests, these first: they are why it failed.
+
+    A log stands below the verdict; with ``-v`` it stands before it, below ``=== RUN`` and the like.
+    """
+    start = next((i + 1 for i in range(first - 1, -1, -1) if _GO_PACKAGE.match(lines[i])), 0)
+    package = _until(lines[start:], first - start, _GO_PACKAGE)
+    package = (*lines[start:first], *package)
+    verdicts = [m for line in package if (m := _GO_VERDICT.match(line)) and m["verdict"] == "FAIL"]
+    subtests = {m["id"] for m in verdicts if m["id"].startswith(f"{test['id']}/")}
+    logs: dict[str, list[str]] = {}
+    name = ""
+    for line in package:
+        if heading := _GO_LOG.match(line) or _GO_VERDICT.match(line):
+            name = heading["id"]
+        elif name in subtests or name == test["id"]:
+            logs.setdefault(name, []).append(line)
+    own = logs.pop(test["id"], [])
+    deepest_first = sorted(logs, key=lambda each: -each.count("/"))
+    return [*(line for each in deepest_first for line in logs[each]), *own]
+
+
+_CARGO_NAME = re.compile(r"^test (?P<name>.+) \.\.\. FAILED")
+_CARGO_END = re.compile(r"^---- .* ----$|^failures:$")
+
+
+def _cargo_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return what a test printed; without such a section the line in which its thread panicked."""
+    name = _CARGO_NAME.match(lines[first])
+    names = {test["id"], name["name"] if name else test["id"]}
+    headings = {f"---- {each} {stream} ----" for each in names for stream in ("stdout", "stderr")}
+    at = next((i for i in range(first, len(lines)) if lines[i] in headings), None)
+    if at is not None:
+        return _until(lines, at + 1, _CARGO_END)
+    return [line for line in lines if line.startswith(f"thread '{test['id']}' ")]
+
+
+_JEST_END = re.compile(r"^\s*● |^(?:FAIL|PASS) |^Test Suites: ")
+_JEST_FILE_END = re.compile(r"^(?:FAIL|PASS) |^Test Suites: ")
+
+
+def _jest_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the report of a test, or of a file that failed as a whole."""
+    return _until(lines, first + 1, _JEST_END if "id" in test.groupdict() else _JEST_FILE_END)
+
+
+_VITEST_FAILED = re.compile(r"^\s*FAIL +\S")
+_VITEST_END = re.compile(r"^\s*FAIL +\S|^⎯+\[\d+/\d+\]⎯|^\s*(?:Test Files|Tests) +\d")
+
+
+def _vitest_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the report of a failure; the tests that failed with the same one are listed together above it."""
+    del test
+    if not _VITEST_FAILED.match(lines[first]):
+        return ()
+    start = next((i for i in range(first, len(lines)) if not _VITEST_FAILED.match(lines[i])), len(lines))
+    return _until(lines, start, _VITEST_END)
+
+
+_MOCHA_FAILED = re.compile(r"^\s+\d+ failing$")
+_MOCHA_TEST = re.compile(r"^\s+(?P<number>\d+)\) ")
+
+
+def _mocha_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the details of a failure, which has the same number there as in the list of tests."""
+    del test
+    at = next((i for i, line in enumerate(lines) if _MOCHA_FAILED.match(line)), len(lines))
+    listed = _MOCHA_TEST.match(lines[first])
+    for index in range(max(at, first), len(lines)):
+        detailed = _MOCHA_TEST.match(lines[index])
+        if detailed and listed and detailed["number"] == listed["number"]:
+            return _until(lines, index + 1, _MOCHA_TEST)
+    return ()
+
+
+_NODE_END = re.compile(r"^\s*(?:not )?ok \d|^\s*[✖✔▶] |^test at ")
+
+
+def _node_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the details of a failure: below `failing tests:` where the reporter has that list."""
+    at = next((i for i, line in enumerate(lines) if line == "✖ failing tests:"), None)
+    if at is not None and first < at:
+        named = (i for i in range(at + 1, len(lines)) if (m := _NODE_TEST.match(lines[i])) and m["id"] == test["id"])
+        first = next(named, len(lines))
+    return _until(lines, first + 1, _NODE_END)
+
+
+_RSPEC_NUMBER = re.compile(r"^  \d+\) ")
+_RSPEC_END = re.compile(r"^  \d+\) |^Finished in |^Failed examples:")
+
+
+def _rspec_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the details of a failure, which stand above and have the description of the test's line."""
+    del test
+    description = lines[first].partition(" # ")[2]
+    for index, line in enumerate(lines[:first]):
+        number = _RSPEC_NUMBER.match(line)
+        if number and description and line[number.end() :] == description:
+            return _until(lines, index + 1, _RSPEC_END)
+    return ()
+
+
+def _prove_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the diagnostics in which a test file names itself; they stand before the summary, or on another stream."""
+    del first
+    return [line for line in lines if line.startswith("#") and f" at {test['id']} line " in line]
+
+
+_NODE_FILE = r"(?P<file>/[^():\s]+|[^():\s]+\.\w+):(?P<line>\d+):\d+"
+_NODE_FRAME = re.compile(rf"^\s+at (?:.*\()?(?:file://)?{_NODE_FILE}\)?$")
+_NODE_TEST = re.compile(r"^\s*(?:not ok \d+ - |✖ (?!failing tests:$))(?P<id>.*?)(?: \([\d.]+ms\))?$")
+_TAP_FRAME = re.compile(r"^# +(?:at|in test file|\(in test file) (?P<file>\S+?),? line (?P<line>\d+)")
+
+RUNNERS = (
+    Runner(
+        "go test",
+        re.compile(r"^(?:--- FAIL: |FAIL\t)"),
+        (re.compile(r"^\s*--- FAIL: (?P<id>\S+)"),),
+        re.compile(r"^\s+(?P<file>[\w./-]+\.go):(?P<line>\d+): "),
+        _go_part,
+    ),
+    Runner(
+        "cargo test",
+        re.compile(r"^test result: FAILED\."),
+        (re.compile(r"^test (?P<id>\S+)(?: - .*)? \.\.\. FAILED"),),
+        re.compile(r"panicked at (?:'.*', )?(?P<file>[^\s:]+\.rs):(?P<line>\d+)"),
+        _cargo_part,
+    ),
+    Runner(
+        "jest",
+        re.compile(r"^(?:Test Suites|Tests): +\d+ failed"),
+        (
+            re.compile(r"^ +● (?!Console$|Test suite failed to run$|Cannot log after tests are done)(?P<id>.*\S)"),
+            re.compile(r"^\s*FAIL +(?:\S+ )?(?P<file>[^\s:]+\.\w+)(?: \([\d.]+ m?s\))?$"),
+        ),
+        re.compile(rf"^\s+at (?:.*\()?{_NODE_FILE}\)?$"),
+        _jest_part,
+    ),
+    Runner(
+        "vitest",
+        re.compile(r"^\s*(?:Test Files|Tests) +\d+ failed"),
+        (
+            re.compile(r"^\s*FAIL +(?P<id>\S.* > .*\S)"),
+            re.compile(r"^\s*FAIL +(?P<file>\S+\.\w+) \[ "),
+            re.compile(r"^\s+(?:×|❯(?= \S.* > )) (?P<id>.*?\S)(?: \d+ms)?$"),
+        ),
+        re.compile(rf"^ +❯ (?:\S+ )?{_NODE_FILE}$"),
+        _vitest_part,
+    ),
+    Runner(
+        "mocha",
+        _MOCHA_FAILED,
+        (
+            re.compile(r"^ {4,}\d+\) (?P<id>.*\S)"),
+            re.compile(r"^  \d+\) (?P<id>.*\S):$"),
+            re.compile(r"^  \d+\) "),  # a suite, where the reporter prints no list of tests
+        ),
+        _NODE_FRAME,
+        _mocha_part,
+    ),
+    Runner(
+        "node --test",
+        re.compile(r"^(?:# |ℹ )fail [1-9]"),
+        (_NODE_TEST,),
+        re.compile(r"(?:^\s+at (?:.*\()?(?:file://)?|location: ')(?P<file>/[^():\s]+):(?P<line>\d+):\d+"),
+        _node_part,
+    ),
+    Runner(
+        "TAP",
+        re.compile(r"^not ok \d+"),
+        (re.compile(r"^not ok \d+(?!.*# (?:TODO|todo)\b) -? ?(?P<id>.*\S)"),),
+        _TAP_FRAME,
+        _below(r"^\s*(?:not )?ok \d"),
+    ),
+    Runner(
+        "rspec",
+        re.compile(r"^\d+ examples?, [1-9]\d* failures?"),
+        (re.compile(r"^rspec '?(?P<id>[^\s']+(?::\d+|\]))"),),
+        re.compile(r"^\s+# (?P<file>\./\S+?):(?P<line>\d+)(?::in|$)"),
+        _rspec_part,
+    ),
+    Runner(
+        "test-unit",
+        re.compile(r"^\d+ tests, \d+ assertions, (?:[1-9]\d* failures|\d+ failures, [1-9]\d* errors), .*pendings"),
+        (re.compile(r"^(?:Failure|Error): (?P<id>test[\w: ]*\([\w:]+\))"),),
+        re.compile(r"(?P<file>[\w./-]+\.rb):(?P<line>\d+)"),
+        _below(r"^=====|^(?:Failure|Error|Omission|Pending|Notification): |^\d+ tests, "),
+    ),
+    Runner(
+        "minitest",
+        re.compile(r"^\d+ (?:runs|tests), \d+ assertions, (?:[1-9]\d* failures|\d+ failures, [1-9]\d* errors)"),
+        (re.compile(r"^(?P<id>[A-Za-z][^#\[]*#(?:.+?(?= \[[^\]\[]+:\d+\]:|:$)|\w+)|test_\w+\([\w:]+\))"),),
+        re.compile(r"\[?(?P<file>[\w./-]+\.rb):(?P<line>\d+)\]?"),
+        _below(r"^\s*(?:\d+\) )?(?:Failure|Error|Skipped|Omission|Pending):|^\d+ (?:runs|tests), "),
+        heading=re.compile(r"^\s*(?:\d+\) )?(?:Failure|Error):$"),
+    ),
+    Runner(
+        "ctest",
+        re.compile(r"^\d+% tests passed, [1-9]\d* tests? failed"),
+        (re.compile(r"^\s+\d+ - (?P<id>\S+) \((?!Disabled|Skipped)"),),
+    ),
+    Runner(
+        "prove",
+        re.compile(r"^Result: FAIL$"),
+        (re.compile(r"^(?P<id>\S+\.t)\s+\(Wstat: "),),
+        _TAP_FRAME,
+        _prove_part,
+    ),
+    Runner(
+        "doctest",
+        re.compile(r"^\*\*\*Test Failed\*\*\* "),
+        (re.compile(r'^File "[^"]+", line \d+, in (?P<id>\S+)$'),),
+        re.compile(r'^File "(?P<file>[^"]+)", line (?P<line>\d+), in '),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "junit",
+        re.compile(r"^(?:\[ERROR\] )?Tests run: \d+, +Failures: (?:[1-9]|\d+, +Errors: [1-9])"),
+        (re.compile(r"^(?:\[ERROR\] )?\s*(?:\d+\) )?(?P<id>[\w.]+[.(]\w+\)?)(?:[: ].*(?:<<<|FAIL|expected)|$)"),),
+    ),
+    Runner(
+        "phpunit",
+        re.compile(r"^Tests: \d+, Assertions: \d+, (?:Failures|Errors): [1-9]"),
+        (re.compile(r"^\d+\) (?P<id>\S+::\S+)"),),
+        re.compile(r"^(?P<file>/\S+\.php):(?P<line>\d+)$"),
+        _below(r"^\d+\) |^--$"),
+    ),
+    Runner(
+        "googletest",
+        re.compile(r"^\[  FAILED  \] \d+ tests?"),
+        (re.compile(r"^\[  FAILED  \] (?P<id>\S+\.\S+?)(?: \(\d+ ms\))?$"),),
+    ),
+)

@@ -1,0 +1,581 @@
+"""The detectors on reports of test runners: the first failing test, and a line of its own part of the report only."""
+
+from __future__ import annotations
+
+import pytest
+
+from errata_protocol.detect import detect
+from errata_protocol.markers import NOTHING_WRONG, Detection
+
+Place = tuple[str | None, str | None, int | None]
+"""Test id, file and line of the site."""
+
+
+def find(command: str, exit_code: int, stdout: str, stderr: str = "") -> Detection:
+    return detect(command, exit_code, stdout, stderr, cwd="/workspace")
+
+
+def place(found: Detection) -> Place:
+    site = found.error_site
+    assert site is not None
+    return site.test_id, site.file, site.line
+
+
+GO_VERBOSE = """\
+=== RUN   TestAdd
+    calc_test.go:8: got 3, want 4
+--- FAIL: TestAdd (0.00s)
+=== RUN   TestSub
+    calc_test.go:15: got 0, want 1
+--- FAIL: TestSub (0.00s)
+=== RUN   TestMul
+--- PASS: TestMul (0.00s)
+FAIL
+FAIL\texample.com/demo\t0.002s
+FAIL
+"""
+GO_VERBOSE_OTHER_LOGS = """\
+=== RUN   TestFirst
+    calc_test.go:3: just a log
+--- PASS: TestFirst (0.00s)
+=== RUN   TestAdd
+--- FAIL: TestAdd (0.00s)
+=== RUN   TestLog
+    calc_test.go:22: just a log
+--- PASS: TestLog (0.00s)
+FAIL
+FAIL\texample.com/demo\t0.002s
+FAIL
+"""
+GO_VERBOSE_SUBTESTS = """\
+=== RUN   TestAdd
+    calc_test.go:4: table of 3
+=== RUN   TestAdd/zero
+    calc_test.go:9: zero logged
+=== RUN   TestAdd/neg
+    calc_test.go:11: got 3
+=== RUN   TestAdd/pos
+    calc_test.go:22: pos logged
+--- FAIL: TestAdd (0.00s)
+    --- PASS: TestAdd/zero (0.00s)
+    --- FAIL: TestAdd/neg (0.00s)
+    --- PASS: TestAdd/pos (0.00s)
+FAIL
+FAIL\texample.com/demo\t0.002s
+"""
+GO_VERBOSE_PARALLEL = """\
+=== RUN   TestA
+=== PAUSE TestA
+=== RUN   TestB
+=== PAUSE TestB
+=== CONT  TestB
+    b_test.go:5: B logs
+=== CONT  TestA
+=== NAME  TestB
+    b_test.go:6: B logs again
+=== NAME  TestA
+    a_test.go:7: A fails
+--- PASS: TestB (0.00s)
+--- FAIL: TestA (0.00s)
+FAIL
+FAIL\texample.com/demo\t0.002s
+"""
+GO_TWO_PACKAGES = """\
+=== RUN   TestSame
+    one_test.go:3: passes here
+--- PASS: TestSame (0.00s)
+PASS
+ok  \texample.com/one\t0.002s
+=== RUN   TestSame
+    two_test.go:9: fails here
+--- FAIL: TestSame (0.00s)
+FAIL
+FAIL\texample.com/two\t0.002s
+FAIL
+"""
+GO_QUIET_SUBTESTS = """\
+--- FAIL: TestAdd (0.00s)
+    --- FAIL: TestAdd/neg (0.00s)
+        calc_test.go:9: got 3
+--- FAIL: TestSub (0.00s)
+    calc_test.go:15: got 0
+FAIL
+FAIL\texample.com/demo\t0.002s
+FAIL
+"""
+GO_QUIET_WITHOUT_LOG = """\
+--- FAIL: TestAdd (0.00s)
+--- FAIL: TestSub (0.00s)
+    calc_test.go:15: got 0
+FAIL
+FAIL\texample.com/demo\t0.002s
+FAIL
+"""
+GO_OLD_VERBOSE = """\
+=== RUN   TestAdd
+--- FAIL: TestAdd (0.00s)
+    calc_test.go:8: got 3, want 4
+=== RUN   TestLog
+--- PASS: TestLog (0.00s)
+    calc_test.go:22: just a log
+FAIL
+FAIL\texample.com/demo\t0.002s
+"""
+CARGO_ERR_FIRST = """\
+
+running 2 tests
+test tests::a ... FAILED
+test tests::b ... FAILED
+
+failures:
+
+---- tests::a stdout ----
+Error: ParseIntError { kind: InvalidDigit }
+
+---- tests::b stdout ----
+
+thread 'tests::b' (9862) panicked at t.rs:7:9:
+assertion failed: false
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+
+
+failures:
+    tests::a
+    tests::b
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.14s
+"""
+CARGO_OTHER_ORDER = """\
+test tests::b ... FAILED
+test tests::a ... FAILED
+
+failures:
+
+---- tests::a stdout ----
+thread 'tests::a' panicked at src/lib.rs:30:9:
+assertion failed: false
+
+---- tests::b stdout ----
+thread '<unnamed>' panicked at src/lib.rs:41:13:
+in a thread of b
+
+failures:
+    tests::a
+    tests::b
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+CARGO_DOCTEST = """\
+test src/lib.rs - add (line 3) ... FAILED
+test src/lib.rs - sub (line 12) ... FAILED
+
+failures:
+
+---- src/lib.rs - add (line 3) stdout ----
+Test executable failed (exit status: 101).
+
+stderr:
+thread 'main' panicked at src/lib.rs:5:1:
+assertion failed
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+CARGO_NO_CAPTURE = """\
+thread 'tests::b' panicked at src/lib.rs:30:9:
+b
+thread 'tests::a' panicked at src/lib.rs:20:9:
+a
+test tests::a ... FAILED
+test tests::b ... FAILED
+test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+MINITEST = """\
+Run options: -v --seed 100
+
+TestFoo#test_ok = 0.00 s = .
+TestFoo#test_later = 0.00 s = S
+TestFoo#test_bar = 0.00 s = F
+TestFoo#test_baz = 0.00 s = F
+
+  1) Skipped:
+TestFoo#test_later [test/foo_test.rb:3]:
+Skipped, no message given
+
+  2) Failure:
+TestFoo#test_bar [test/foo_test.rb:5]:
+Expected: 1
+  Actual: 2
+
+  3) Failure:
+TestFoo#test_baz [test/foo_test.rb:15]:
+Expected: 3
+  Actual: 4
+
+4 runs, 2 assertions, 2 failures, 0 errors, 1 skips
+"""
+MINITEST_ERROR = """\
+  1) Error:
+Shop::CartTest#test_0001_adds an item:
+NameError: undefined local variable or method 'x' for an instance of Shop::CartTest
+    /usr/lib/ruby/gems/3.2.0/gems/rack-3.0/lib/rack.rb:9:in 'call'
+    lib/cart.rb:6:in 'add'
+    test/cart_test.rb:8:in 'block in <class:CartTest>'
+
+  2) Failure:
+Shop::CartTest#test_b [test/cart_test.rb:20]:
+Expected: 3
+
+2 runs, 1 assertions, 1 failures, 1 errors, 0 skips
+"""
+TEST_UNIT = """\
+F
+===============================================================================
+Failure: test_bar(FooTest)
+test/foo_test.rb:7:in 'test_bar'
+     4:   def test_bar
+  => 7:     assert_equal(1, 2)
+<1> expected but was
+<2>
+===============================================================================
+F
+===============================================================================
+Failure: test_baz(FooTest)
+test/foo_test.rb:12:in 'test_baz'
+===============================================================================
+Finished in 0.006 seconds.
+-------------------------------------------------------------------------------
+2 tests, 2 assertions, 2 failures, 0 errors, 0 pendings, 0 omissions, 0 notifications
+0% passed
+"""
+PROVE = """\
+t/00-ok.t ... ok
+t/10-bad.t ..
+Dubious, test returned 1 (wstat 256, 0x100)
+Failed 1/2 subtests
+
+Test Summary Report
+-------------------
+t/10-bad.t (Wstat: 256 (exited 1) Tests: 2 Failed: 1)
+  Failed test:  2
+  Non-zero exit status: 1
+Files=2, Tests=3,  0 wallclock secs ( 0.01 usr  0.00 sys +  0.05 cusr  0.01 csys =  0.07 CPU)
+Result: FAIL
+"""
+PROVE_DIAGNOSTICS = """\
+
+#   Failed test 'x'
+#   at t/10-bad.t line 3.
+#          got: '1'
+#     expected: '2'
+# Looks like you failed 1 test of 2.
+"""
+RSPEC = """\
+*F.F
+
+Pending: (Failures listed here are expected and do not affect your suite's status)
+
+  1) Foo is pending
+     # Not yet implemented
+     # ./spec/foo_spec.rb:3
+
+Failures:
+
+  1) Foo bar returns 1
+     Failure/Error: expect(Foo.new.bar).to eq(1)
+
+       expected: 1
+            got: 2
+
+       (compared using ==)
+     # ./spec/foo_spec.rb:7:in `block (3 levels) in <top (required)>'
+
+  2) Foo baz works
+     Failure/Error: raise "x"
+     # ./lib/foo.rb:2:in `baz'
+     # ./spec/foo_spec.rb:12:in `block (3 levels) in <top (required)>'
+
+Finished in 0.01 seconds (files took 0.05 seconds to load)
+4 examples, 2 failures, 1 pending
+
+Failed examples:
+
+rspec ./spec/foo_spec.rb:6 # Foo bar returns 1
+rspec ./spec/foo_spec.rb:11 # Foo baz works
+
+"""
+RSPEC_SHARED = RSPEC.replace("./spec/foo_spec.rb:6 #", "'./spec/foo_spec.rb[1:2:1]' #")
+TAP_TODO = """\
+1..3
+not ok 1 - later # TODO not written
+#   Failed (TODO) test 'later'
+#   at t/a.t line 4.
+not ok 2 - adds
+#   Failed test 'adds'
+#   at t/a.t line 6.
+not ok 3 - subs
+#   Failed test 'subs'
+#   at t/a.t line 9.
+# Looks like you failed 2 tests of 3.
+"""
+NODE_SPEC = """\
+▶ math
+  ✔ subtracts (0.1ms)
+  ✖ adds (0.5ms)
+▶ math (2ms)
+✖ other (0.2ms)
+ℹ tests 3
+ℹ pass 1
+ℹ fail 2
+
+✖ failing tests:
+
+test at test/a.test.js:9:3
+✖ adds (0.5ms)
+  AssertionError [ERR_ASSERTION]: 3 == 4
+      at TestContext.<anonymous> (file:///workspace/test/a.test.js:10:12)
+      at Test.runInAsyncScope (node:async_hooks:206:9)
+
+test at test/a.test.js:14:1
+✖ other (0.2ms)
+  AssertionError [ERR_ASSERTION]: 1 == 2
+      at TestContext.<anonymous> (file:///workspace/test/a.test.js:15:12)
+"""
+NODE_SPEC_WITHOUT_FRAME = NODE_SPEC.replace(
+    "      at TestContext.<anonymous> (file:///workspace/test/a.test.js:10:12)\n", ""
+)
+PHPUNIT = """\
+There were 2 failures:
+
+1) FooTest::testA
+Failed asserting that false is true.
+
+2) FooTest::testB
+Failed asserting that 1 matches expected 2.
+
+/workspace/tests/FooTest.php:19
+
+FAILURES!
+Tests: 2, Assertions: 2, Failures: 2.
+"""
+CTEST = """\
+50% tests passed, 1 tests failed out of 2
+
+Total Test time (real) =   0.01 sec
+
+The following tests did not run:
+\t  1 - slow (Disabled)
+
+The following tests FAILED:
+\t  2 - unit (Failed)
+Errors while running CTest
+"""
+JEST = """\
+FAIL src/a.test.js
+  ● Console
+
+    console.log
+      hello
+
+      at log (src/other.js:2:11)
+
+  math
+    ✓ subtracts (1 ms)
+    ✕ adds (3 ms)
+    ✕ divides (1 ms)
+
+  ● math › adds
+
+    expect(received).toBe(expected) // Object.is equality
+
+    Expected: 4
+    Received: 3
+
+      at Object.toBe (src/a.test.js:9:21)
+      at new Promise (<anonymous>)
+
+  ● math › divides
+
+    expect(received).toBe(expected) // Object.is equality
+
+      at Object.toBe (src/a.test.js:14:21)
+
+Test Suites: 1 failed, 1 total
+Tests:       2 failed, 1 passed, 3 total
+Snapshots:   0 total
+"""
+JEST_WITHOUT_FRAME = JEST.replace("      at Object.toBe (src/a.test.js:9:21)\n", "")
+JEST_SUITE = """\
+PASS src/ok.test.js
+FAIL src/a.test.js
+  ● Test suite failed to run
+
+    TypeError: Cannot read properties of undefined (reading 'b')
+
+      1 | const a = require('./a');
+    > 2 | a.x.b();
+
+      at Object.b (src/a.test.js:2:5)
+
+Test Suites: 1 failed, 1 passed, 2 total
+Tests:       1 passed, 1 total
+"""
+VITEST_LIST = """\
+
+ RUN  v1.6.0 /workspace
+
+ ❯ src/sum.test.ts  (3 tests | 2 failed) 5ms
+   ❯ src/sum.test.ts > adds
+     → expected 3 to be 4 // Object.is equality
+
+ Test Files  1 failed (1)
+      Tests  2 failed | 1 passed (3)
+   Start at  10:00:00
+   Duration  300ms
+"""
+VITEST_ERRORS = """\
+
+⎯⎯⎯⎯⎯⎯⎯ Failed Tests 2 ⎯⎯⎯⎯⎯⎯⎯
+
+ FAIL  src/sum.test.ts > math > adds
+AssertionError: expected 3 to be 4 // Object.is equality
+
+- Expected
++ Received
+
+- 4
++ 3
+
+ ❯ src/sum.test.ts:5:21
+      3|
+      4| test('adds', () => {
+      5|   expect(sum(1, 2)).toBe(4)
+       |                     ^
+
+⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯[1/2]⎯
+
+ FAIL  src/sum.test.ts > math > divides
+Error: zero
+ ❯ divide src/sum.ts:7:9
+ ❯ src/sum.test.ts:9:3
+
+⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯⎯[2/2]⎯
+
+"""
+VITEST_SAME_ERROR = VITEST_ERRORS.replace(
+    "math > adds\n", "math > adds\n FAIL  src/sum.test.ts > math > adds again\n"
+).replace("[1/2]", "[1/3]")
+VITEST_3_LIST = """\
+ ❯ src/sum.test.ts (1 test | 1 failed) 5ms
+   × adds 3ms
+     → expected 3 to be 4 // Object.is equality
+
+ Test Files  1 failed (1)
+      Tests  1 failed (1)
+"""
+MOCHA = """\
+
+
+  Array
+    ✔ ok
+    1) should fail
+    2) should work
+
+
+  1 passing (5ms)
+  2 failing
+
+  1) Array
+       should fail:
+
+      AssertionError [ERR_ASSERTION]: 1 == 2
+      + expected - actual
+
+      -1
+      +2
+
+      at Context.<anonymous> (test/test.js:5:14)
+      at process.processImmediate (node:internal/timers:476:21)
+
+  2) Array
+       should work:
+     Error: x
+      at Context.<anonymous> (test/test.js:9:11)
+      at process.processImmediate (node:internal/timers:476:21)
+
+"""
+MOCHA_DOTS = "\n\n  .!!\n" + MOCHA[MOCHA.index("\n\n  1 passing") :]
+MOCHA_TAP = """\
+1..2
+ok 1 Array ok
+not ok 2 Array should fail
+  Expected values to be loosely equal:
+
+  1 == 2
+
+  AssertionError [ERR_ASSERTION]: 1 == 2
+      at Context.<anonymous> (test/test.js:5:14)
+# tests 2
+# pass 1
+# fail 1
+1..2
+"""
+MOCHA_WITHOUT_FRAME = MOCHA.replace("      at Context.<anonymous> (test/test.js:5:14)\n", "")
+
+# command, exit code, standard output, standard error, test id, file, line
+REPORTS = [
+    ("go test -v ./...", 1, GO_VERBOSE, "", "TestAdd", "calc_test.go", 8),
+    ("go test -v ./...", 1, GO_VERBOSE_OTHER_LOGS, "", "TestAdd", None, None),
+    ("go test -v ./...", 1, GO_VERBOSE_SUBTESTS, "", "TestAdd", "calc_test.go", 11),
+    ("go test -v ./...", 1, GO_VERBOSE_PARALLEL, "", "TestA", "a_test.go", 7),
+    ("go test -v ./...", 1, GO_TWO_PACKAGES, "", "TestSame", "two_test.go", 9),
+    ("go test ./...", 1, GO_QUIET_SUBTESTS, "", "TestAdd", "calc_test.go", 9),
+    ("go test ./...", 1, GO_QUIET_WITHOUT_LOG, "", "TestAdd", None, None),
+    ("go test -v ./...", 1, GO_OLD_VERBOSE, "", "TestAdd", "calc_test.go", 8),
+    ("cargo test", 101, CARGO_ERR_FIRST, "error: test failed, to rerun pass `--lib`\n", "tests::a", None, None),
+    ("cargo test", 101, CARGO_OTHER_ORDER, "", "tests::b", "src/lib.rs", 41),
+    ("cargo test", 101, CARGO_DOCTEST, "", "src/lib.rs", "src/lib.rs", 5),
+    ("cargo test -- --nocapture", 101, CARGO_NO_CAPTURE, "", "tests::a", "src/lib.rs", 20),
+    ("ruby test/foo_test.rb -v", 1, MINITEST, "", "TestFoo#test_bar", "test/foo_test.rb", 5),
+    ("ruby test/cart_test.rb", 1, MINITEST_ERROR, "", "Shop::CartTest#test_0001_adds an item", "lib/cart.rb", 6),
+    ("ruby test/foo_test.rb", 1, TEST_UNIT, "", "test_bar(FooTest)", "test/foo_test.rb", 7),
+    ("prove t", 1, PROVE, PROVE_DIAGNOSTICS, "t/10-bad.t", "t/10-bad.t", 3),
+    ("prove t", 1, PROVE, "", "t/10-bad.t", None, None),
+    ("bundle exec rspec", 1, RSPEC, "", "./spec/foo_spec.rb:6", "spec/foo_spec.rb", 7),
+    ("bundle exec rspec", 1, RSPEC_SHARED, "", "./spec/foo_spec.rb[1:2:1]", "spec/foo_spec.rb", 7),
+    ("bundle exec rspec | tail -5", 1, RSPEC[-190:], "", "./spec/foo_spec.rb:6", None, None),
+    ("perl t/a.t 2>&1", 2, TAP_TODO, "", "adds", "t/a.t", 6),
+    ("node --test", 1, NODE_SPEC, "", "adds", "test/a.test.js", 10),
+    ("node --test", 1, NODE_SPEC_WITHOUT_FRAME, "", "adds", None, None),
+    ("vendor/bin/phpunit", 1, PHPUNIT, "", "FooTest::testA", None, None),
+    ("ctest", 8, CTEST, "", "unit", None, None),
+    ("npx jest", 1, "", JEST, "math › adds", "src/a.test.js", 9),
+    ("npx jest", 1, "", JEST_WITHOUT_FRAME, "math › adds", None, None),
+    ("npx jest", 1, "", JEST_SUITE, None, "src/a.test.js", 2),
+    ("npx vitest run", 1, VITEST_LIST, VITEST_ERRORS, "src/sum.test.ts > math > adds", "src/sum.test.ts", 5),
+    ("npx vitest run", 1, VITEST_LIST, VITEST_SAME_ERROR, "src/sum.test.ts > math > adds", "src/sum.test.ts", 5),
+    ("npx vitest run 2>/dev/null", 1, VITEST_LIST, "", "src/sum.test.ts > adds", None, None),
+    ("npx vitest run 2>/dev/null", 1, VITEST_3_LIST, "", "adds", None, None),
+    ("npx mocha", 2, MOCHA, "", "should fail", "test/test.js", 5),
+    ("npx mocha -R dot", 2, MOCHA_DOTS, "", None, "test/test.js", 5),
+    ("npx mocha -R tap", 1, MOCHA_TAP, "", "Array should fail", None, None),
+    ("npx mocha", 2, MOCHA_WITHOUT_FRAME, "", "should fail", None, None),
+]
+
+
+@pytest.mark.parametrize(("command", "exit_code", "stdout", "stderr", "test_id", "file", "line"), REPORTS)
+def test_the_site_is_in_the_part_of_the_first_failing_test(
+    command: str,
+    exit_code: int,
+    stdout: str,
+    stderr: str,
+    test_id: str | None,
+    file: str | None,
+    line: int | None,
+) -> None:
+    found = find(command, exit_code, stdout, stderr)
+    assert (found.error_kind, *place(found)) == ("test_failure", test_id, file, line)
+
+
+def test_a_report_of_a_run_that_ended_well_is_no_error() -> None:
+    for _, _, stdout, stderr, *_ in REPORTS:
+        assert find("./check.sh", 0, stdout, stderr) == NOTHING_WRONG
