@@ -417,6 +417,103 @@ def test_the_last_exception_of_a_chain_counts() -> None:
     assert found.error_site is not None and found.error_site.line == 9
 
 
+HANDLED = """\
+ERROR:root:no config, using defaults
+Traceback (most recent call last):
+  File "/workspace/app.py", line 5, in load
+    open("conf.json")
+{}
+"""
+FATAL = """\
+Traceback (most recent call last):
+  File "/workspace/app.py", line 20, in <module>
+    main()
+  File "/workspace/app.py", line 15, in main
+    check(cfg)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "handled",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: 'conf.json'",
+        "PermissionError: [Errno 13] Permission denied: 'conf.json'",
+        "OSError: [Errno 28] No space left on device",
+        "ModuleNotFoundError: No module named 'yaml'",
+    ],
+)
+@pytest.mark.parametrize("command", ["python3 app.py", "cd /workspace && python3 app.py"])
+def test_a_logged_exception_gives_way_to_the_one_that_ended_the_program(command: str, handled: str) -> None:
+    found = find(command, 1, HANDLED.format(handled) + FATAL.format("KeyError: 'x'"))
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("app.py", 15)
+    ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n" + HANDLED.partition("\n")[2].format(handled)
+    found = find(command, 1, FATAL.format("KeyError: 'x'") + ignored)
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert found.error_site.line == 15
+
+
+def test_the_exception_of_a_thread_alone_is_the_error() -> None:
+    text = "Exception in thread Thread-1 (run):\n" + FATAL.format("FileNotFoundError: [Errno 2] No such file: 'x'")
+    assert find("python3 app.py", 1, text).error_kind == ErrorKind.PATH_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ValueError: invalid configuration:\n  - timeout: must be an integer\n  - path: /etc/x.conf does not exist",
+        "RuntimeError: compile failed:\nmain.c:3:5: error: expected ';' before 'return'\nbash: foo: command not found",
+        "ValueError: x\nwhile reading a.yml: permission denied",  # a note of add_note
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    ["python3 app.py", "cd /workspace && python app.py", "./app.py 2>&1 | tail -20; exit 1", "uv run python app.py"],
+)
+def test_the_message_of_an_exception_is_no_message_of_a_program(command: str, message: str) -> None:
+    text = FATAL.format(message)
+    found = find(command, 1, stdout=text) if "2>&1" in command else find(command, 1, text)
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("app.py", 15)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("python3 app.py; cat x", FATAL.format("ValueError: a") + "cat: x: No such file or directory"),
+        ("python3 a.py; python3 b.py", FATAL.format("ValueError: a") + "b.py: x does not exist"),
+        ("python3 app.py", HANDLED.format("ValueError: a") + "app.py: error: /etc/x.conf does not exist"),
+    ],
+)
+def test_what_another_program_says_after_a_traceback_is_a_message(command: str, text: str) -> None:
+    assert find(command, 1, text).error_kind == ErrorKind.PATH_NOT_FOUND
+
+
+def test_the_message_of_an_error_of_node_is_no_message_of_a_program() -> None:
+    text = "/workspace/b.js:1\nthrow e;\n^\n\nError: boom\ncat: x: No such file or directory\n"
+    text += "    at g (/workspace/b.js:1:27)\n    at node:internal/main/run_main_module:28:49\n\nNode.js v20.20.2\n"
+    found = find("node b.js", 1, text)
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert (found.error_site.file, found.error_site.line) == ("b.js", 1)
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "/workspace/app.py:3: SyntaxWarning: invalid escape sequence '\\d'\n  x = '\\d'",
+        "/usr/lib/python3/dist-packages/pandas/io.py:12: FutureWarning: The argument 'infer' is deprecated.\n  f(x)",
+        "sys:1: ResourceWarning: unclosed file: no such file or directory",
+    ],
+)
+def test_a_warning_of_python_is_not_what_failed(warning: str) -> None:
+    found = find("python3 app.py", 1, f"{warning}\n" + FATAL.format("ZeroDivisionError: division by zero"))
+    assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+    assert found.error_site.line == 15
+    missing = find("python3 app.py", 1, f"{warning}\napp.py: error: x.conf does not exist")
+    assert missing.error_kind == ErrorKind.PATH_NOT_FOUND
+
+
 @pytest.mark.parametrize("command", ["node app.js; cat notes >&2; exit 1", "node app.js 2>&1; cat notes; exit 1"])
 def test_prose_in_perls_form_does_not_replace_the_crash_before_it(command: str) -> None:
     crash = "/workspace/app.js:3\n    a.b\n      ^\n\nTypeError: a is undefined\n    at Object.<anonymous> (/workspace/app.js:3:5)\n\nNode.js v22.1.0\n"
@@ -588,6 +685,7 @@ ADVERSARIAL += [
     "SUBFAILED[a] (b) c\n1 failed in 1s\n",
     "SUBFAILED" + " a.p" * 290 + "\n1 failed in 1s\n",
     "1 subtests failed, ",
+    "a:1: ",
     "--- FAIL: T/a\n    a.go:1: x\n",
     "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
 ]

@@ -42,6 +42,16 @@ _WRAPPERS: dict[str, str] = {
     "caffeinate": "",
 }
 _RUNNERS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "rye"})
+_FILTERS = frozenset({"cat", "head", "tail", "tee", "grep", "sed"})
+_SAY_NO_ERROR = frozenset({"echo", "printf", "exit", "true", ":"})
+_NEVER_RAISE = (
+    frozenset({"cd", "pushd", "popd", "export", "set", "unset", "pwd", "mkdir", "rm", "cp", "mv", "touch", "ls"})
+    | frozenset({"sleep", "sort", "wc"})
+    | _FILTERS
+    | _SAY_NO_ERROR
+)
+"""Programs that print no traceback of their own."""
+
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w{0,255}=")
 _PIPESTATUS = re.compile(r'"?\$\{PIPESTATUS\[(\d+)\]\}"?$')
 
@@ -425,6 +435,26 @@ def language(program: str) -> str:
     if program in SHELLS:
         return "shell"
     return program if program in ("perl", "ruby", "php") else ""
+
+
+def may_raise(calls: tuple[Invocation, ...]) -> list[Invocation]:
+    """Return the calls of programs that may print a Python traceback of their own."""
+    return [c for c in calls if c.program and c.program not in _NEVER_RAISE]
+
+
+def ends_in_python(action: Action) -> bool:
+    """Return whether a single Python program printed the last messages of the action, and any traceback in it."""
+    calls = [c for c in action.invocations if c.program]
+    while len(calls) > 1:
+        between = action.text[calls[-2].simple.end : calls[-1].simple.start].strip()
+        piped = calls[-1].program in _FILTERS and between in ("|", "|&", "2>&1 |", "2>&1|")
+        if not piped and calls[-1].program not in _SAY_NO_ERROR:
+            break
+        calls.pop()
+    if not calls or may_raise(tuple(calls)) != calls[-1:]:
+        return False
+    program = calls[-1].program
+    return language(program) == "python" or program.endswith(".py")
 
 
 def code_word(call: Invocation) -> Word | None:

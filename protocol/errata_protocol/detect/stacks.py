@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from errata_protocol.detect.python_traceback import Frame
 
@@ -50,6 +50,7 @@ class Crash:
         frames: Innermost last, as in a Python traceback.
         column: Column in the last frame, 0 if not printed.
         head: File and line of a header before the error (node prints where it was thrown, or could not be parsed).
+        index: Index of ``line`` in the lines of output.
     """
 
     language: str
@@ -59,6 +60,7 @@ class Crash:
     frames: tuple[Frame, ...]
     column: int | None = None
     head: Frame | None = None
+    index: int = 0
 
 
 def find_crash(lines: Sequence[str], is_plausible: Callable[[str], bool]) -> Crash | None:
@@ -76,7 +78,7 @@ def find_crash(lines: Sequence[str], is_plausible: Callable[[str], bool]) -> Cra
         if crash is None or (found and found.language == crash.language == "perl"):
             continue
         if found is None or is_plausible(crash.language) or not is_plausible(found.language):
-            found = crash
+            found = replace(crash, index=index)
     return found
 
 

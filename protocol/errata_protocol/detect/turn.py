@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable
 from functools import cached_property
 
-from errata_protocol.detect.action import Action
+from errata_protocol.detect.action import Action, ends_in_python, may_raise
 from errata_protocol.detect.agent_files import AgentFiles
 from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, unwrapped
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
 from errata_protocol.detect.text import bounded_lines
+
+_WARNING = re.compile(r"^\S.*:\d+: \w*Warning: ")
+"""Python's warnings, after which a program goes on."""
+
+_NOT_FATAL = ("Exception ignored in", "Exception in thread ", "Error in atexit.", "Error in sys.excepthook")
+_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|EXCEPTION)\b", re.IGNORECASE)
+_EXCEPTION = re.compile(r"[\w.]+(?:Error|Exception): ")
+_MAX_MESSAGE = 40
+"""How many lines the message of an error of node is read for, as many as its frames."""
 
 
 class Turn:
@@ -148,6 +158,21 @@ class Turn:
         return tuple(t if any(files.owns(f.file) for f in t.frames) else unwrapped(t, self.lines) for t in found)
 
     @cached_property
+    def final_tracebacks(self) -> tuple[Traceback, ...]:
+        """The tracebacks that may have ended a program.
+
+        A single program handled all exceptions but the last. If the action runs several, each traceback may have ended
+        one. Left out are those that caused the next one, and, if others remain, those that Python reports and then goes
+        on, such as an exception of a thread.
+        """
+        ends = [t for t in self.tracebacks if not t.caused_next]
+        ends = [t for t in ends if not self._before(t).startswith(_NOT_FATAL)] or ends
+        return tuple(ends if len(may_raise(self.action.invocations)) > 1 else ends[-1:])
+
+    def _before(self, traceback: Traceback) -> str:
+        return self.lines[traceback.first - 1] if traceback.first > 0 else ""
+
+    @cached_property
     def crash(self) -> Crash | None:
         """The last uncaught error in `lines` of a language other than Python, if possible one that `may_crash_in`."""
         if self.report is not None:
@@ -167,14 +192,44 @@ class Turn:
 
     @cached_property
     def messages(self) -> tuple[str, ...]:
-        """The `lines` that are part of no traceback and no test report, and not the last exception."""
+        """The `lines` that are part of no traceback and no test report, and not the last exception.
+
+        Nor the following lines of an exception's message, nor Python's warnings.
+        """
         if self.report is not None:
             inside = self.report.lines
-            return tuple(line for line in self.lines if line and line not in inside)
+            return tuple(line for line in self.lines if line and line not in inside and not _WARNING.match(line))
         masked: set[int] = set()
         for traceback in self.tracebacks:
             masked.update(range(traceback.first, traceback.last + 1))
+        masked.update(self._message_lines())
+        for index, line in enumerate(self.lines):
+            if ": " in line and _WARNING.match(line):
+                masked.update((index, index + 1) if self._is_source(index + 1) else (index,))
         return tuple(line for index, line in enumerate(self.lines) if line and index not in masked)
+
+    def _is_source(self, index: int) -> bool:
+        """Return whether a line may be the line of code that Python prints below a warning."""
+        return index < len(self.lines) and self.lines[index].startswith("  ")
+
+    def _message_lines(self) -> range | list[int]:
+        """Return the indices of the lines in which the message of the error that ended the program goes on.
+
+        Nothing marks the end of a Python exception's message. So these are all lines after the last traceback, if a
+        single Python program can have printed them and did not log that traceback. A line that quotes an exception
+        stays: it is what the program was told of another one.
+        """
+        crash = self.crash
+        if crash is not None and crash.language == "node":
+            until = min(len(self.lines), crash.index + _MAX_MESSAGE)
+            at = (i for i in range(crash.index + 1, until) if self.lines[i].startswith("    at "))
+            return range(crash.index + 1, next(at, crash.index + 1))
+        if not self.final_tracebacks or self.trust_stdout or not ends_in_python(self.action):
+            return []
+        last = self.final_tracebacks[-1]
+        if _LOGGED.search(self._before(last)):
+            return []
+        return [i for i in range(last.last + 1, len(self.lines)) if not _EXCEPTION.match(self.lines[i])]
 
     @cached_property
     def lower_text(self) -> str:

@@ -88,7 +88,7 @@ _NOT_SYNTAX = re.compile(
 def _syntax(turn: Turn) -> Finding | None:
     if turn.report is not None and (broken := turn.report.collection_failure) and broken.exception in _SYNTAX_NAMES:
         return Finding((_collected(turn, broken),))
-    for traceback in _final(turn):
+    for traceback in turn.final_tracebacks:
         if traceback.name in _SYNTAX_NAMES:
             return Finding(_traceback_sites(turn, traceback))
     crash = turn.crash
@@ -230,17 +230,6 @@ def _shell_line(turn: Turn, line: int | None) -> Span | None:
     return turn.action.line_span(0, len(turn.command), line) if line else None
 
 
-def _final(turn: Turn) -> list[Traceback]:
-    """Return the tracebacks that may have ended a program.
-
-    A single program handled all exceptions but the last. If the action runs several, each traceback may have ended one.
-    Tracebacks that caused the next one are left out.
-    """
-    ends = [t for t in turn.tracebacks if not t.caused_next]
-    programs = sum(1 for c in turn.action.invocations if c.program)
-    return ends if programs > 1 else ends[-1:]
-
-
 def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
     if traceback.frames and not traceback.frames[-1].in_code and is_own(turn, traceback.frames[-1].file):
         frame: Frame | None = traceback.frames[-1]
@@ -323,7 +312,7 @@ def _import(turn: Turn) -> Finding | None:
         if broken is None or broken.exception not in _IMPORT_NAMES:
             return None
         return Finding((_collected(turn, broken).model_copy(update={"test_id": _test_id(broken)}),))
-    for traceback in _final(turn):
+    for traceback in turn.final_tracebacks:
         if traceback.name in _IMPORT_NAMES or _REFUSED_IMPORT.search(traceback.text):
             sites = _traceback_sites(turn, traceback)
             span = None if sites else argument_span(turn, quoted(traceback.text), in_code=False)

@@ -74,9 +74,7 @@ def _resource_limit(turn: Turn) -> Finding | None:
         "overflow",
     ):
         return None
-    for traceback in turn.tracebacks:
-        if traceback.caused_next:
-            continue
+    for traceback in turn.final_tracebacks:
         if traceback.name == "MemoryError" or (
             _EXHAUSTED_ERRNO.match(traceback.text)
             or (traceback.name in ("RuntimeError", "error") and _EXHAUSTED.search(traceback.text))

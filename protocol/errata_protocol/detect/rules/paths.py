@@ -132,8 +132,8 @@ def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
 
 
 def _permission(turn: Turn) -> Finding | None:
-    for traceback in turn.tracebacks:
-        if traceback.name == "PermissionError" and not traceback.caused_next:
+    for traceback in turn.final_tracebacks:
+        if traceback.name == "PermissionError":
             return Finding(_traceback_sites(turn, traceback))
     lines = [line for line in turn.messages if _denied_line(line)]
     if lines:
@@ -149,10 +149,9 @@ def _permission(turn: Turn) -> Finding | None:
 
 
 def _missing(turn: Turn) -> Finding | None:
-    if turn.report is None:
-        for traceback in turn.tracebacks:
-            if traceback.name == "FileNotFoundError" and not traceback.caused_next:
-                return Finding(_traceback_sites(turn, traceback))
+    for traceback in turn.final_tracebacks:
+        if traceback.name == "FileNotFoundError":
+            return Finding(_traceback_sites(turn, traceback))
     lines = [line for line in turn.messages if _missing_line(line) and not _wrapped_program(line)]
     if (
         turn.crash is not None

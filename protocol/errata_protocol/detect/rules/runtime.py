@@ -37,9 +37,8 @@ _AWK_FILE = re.compile(r"^\w{0,2}awk: (?P<file>[^\s:]{1,300}):(?P<line>\d{1,9}):
 
 
 def _crash(turn: Turn) -> Finding | None:
-    for traceback in reversed(turn.tracebacks):
-        if traceback.caused_next:
-            continue
+    if turn.final_tracebacks:
+        traceback = turn.final_tracebacks[-1]
         frame = last_own_frame(turn, traceback.frames)
         return Finding((frame_site(turn, frame, traceback.line, traceback.text),) if frame else ())
     crash = turn.crash
