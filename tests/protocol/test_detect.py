@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errata_protocol.detect import RULES, detect, output_truncated, path_refused, tool_not_found
+from errata_protocol.detect.place import _in_words
 from errata_protocol.detect.python_traceback import _HEADLESS_LINES, MAX_TRACEBACKS, _read, find_tracebacks
+from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import HINT_TEMPLATE_KEYS, NOTHING_WRONG, Detection, ErrorKind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -702,6 +704,60 @@ def test_ten_megabytes_take_less_than_a_second(piece: str) -> None:
 
     # The least of a few, as timeit takes it: other programs on the machine's cores only ever make processor time longer.
     assert any(seconds() < 1.0 for _ in range(5))
+
+
+MANY_CALLS = {
+    "a path that no call has": (
+        "a b/c;" * 10_000,
+        "foo: cannot open 'x/y z{n}': No such file or directory in w/q e/r t/y",
+    ),
+    "a part of a path": ("a b/cd;" * 9_000, "a: cannot open 'c': No such file or directory in b/c b/{n}"),
+    "a parent of each": ("a b/c/d;" * 8_000, "a: cannot open '/x{n}': No such file or directory"),
+    "quoted code": ("a 'b/cde x';" * 5_000, "a: cannot open 'b/cd': No such file or directory in {n}"),
+    "one long word": ("a " + "b=c:" * 16_000, "a: cannot open 'c:{n}': No such file or directory"),
+    "programs": ("foo\n" * 16_000, "bash: line {n}: foo: command not found"),
+    "scripts": ("cat > x <<E\nfoo\nE\n" * 3_000, "x.sh: line {n}: foo: command not found"),
+    "launchers": ("a;" * 32_000, "xargs: b{n}: No such file or directory"),
+    "arguments": ("a -b c;" * 9_000, "a: unknown option 'x{n}' of -y -z"),
+}
+
+
+@pytest.mark.parametrize("name", MANY_CALLS)
+def test_many_messages_about_many_calls_take_bounded_work(name: str) -> None:
+    command, message = MANY_CALLS[name]
+    text = "\n".join(message.format(n=n) for n in range(2_300))
+
+    def seconds(action: str, error: str) -> float:
+        start = time.process_time()
+        detect(action, 1, "", error, cwd="/workspace")
+        return time.process_time() - start
+
+    # What messages add to the time of parsing is bounded. The least of a few, as above.
+    parsing = min(seconds(command, "") for _ in range(2))
+    assert any(seconds(command, text) < parsing + 1.0 for _ in range(5))
+
+
+def test_large_actions_keep_their_sites() -> None:
+    lines = [f"rm build/out{n}.o" for n in range(400)]
+    text = "".join(f"rm: cannot remove 'build/out{n}.o': No such file or directory\n" for n in range(200, 400))
+    command = "\n".join(lines)
+    assert spanned(command, find(command, 1, text)) == "build/out399.o"
+    command = "foo\n" * 1_000
+    text = "".join(f"bash: line {n}: foo: command not found\n" for n in range(1, 1_001))
+    found = find(command, 127, text).error_site
+    assert found is not None and found.action_span == (3_996, 3_999)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "-", "=", "/", ":", "~", "$", "@", ".", "b", "://", ",", "/workspace"]), max_size=7),
+    st.lists(st.sampled_from(["a", "-", "=", "/", ":", "~", "$", "@", ".", "b", "/workspace"]), min_size=1, max_size=5),
+)
+@settings(max_examples=1_000, deadline=None)
+def test_the_index_of_words_leaves_out_no_call_that_a_text_names(word: list[str], text: list[str]) -> None:
+    turn = Turn.of("c x; cat '" + "".join(word) + "' y", 1, "", "", cwd="/workspace")
+    named = list(turn.words.calls_naming("".join(text)))
+    for call in turn.action.invocations:
+        assert call in named or _in_words(turn, call, "".join(text)) is None
 
 
 def test_the_end_of_many_frames_is_found_whatever_stands_before_it() -> None:

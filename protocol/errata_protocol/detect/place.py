@@ -13,6 +13,7 @@ from errata_protocol.detect.python_traceback import Frame
 from errata_protocol.detect.shell_tree import Word
 from errata_protocol.detect.text import message
 from errata_protocol.detect.turn import Turn
+from errata_protocol.detect.word_index import absolute, call_words
 from errata_protocol.markers import ErrorSite, SiteSource
 
 INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
@@ -210,33 +211,52 @@ def argument_span(turn: Turn, candidates: Iterable[str], program: str = "", *, i
 def argument_place(
     turn: Turn, candidates: Iterable[str], program: str = "", *, in_code: bool = True
 ) -> tuple[Span, Invocation] | None:
-    """Return the span as `argument_span` does, together with the call that has the argument; None if there is none."""
-    calls = list(reversed(turn.action.invocations))
-    own = [c for c in calls if program and _is_program(c, program)]
+    """Return the span as `argument_span` does, together with the call that has the argument; None if there is none.
+
+    None also if the turn has no work left, see `Turn.spend`.
+    """
     texts = [c for c in dict.fromkeys(candidates) if c]
-    for group in (own, calls):
+    own = {id(c) for c in turn.words.calls_of(program)}
+    for among_own in (True, False) if own else (False,):
         for text in texts:
-            for call in group:
+            for call in turn.words.calls_naming(text):
+                if among_own and id(call) not in own:
+                    continue
+                if not turn.spend(1 + len(call.words)):
+                    return None
                 span = _in_words(turn, call, text)
                 if span is not None:
                     return span, call
-    if in_code:
-        paths = [t for t in texts if " " not in t or "/" in t]
-        for group in (own, calls):
-            for text in paths:
-                for call in group:
-                    span = _in_code(turn, call, text)
-                    if span is not None:
-                        return span, call
-        for call in own or calls[:1]:
-            for text in paths:
-                span = _parent_word(turn, call, text)
+    return _place_in_code(turn, texts, turn.words.calls_of(program)) if in_code else None
+
+
+def _place_in_code(turn: Turn, texts: Sequence[str], own: Sequence[Invocation]) -> tuple[Span, Invocation] | None:
+    """Return the place of a text in inline code, in a here-document, as the parent of an argument, or anywhere."""
+    paths = [t for t in texts if " " not in t or "/" in t]
+    scan = 1 + len(turn.command) // 1_000
+    if not turn.spend(2 * scan * len(paths)):
+        return None
+    said = [t for t in paths if t in turn.command or relative_file(turn, t) in turn.command]
+    calls = turn.action.invocations
+    for group in (own, calls):
+        for text in said:
+            for call in reversed(group):
+                if not turn.spend(1 + len(call.words)):
+                    return None
+                span = _in_code(turn, call, text)
                 if span is not None:
                     return span, call
-        for text in paths:  # the words of a `for`, a here-string, a text piped on
-            at = _bounded_find(turn.command, text, 0, len(turn.command)) if len(text) > 1 else None
-            if at is not None and calls:
-                return (at, at + len(text)), (own or calls)[0]
+    for call in reversed(own or calls[-1:]):
+        for text in paths:
+            if not turn.spend(1 + len(call.words)):
+                return None
+            span = _parent_word(turn, call, text)
+            if span is not None:
+                return span, call
+    for text in said:  # the words of a `for`, a here-string, a text piped on
+        at = _bounded_find(turn.command, text, 0, len(turn.command)) if len(text) > 1 else None
+        if at is not None and calls:
+            return (at, at + len(text)), (own or calls)[-1]
     return None
 
 
@@ -253,23 +273,6 @@ def _parent_word(turn: Turn, call: Invocation, text: str) -> Span | None:
         if own is not None and (wanted.startswith(own + "/") or own.startswith(wanted + "/")):
             return word.inner
     return None
-
-
-def _is_program(call: Invocation, program: str) -> bool:
-    base = program.rsplit("/", 1)[-1]
-    return call.program == base or any(w[0].value.rsplit("/", 1)[-1] == base for w in call.wrappers)
-
-
-def call_words(call: Invocation) -> Iterator[Word]:
-    """Yield the words of a call that a message may name: arguments, the program, redirection targets, assignments."""
-    yield from call.words[1:]
-    for redirect in call.simple.redirects:
-        if redirect.target is not None and redirect.body is None and "<<" not in redirect.operator:
-            yield redirect.target
-    for wrapper in call.wrappers:
-        yield from wrapper
-    yield from call.simple.assignments
-    yield from call.words[:1]
 
 
 def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
@@ -303,11 +306,7 @@ def _in_words(turn: Turn, call: Invocation, text: str) -> Span | None:
 
 
 def _absolute(turn: Turn, text: str) -> str | None:
-    if len(text) > 1000 or "\n" in text:
-        return None
-    if text.startswith("/"):
-        return posixpath.normpath(text)
-    return posixpath.normpath(posixpath.join(turn.cwd, text)) if turn.cwd and text else None
+    return absolute(turn.cwd, text)
 
 
 def _within(turn: Turn, word: Word, text: str) -> Span:

@@ -13,6 +13,10 @@ from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, 
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
 from errata_protocol.detect.text import bounded_lines
+from errata_protocol.detect.word_index import WordIndex
+
+MAX_WORK = 100_000
+"""Steps that one turn may take to look for the texts of messages in the action."""
 
 _WARNING = re.compile(r"^\S.*:\d+: \w*Warning: ")
 """Python's warnings, after which a program goes on."""
@@ -65,6 +69,7 @@ class Turn:
         self.workdir = posixpath.normpath(workdir) if workdir and workdir != "/" else None
         self.trust_stdout = trust_stdout
         self._is_host_file = is_host_file
+        self.work_left = MAX_WORK
 
     @classmethod
     def of(
@@ -115,6 +120,19 @@ class Turn:
     @property
     def failed(self) -> bool:
         return self.exit_code != 0
+
+    @cached_property
+    def words(self) -> WordIndex:
+        """The words of the action, by what may name them."""
+        return WordIndex(self.command, self.action.invocations, self.cwd)
+
+    def spend(self, steps: int) -> bool:
+        """Take ``steps`` of the work that is left, and return whether there was enough.
+
+        Messages times words can be too many for a server that answers others meanwhile. Then a site is left out.
+        """
+        self.work_left -= steps
+        return self.work_left >= 0
 
     @cached_property
     def agent_files(self) -> AgentFiles | None:

@@ -125,9 +125,12 @@ _DASHED = re.compile(r"(?<![\w-])(?P<word>--?[A-Za-z0-9][\w.=/:-]*)")
 def _arguments(turn: Turn) -> Finding | None:
     general: ErrorSite | None = None
     fired = False
+    look_at_calls = 1 + len(turn.action.invocations) // 4
     for line in turn.messages:
         if _USAGE.search(line) or _TRY_HELP.match(line):
             fired = True
+            if general is None and not turn.spend(look_at_calls):
+                return Finding()
             general = general or _call_site(turn, read_message(line), line)
             continue
         if _NOT_ARGUMENTS.search(line) or (turn.crash and line == turn.crash.line and "OptionParser" not in line):
@@ -137,6 +140,8 @@ def _arguments(turn: Turn) -> Finding | None:
             if match is None:
                 continue
             fired = True
+            if not turn.spend(look_at_calls):
+                return Finding()
             message = read_message(line)
             span = _got(turn, message) if phrase.at == "call" else _fault(turn, message, phrase, match)
             if span is not None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from errata_protocol.detect.action import SHELLS, Invocation
-from errata_protocol.detect.place import Span, relative_file, site, written_span
+from errata_protocol.detect.place import relative_file, site, written_span
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.rules.shell_message import Message, read_message
-from errata_protocol.detect.shell_tree import Word
 from errata_protocol.detect.text import quoted
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
@@ -54,6 +51,9 @@ def _not_found(turn: Turn) -> Finding | None:
         message = read_message(line)
         command = _command_of(turn, message)
         if command is not None:
+            looks_at_calls = message.script is not None or message.program == "env"
+            if not turn.spend(1 + (len(turn.action.invocations) // 4 if looks_at_calls else 0)):
+                return Finding()  # the last one that failed is unknown
             found.append(_site(turn, message, command))
     if found:
         placed = [s for s in found if s.action_span is not None]
@@ -78,7 +78,7 @@ def _command_of(turn: Turn, message: Message) -> str | None:
         match = _NO_FILE.match(message.rest)
         if match and (turn.exit_code in (126, 127) or "required file" in message.rest) and message.line is not None:
             command = match.group("command")
-            if _program_span(turn, command, message.line) is not None or "required file" in message.rest:
+            if turn.words.program_span(command, message.line) is not None or "required file" in message.rest:
                 return command
     if message.text.endswith("command not found"):
         return message.text.removesuffix(": command not found").rsplit(": ", 1)[-1]
@@ -94,18 +94,18 @@ def _command_of(turn: Turn, message: Message) -> str | None:
         and (names := quoted(message.rest))
         and message.rest.endswith("No such file or directory")
     ):
-        return names[-1] if _program_span(turn, names[-1], None) is not None else None
+        return names[-1] if turn.words.program_span(names[-1], None) is not None else None
     if message.program in _LAUNCHERS and _LAUNCH.search(message.rest):
         names = quoted(message.rest) or [message.rest.split(": ", 1)[0].split()[-1]]
         name = names[-1].replace("\\r", "")
-        script = any(c.words and "/" in c.words[0].value for c in turn.action.invocations)
-        if turn.exit_code in (126, 127) or _program_span(turn, name, None) is not None or script:
+        known = turn.words.program_span(name, None) is not None or turn.words.calls_path
+        if turn.exit_code in (126, 127) or known:
             return names[-1]
     return None
 
 
 def _site(turn: Turn, message: Message, command: str) -> ErrorSite:
-    span = _program_span(turn, command, message.line if message.script is None else None)
+    span = turn.words.program_span(command, message.line if message.script is None else None)
     if span is None and message.script is not None:
         written = written_span(turn, message.script, message.line or 0)
         at = turn.command.find(command, *written) if written else -1
@@ -115,30 +115,6 @@ def _site(turn: Turn, message: Message, command: str) -> ErrorSite:
         scripts = [c for c in turn.action.invocations if c.words and "/" in c.words[0].value]
         span = scripts[-1].words[0].inner if scripts else None
     return site(message.text, span=span)
-
-
-def _program_span(turn: Turn, command: str, line: int | None) -> Span | None:
-    """Return the span of the word that calls ``command``; if several do, of the one on ``line``."""
-    found: list[tuple[Span, int]] = []
-    for call in turn.action.invocations:
-        for word in _program_words(call):
-            if word.value == command:
-                found.append((word.inner, turn.command.count("\n", 0, word.start) + 1))
-    if not found:
-        return None
-    on_line = [span for span, number in found if number == line]
-    return (on_line or [span for span, _ in found])[-1]
-
-
-def _program_words(call: Invocation) -> Iterator[Word]:
-    if call.words and call.program not in SHELLS:
-        yield call.words[0]
-    for wrapper in call.wrappers:
-        yield wrapper[0]
-    if call.program == "find":
-        yield from (
-            b for a, b in zip(call.words, call.words[1:], strict=False) if a.value in ("-exec", "-execdir", "-ok")
-        )
 
 
 RULES = (

@@ -76,7 +76,7 @@ def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[Error
     found: list[tuple[int, ErrorSite]] = []
     calls = turn.action.invocations
     programs = {c.program for c in calls} | {w[0].value for c in calls for w in c.wrappers}
-    for line in lines[:200]:
+    for line in list(dict.fromkeys(lines))[:200]:
         message = read_message(line)
         names = [c for c in _candidates(message, phrase) if c not in programs or c in quoted(line)]
         sure = names if message.program in programs else [n for n in names if set("/.") & set(n) or n in quoted(line)]
@@ -87,7 +87,7 @@ def _sites(turn: Turn, lines: list[str], phrase: re.Pattern[str]) -> tuple[Error
             found.append((call.simple.start, site(line, span=span)))
         elif message.script is not None and message.line is not None:
             found.append((-1, site(line, file=relative_file(turn, message.script), number=message.line)))
-    if not found:
+    if not found or turn.work_left < 0:  # not all messages were placed: the last failed call is unknown
         return ()
     last = max(position for position, _ in found)
     ordered = [s for p, s in found if p == last] + [s for p, s in found if p != last]
