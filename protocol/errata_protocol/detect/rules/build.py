@@ -18,6 +18,10 @@ _RUST_ARROW = re.compile(r"^\s*--> (?P<file>[^:]+):(?P<line>\d+):(?P<column>\d+)
 _GO = re.compile(r"^(?:vet: )?(?P<file>\.{0,2}/?[\w./-]+\.go):(?P<line>\d+):(?:(?P<column>\d+):)? ")
 _TSC = re.compile(r"^(?P<file>[^\s(:][^(:]{0,300})[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS\d+")
 _MAVEN = re.compile(r"^\[ERROR\] (?P<file>/\S+\.\w+):\[(?P<line>\d+),(?P<column>\d+)\]")
+_MSBUILD = re.compile(
+    r"^\s*(?P<file>[^\s(:][^(:]{0,300})\((?P<line>\d+)(?:,(?P<column>\d+))?(?:,\d+,\d+)?\) ?: "
+    r"(?:fatal )?error [A-Z]+\d+: "
+)
 _CMAKE = re.compile(r"^CMake Error(?: at (?P<file>[^:]+):(?P<line>\d+))?")
 _LINK = re.compile(
     r"undefined reference to|ld returned \d+ exit status|multiple definition of|cannot find -l|"
@@ -95,13 +99,15 @@ def _builds(turn: Turn) -> bool:
         "npx",
         "cargo",
         "bazel",
+        "dotnet",
+        "msbuild",
     }
     return any(c.program in tools for c in turn.action.invocations)
 
 
 def _place(turn: Turn, line: str, ahead: tuple[str, ...], *, go: bool) -> ErrorSite | None:
     """Return the site of a compiler's error line, or None."""
-    for pattern in (_TSC, _MAVEN, _GCC):
+    for pattern in (_TSC, _MSBUILD, _MAVEN, _GCC):
         match = pattern.match(line)
         if match and not _NOT_COMPILED.search(match.group("file")) and is_own(turn, match.group("file")):
             return _located(turn, line, match)
@@ -157,8 +163,8 @@ RULES = (
     Rule(
         "build.failed",
         ErrorKind.BUILD_ERROR,
-        "A compiler's error line with file and line (gcc, clang, rustc, go, javac, tsc, ghc ...), a linker's undefined "
-        "reference, CMake Error, `make: ***`, or the failure line of a build tool.",
+        "A compiler's error line with file and line (gcc, clang, rustc, go, javac, tsc, ghc, dotnet ...), a linker's "
+        "undefined reference, CMake Error, `make: ***`, or the failure line of a build tool.",
         "File, line and column of the first error; without one the makefile's line, or the goal in the action.",
         _build,
     ),
