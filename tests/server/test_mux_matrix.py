@@ -178,8 +178,10 @@ async def test_without_recovery_a_kill_is_told_and_nothing_runs_again(tmp_path: 
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         losses = []
         for session, outcome in zip(sessions, outcomes, strict=True):
-            # On a loaded machine a step may be committed and answered before the kill; its session is lost then, too.
-            assert isinstance(outcome, SessionLost if point != 6 else SessionLost | Replied), outcome
+            # The reply of a step that was committed follows the error. On a loaded machine a step at point 6 may be
+            # committed and answered before the kill; its session is lost then, too.
+            expected = {"unread": SessionLost, 6: SessionLost | Replied, "reply lost": Replied}[point]
+            assert isinstance(outcome, expected), outcome
             trainer.protocol.forget(session)
             trainer.protocol.adopt(session.sid, session.key, last=0, last_seq=0)
             with pytest.raises(SessionLost) as caught:

@@ -21,7 +21,7 @@ Decisions of this client:
 - Each attach has a higher ``fence`` than the one before, so an attach that a dead socket delivers late is refused. If
   this client's own attach is refused that way (a process that adopts a session does not know its fence), it goes on
   from the fence in the error.
-- A session that was closed still gets the replies it missed; requests that the server never accepted fail.
+- A session that is over (closed, expired, lost) still gets the replies it missed; then its other requests fail.
 - After a crash, `adopt` continues from the last reply and push that the caller kept. Replies to requests that only the
   crashed process knew come as `Replied` without a request.
 - A digest that does not match its payload is the peer's fault: RemoteProtocolError.
@@ -251,6 +251,7 @@ class ClientProtocol(Receiving):
         for session in self.sessions.values():
             session.state = transition(Role.CLIENT, session.state, Event.SOCKET_LOST).next
             session.counted = False
+            session.end_error = None  # the answer to the next resume says it again
             session.hold(None)
 
     def data_to_send(self, max_bytes: int | None = None) -> list[bytes]:

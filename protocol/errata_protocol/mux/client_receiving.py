@@ -226,13 +226,14 @@ class Receiving(Sending):
     def _handle_refusal(self, session: ClientSession, error: ErrataError, now: float) -> None:
         """Process an error without an id: the answer to an open or a resume, or to an ack or a cancel."""
         next_id = error.details.get("next_id")
-        if error.code == "SESSION_CLOSED" and session.state is State.RESUMING and isinstance(next_id, int):
+        is_attach = session.state in (State.OPENING, State.RESUMING)
+        if error.code in _END_CODES.values() and is_attach and isinstance(next_id, int):
             session.end_error, session.accepted = error, next_id - 1
         if session.end_error is not None and session.last < session.accepted:
             return  # the missed replies come next; then the session ends
         if error.code in _END_CODES.values():
             self._end(session, error)
-        elif session.state in (State.OPENING, State.RESUMING):
+        elif is_attach:
             if CODES.get(error.code, CODES["EXECUTION_ERROR"]).retryable and not _is_permanently_full(error):
                 retry_at = now + _retry_after(error, self.config)
                 self._apply(session, Event.REFUSED)

@@ -322,7 +322,46 @@ def test_d12_a_lost_session_fails_all_it_has(client: Client, next_id: int) -> No
         client.protocol.request(session, "step")
 
 
-def test_d12_a_closed_session_still_gets_the_replies_it_missed(client: Client) -> None:
+@pytest.mark.parametrize("code", ["SESSION_CLOSED", "SESSION_EXPIRED", "SESSION_LOST"])
+@pytest.mark.parametrize("is_attached", [True, False], ids=["resume", "open"])
+def test_d7_a_session_that_is_over_still_gets_the_replies_it_missed(
+    client: Client, code: str, is_attached: bool
+) -> None:
+    if is_attached:
+        session = client.attached()
+    else:
+        client.protocol.connected(client.now)
+        session = client.protocol.open(SID, KEY)
+    first, second, third = [client.protocol.request(session, "step") for _ in range(3)]
+    client.sent()
+    client.reconnect()
+    client.sent()
+    refused = [] if is_attached else [error("NOT_ATTACHED", id) for id in (1, 2, 3)]
+    assert client.hear(error(code, next_id=3), *refused) == [], "two replies are still to come"
+    one, two, failed, ended = client.hear(observation(1), observation(2))
+    assert isinstance(one, Replied) and one.request is first
+    assert isinstance(two, Replied) and two.request is second
+    assert isinstance(failed, Failed) and failed.request is third and failed.error.code == code
+    assert isinstance(ended, SessionEnded) and ended.error.code == code and client.protocol.sessions == {}
+
+
+def test_d7_a_socket_that_is_lost_before_the_missed_replies_is_made_good_by_the_next_resume(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    client.reconnect()
+    client.sent()
+    assert client.hear(error("SESSION_EXPIRED", next_id=2)) == []
+    client.reconnect()
+    client.sent()
+    (refused,) = client.hear(error("JOURNAL_UNAVAILABLE", retry_after=1.0))
+    assert isinstance(refused, Refused)
+    client.protocol.tick(1.0)
+    assert ids(client.sent()) == [("resume", None)]
+    assert client.hear(error("SESSION_EXPIRED", next_id=2)) == []
+    assert [type(event) for event in client.hear(observation(1))] == [Replied, SessionEnded]
+
+
+def test_d12_a_session_whose_last_recorded_reply_is_that_of_close_ends_with_it(client: Client) -> None:
     session = client.attached()
     for kind in ("step", "close", "step"):
         client.protocol.request(session, kind)  # type: ignore[arg-type] # kinds by name
