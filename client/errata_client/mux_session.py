@@ -140,14 +140,24 @@ class MuxSession:
         )
 
     async def end(self, timeout_s: float = 2.0) -> None:
-        """End the session on the server and `leave` it. A server that cannot be reached ends it when it expires."""
+        """End the session on the server and `leave` it. A server that cannot be reached ends it when it expires.
+
+        Args:
+            timeout_s: How long to wait for the reply. The session ends also where the reply comes later, for example
+                because a step is still running.
+        """
         if self._session is None or self.ended is not None:
             return
+        closed: asyncio.Future[Replied] = asyncio.get_running_loop().create_future()
         try:
-            await self.ask("close", b"{}", timeout_s)
+            # Not `ask`, which would cancel the close on the server when the time is over.
+            self.begin("close", b"{}", partial(resolve, closed))
+            async with asyncio.timeout(timeout_s):
+                await closed
         except (ErrataError, OSError) as error:
-            _log.debug("a session could not be ended, it will expire: %r", error)
-        self.leave()
+            _log.debug("no reply to the close of a session: %r", error)
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Remove the session from its connection and fail waiting requests. It stays on the server, detached."""

@@ -406,6 +406,36 @@ async def test_a_deadline_costs_the_one_request(peer: MuxPeer, connection: Conne
         assert connection.stats.connects == 1 and client.stats.abandoned == 1
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["timed-out", "cancelled"])
+async def test_a_close_behind_a_running_step_ends_the_session_though_nobody_waits_for_it(
+    peer: MuxPeer, connection: Connection, is_cancelled: bool
+) -> None:
+    client = ErrataClient(connection=connection)
+    await client.reset()
+    peer.hold()
+    step = asyncio.create_task(client.step({"text": "slow"}))
+    await peer.arrived.acquire()
+    step.cancel()
+    received = peer.frames_received
+    session = client._mux.session
+    assert session is not None
+    closing = asyncio.create_task(session.end(timeout_s=60.0 if is_cancelled else 0.05))
+    if is_cancelled:
+        await until(lambda: len(session._waiting) == 2 and peer.frames_received > received)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    else:
+        await closing
+    assert connection.sessions == 0
+    await connection.read("capabilities")  # the server has processed all that was sent before
+    peer.release()
+    (row,) = peer.rows.values()
+    await until(lambda: len(row.requests) == 3)
+    assert row.status == "closed" and peer.steps() == ["reset", "slow"]
+    await client.close()
+
+
 async def test_what_had_not_started_is_taken_back(peer: MuxPeer, connection: Connection) -> None:
     async with ErrataClient(connection=connection) as client:
         await client.reset()
