@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from errata_protocol.errors import (
@@ -240,6 +241,8 @@ class MuxSession:
     async def fork(self, t: int, eid: str | None, child: MuxSession, timeout_s: float) -> Replied:
         """Fork an episode of this session at ``t``; ``child`` becomes the new session and is waited for.
 
+        If the caller is cancelled or gets an error, nobody has the child: it is ended as soon as it exists.
+
         Args:
             t: Delivery that is the child's t=0.
             eid: Episode of this session; None is the running one.
@@ -259,16 +262,41 @@ class MuxSession:
         def adopt(outcome: Outcome) -> None:
             if not isinstance(outcome, Exception):
                 child.adopt_child(machine.sessions[sid])
-                if replied.done():  # the caller no longer waits, so nobody else would close the child
-                    child.begin("close", b"{}", ignore_outcome)
             resolve(replied, outcome)
+
+        def discard(outcome: Outcome | None = None) -> None:
+            if not isinstance(outcome, Exception) and sid in machine.sessions:
+                child._session = None  # so that the child's door does not take it off the connection before its close
+                self._end_unused(machine.sessions[sid])
 
         self._waiting[request] = adopt
         self.stats.requests += 1
         self.connection.schedule_send()
-        reply = await self._outcome(request, replied, timeout_s)
-        await child._until(lambda: child._attached, timeout_s, "the child of the fork was not attached")
+        try:
+            reply = await self._outcome(request, replied, timeout_s)
+            await child._until(lambda: child._attached, timeout_s, "the child of the fork was not attached")
+        except BaseException:
+            if request in self._waiting:  # its cancellation may come too late
+                self._waiting[request] = discard
+            else:
+                discard()
+            raise
         return reply
+
+    def _end_unused(self, session: ClientSession) -> None:
+        """End a session that no client has, and keep it on the connection until the server has answered."""
+        unused = MuxSession(
+            self.connection,
+            stats=SessionStats(),
+            delivered=lambda reply: None,
+            moved=lambda eid, t: None,
+            rewarded=lambda payload: None,
+            retries=0,
+            ends=True,
+        )
+        unused.adopt_child(session)
+        with suppress(LocalProtocolError):  # the connection is closed
+            unused.begin("close", b"{}", lambda outcome: unused.leave())
 
     async def read(self, kind: ReadKind, data: bytes, timeout_s: float) -> Answered:
         """Send a read, which does not wait for the session's requests, and return its answer.
@@ -372,8 +400,7 @@ class MuxSession:
         tried = self._tried.get(request, 0)
         if not event.recorded or info is None or not info.retryable or info.fault != "service" or session is None:
             return False
-        is_abandoned = self._waiting.get(request, ignore_outcome) is ignore_outcome
-        if tried >= self._retries or len(self._waiting) > 1 or is_abandoned:
+        if tried >= self._retries or len(self._waiting) > 1 or request.cancelled:
             return False  # later requests may have run, or the caller no longer waits
         self._tried[request] = tried + 1
         self.stats.retried[event.error.code] += 1
@@ -390,7 +417,7 @@ class MuxSession:
         if request not in self._waiting or session is None or self.ended is not None:
             return  # the session ended, and its callers got that error
         done, tried = self._waiting.pop(request), self._tried.pop(request)
-        if done is ignore_outcome:
+        if request.cancelled:
             self._notify()
             return
         again = self.connection.machine.request(session, request.kind, request.data, condition=condition)
@@ -428,7 +455,7 @@ class MuxSession:
     def _abandon_all(self, error: Exception) -> None:
         """Fail all waiting callers, and cancel their requests where that is still possible."""
         for request, done in list(self._waiting.items()):
-            if done is not ignore_outcome:
+            if not request.cancelled:
                 self.abandon(request)
                 done(copy_of(error))
 

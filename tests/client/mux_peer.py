@@ -302,7 +302,7 @@ class MuxPeer:
         if fork.t >= len(row.episodes[eid]):
             error = StateOutOfRange(eid, fork.t, len(row.episodes[eid]))
             return EncodedReply("error", json.dumps(error.to_wire()).encode())
-        child = self.rows[fork.sid] = Row(fork.key_hash)
+        child = self.rows[fork.sid] = Row(fork.key_hash, row.group)
         first = row.episodes[eid][fork.t]
         child.eid, child.count = f"{fork.sid[:6]}.f1", json.loads(first.data)["observation"]["count"]
         child.episodes[child.eid] = [first]

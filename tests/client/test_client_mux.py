@@ -27,6 +27,7 @@ from errata_protocol.errors import (
     SessionLost,
     StateOutOfRange,
 )
+from errata_protocol.mux import FindSession, Stored
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
 
@@ -453,6 +454,63 @@ async def test_what_had_not_started_is_taken_back(peer: MuxPeer, connection: Con
         await running
         assert (await client.step({"text": "after"})).observation["count"] == 2
         assert peer.steps() == ["reset", "running", "after"]
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "timed-out"])
+async def test_the_child_of_a_fork_that_nobody_waits_for_is_ended(
+    peer: MuxPeer, connection: Connection, ending: str
+) -> None:
+    timeout_s = 60.0 if ending == "cancelled" else 0.1
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        client._message_timeout = timeout_s
+        peer.hold()
+        forking = asyncio.create_task(client.fork(0))
+        await peer.arrived.acquire()
+        if ending == "cancelled":
+            forking.cancel()
+        with pytest.raises(asyncio.CancelledError if ending == "cancelled" else TimeoutError):
+            await forking
+        client._message_timeout = 60.0
+        peer.release()
+        await until(lambda: len(peer.rows) == 2 and peer.rows[peer.sids[1]].status == "closed")
+        await until(lambda: connection.sessions == 1)
+        assert list(connection.machine.sessions) == peer.sids[:1], "it is not resumed with each socket"
+        assert (await client.step({"text": "a"})).observation["count"] == 1
+
+
+async def test_a_fork_cancelled_while_its_child_is_attached_leaves_no_session(
+    peer: MuxPeer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, found = asyncio.Event(), peer._find
+
+    def busy(effect: FindSession) -> Stored | ErrataError:
+        asked.set()
+        return JournalUnavailable("busy", retry_after=0.01)
+
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        monkeypatch.setattr(peer, "_find", busy)
+        forking = asyncio.create_task(client.fork(0))
+        await asked.wait()
+        forking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        monkeypatch.setattr(peer, "_find", found)
+        await until(lambda: peer.rows[peer.sids[1]].status == "closed" and connection.sessions == 1)
+
+
+async def test_closing_the_client_ends_the_child_of_a_cancelled_fork_too(peer: MuxPeer) -> None:
+    async with ErrataClient(peer.url) as client:
+        await client.reset()
+        peer.hold()
+        forking = asyncio.create_task(client.fork(0))
+        await peer.arrived.acquire()
+        forking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        peer.release()
+    assert [row.status for row in peer.rows.values()] == ["closed", "closed"]
 
 
 async def test_reattach_waits_for_the_outcome_of_an_abandoned_step(peer: MuxPeer, connection: Connection) -> None:
