@@ -107,7 +107,8 @@ class Backoff:
     Args:
         first_s: Bound of the wait after the first failed attempt.
         most_s: Largest bound.
-        give_up_s: Time without a socket after which waiting requests fail with ConnectionError.
+        give_up_s: Time without a socket, or with sockets that the server closes at once, after which waiting requests
+            fail with ConnectionError.
     """
 
     first_s: float = 0.1

@@ -47,6 +47,8 @@ PROTOCOL_ERRORS = 5
 """Waiting requests fail when the server broke the protocol on so many sockets in a row, on each within `STEADY_S`."""
 STEADY_S = 30.0
 """A socket that was open for so long is not counted by `PROTOCOL_ERRORS`, seconds."""
+SHORT_S = 1.0
+"""A socket that was open for less counts as a failed attempt to connect, seconds: a server may accept and close it."""
 
 _log = logging.getLogger("errata.client")
 
@@ -142,11 +144,13 @@ class ProtocolDriver:
 
     async def _run(self) -> None:
         assert self._loop is not None and self._connected is not None
-        broken = 0
+        loop = self._loop
+        broken = short = 0  # sockets in a row on which the server broke the protocol; that were open for a short time
+        without_since = loop.time()
         try:
             while self._first_socket is not None or self._is_needed() or not self._connected.done():
-                ws = await self._next_socket()
-                since = self._loop.time()
+                ws = await self._next_socket(short, without_since + self.backoff.give_up_s)
+                since = loop.time()
                 try:
                     await self._serve(ws)
                 except ConnectionClosed as error:
@@ -157,13 +161,20 @@ class ProtocolDriver:
                         self.stats.overloaded += 1
                         _log.info("%s", error)
                         await asyncio.sleep(wait_s)
+                        short, without_since = 0, loop.time()
                         continue
                     self.stats.protocol_errors += 1
-                    broken = broken + 1 if self._loop.time() - since < STEADY_S else 1
+                    broken = broken + 1 if loop.time() - since < STEADY_S else 1
                     _log.warning("%s", error)
                     if broken >= PROTOCOL_ERRORS:
                         raise
                     await asyncio.sleep(self.backoff.delay(broken))
+                    short, without_since = 0, loop.time()
+                    continue
+                if loop.time() - since < SHORT_S:
+                    short += 1
+                else:
+                    short, without_since = 0, loop.time()
         except (OSError, ErrataError) as error:
             self._fail(error)
         finally:
@@ -172,30 +183,41 @@ class ProtocolDriver:
     def _is_needed(self) -> bool:
         return bool(self._listeners or self._reads)
 
-    async def _next_socket(self) -> ClientConnection:
-        """Return an open socket; retry until `Backoff.give_up_s`, except before the first socket of this connection."""
+    async def _next_socket(self, short: int, give_up_at: float) -> ClientConnection:
+        """Return an open socket; retry until ``give_up_at``, except before the first socket of this connection.
+
+        Args:
+            short: How many sockets in a row were open for less than `SHORT_S`. The first of them is replaced at once.
+            give_up_at: Loop time after which to wait no longer.
+
+        Raises:
+            ConnectionError: The time is over, or connecting failed and would fail again.
+            NotSupported: The server does not speak the multiplexed protocol.
+        """
         assert self._loop is not None
         if self._first_socket is not None:
             ws, self._first_socket = self._first_socket, None
             return ws
-        if self._resume_after_s:
+        if self._resume_after_s:  # the server asked for this wait
+            give_up_at += self._resume_after_s
             await asyncio.sleep(self._resume_after_s)
             self._resume_after_s = 0.0
-        failures, give_up_at = 0, self._loop.time() + self.backoff.give_up_s
+        failures = max(short - 1, 0)
+        cause: Exception = ConnectionError(f"the server closed {short} sockets as soon as they were open")
         while True:
+            delay = self.backoff.delay(failures)
+            if failures and self._loop.time() + delay > give_up_at:
+                raise ConnectionError(
+                    f"no connection for {self.backoff.give_up_s:g} s: {cause}; the server keeps the sessions for a "
+                    "while: ask again to try again"
+                ) from cause
+            await asyncio.sleep(delay)
             try:
                 ws = await self.dial.open()
             except ConnectionError as error:
                 if isinstance(error, ConnectRefused) or self.stats.connects == 0:
                     raise
-                failures += 1
-                delay = self.backoff.delay(failures)
-                if self._loop.time() + delay > give_up_at:
-                    raise ConnectionError(
-                        f"no connection for {self.backoff.give_up_s:g} s: {error}; the server keeps the sessions for a "
-                        "while: ask again to try again"
-                    ) from error
-                await asyncio.sleep(delay)
+                failures, cause = failures + 1, error
                 continue
             if ws.subprotocol != PROTOCOL_NAME:
                 self._close_socket(ws)
@@ -216,7 +238,8 @@ class ProtocolDriver:
         self._ws = ws
         self.stats.connects += 1
         machine.connected(loop.time())
-        self._reads[machine.read("capabilities")] = self._receive_capabilities
+        if self._receive_capabilities not in self._reads.values():  # else it is sent again
+            self._reads[machine.read("capabilities")] = self._receive_capabilities
         if not self._connected.done():
             self._connected.set_result(None)
         self._writable.set()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mux_peer import MuxPeer, peered, until
+from websockets.asyncio.server import ServerConnection
 
 from errata_client import Backoff, Connection, ErrataClient, Reward
 from errata_protocol.capabilities import ServerLimits
@@ -203,6 +204,33 @@ async def test_a_server_that_does_not_come_back_ends_the_wait_and_not_the_sessio
         await peer.start(peer.port)
         assert (await client.step({"text": "b"})).observation["count"] == 1
         assert peer.steps() == ["reset", "b"], "what its caller was told had failed is not sent behind his back"
+
+
+async def test_a_server_that_accepts_sockets_and_closes_them_is_waited_for_and_given_up(
+    peer: MuxPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+
+    async def close_at_once(socket: ServerConnection) -> None:
+        received.append(len(json.loads(await socket.recv())))
+        await socket.close(1013)
+
+    backoff = Backoff(first_s=0.05, most_s=0.05, give_up_s=0.3)
+    async with Connection(peer.url, backoff=backoff) as connection, ErrataClient(connection=connection) as client:
+        await client.reset()
+        await peer.stop()
+        peer.come_back()
+        serve, peer._serve = peer._serve, close_at_once  # type: ignore[method-assign] # a server behind a full proxy
+        await peer.start(peer.port)
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionError, match=r"no connection for 0\.3 s: the server closed \d+ sockets"):
+                await client.step({"text": "a"})
+        assert len(set(received)) == 1, "each socket reads the capabilities once"
+        await peer.stop()
+        peer._serve = serve  # type: ignore[method-assign] # as above
+        await peer.start(peer.port)
+        assert (await client.step({"text": "b"})).observation["count"] == 1
+        assert peer.steps() == ["reset", "b"]
 
 
 async def test_what_cannot_be_reached_at_first_is_an_error_at_once(peer: MuxPeer) -> None:
