@@ -416,12 +416,11 @@ class MuxSession:
         session = self._session
         if request not in self._waiting or session is None or self.ended is not None:
             return  # the session ended, and its callers got that error
-        done, tried = self._waiting.pop(request), self._tried.pop(request)
         if request.cancelled:
+            self._finish(request)
             self._notify()
             return
-        again = self.connection.machine.request(session, request.kind, request.data, condition=condition)
-        self._waiting[again], self._tried[again] = done, tried
+        self.connection.machine.request_again(session, request, condition)
         self.connection.schedule_send()
 
     def _catch_up(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from mux_peer import MuxPeer, peered, until
+from mux_peer import MuxPeer, Row, peered, until
 from websockets.asyncio.server import ServerConnection
 
 from errata_client import Backoff, Connection, ErrataClient, Reward
@@ -28,7 +28,7 @@ from errata_protocol.errors import (
     SessionLost,
     StateOutOfRange,
 )
-from errata_protocol.mux import FindSession, Stored
+from errata_protocol.mux import EncodedReply, FindSession, RunRequest, Stored
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
 
@@ -374,6 +374,46 @@ async def test_a_failure_that_was_rolled_back_is_tried_again_and_counted(peer: M
         failed, acted = await steps
         assert isinstance(failed, SandboxFailed), "what was asked behind it has acted: it is not tried at another t"
         assert acted.observation["text"] == "e"
+
+
+async def test_what_is_tried_again_can_still_be_cancelled(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.broken = [SandboxFailed("gone", retry_after=0.3)]
+        step = asyncio.create_task(client.step({"text": "a"}))
+        await until(lambda: client.stats.retried["SANDBOX_FAILED"] == 1)
+        peer.hold()
+        received = peer.frames_received
+        running = asyncio.create_task(client.step({"text": "b"}))
+        await peer.arrived.acquire()
+        await until(lambda: peer.frames_received == received + 2)  # the first step again, behind this one
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        await connection.read("capabilities")  # the server has processed all that was sent before
+        peer.release()
+        await running
+        (row,) = peer.rows.values()
+        await until(lambda: len(row.requests) == 4)
+        assert json.loads(row.requests[3].reply.data)["code"] == "CANCELLED"
+        assert (await client.step({"text": "c"})).observation["count"] == 2
+        assert peer.steps() == ["reset", "b", "c"]
+
+
+async def test_a_fork_that_is_tried_again_has_its_child(peer: MuxPeer, connection: Connection) -> None:
+    fork = peer._fork
+
+    def fail_once(row: Row, effect: RunRequest) -> EncodedReply:
+        peer._fork = fork  # type: ignore[method-assign] # only the first one fails
+        return EncodedReply("error", json.dumps(SandboxFailed("gone", retry_after=0.01).to_wire()).encode())
+
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer._fork = fail_once  # type: ignore[method-assign] # as above
+        child = await client.fork(0)
+        assert client.stats.retried == {"SANDBOX_FAILED": 1}
+        assert (await child.step({"text": "a"})).observation["count"] == 1
+        await child.close()
 
 
 async def test_what_is_tried_again_does_not_act_where_another_request_moved_the_session(

@@ -123,6 +123,25 @@ class ClientProtocol(Receiving):
         self._send_unsent(session)
         return request
 
+    def request_again(
+        self, session: ClientSession, request: ClientRequest, condition: tuple[int, str | None] | None
+    ) -> None:
+        """Queue a request again whose recorded error the server rolled back; it gets another id.
+
+        Args:
+            session: Its session.
+            request: The request; it stays the same object, so that it can still be cancelled.
+            condition: Its condition from now on, as for `request`.
+
+        Raises:
+            LocalProtocolError: The session has ended.
+        """
+        if session.state is State.ENDED:
+            raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
+        request.id, request.condition = None, condition
+        session.unsent.append(request)
+        self._send_unsent(session)
+
     def fork(
         self, session: ClientSession, t: int, child_sid: str, child_key: str, eid: str | None = None
     ) -> ClientRequest:

@@ -430,6 +430,21 @@ def test_d10_what_was_not_sent_is_cancelled_here(client: Client) -> None:
     assert client.sent() == [{"sid": SID, "id": 2, "type": "cancel"}]
 
 
+def test_d10_what_is_sent_again_after_its_recorded_error_can_still_be_cancelled(client: Client) -> None:
+    session = client.attached()
+    fork = client.protocol.fork(session, 0, OTHER, KEY)
+    client.sent()
+    (failed,) = client.hear(error("SANDBOX_FAILED", 1))
+    assert isinstance(failed, Failed) and failed.recorded and failed.request is fork
+    client.protocol.request_again(session, fork, (4, "e-1"))
+    (sent,) = client.sent()
+    assert (sent["type"], sent["id"], sent["if"]) == ("fork", 2, {"t": 4, "eid": "e-1"})
+    assert not client.protocol.cancel(session, fork)
+    assert client.sent() == [{"sid": SID, "id": 2, "type": "cancel"}]
+    client.hear({"sid": SID, "id": 2, "type": "forked", "data": {}})
+    assert OTHER in client.protocol.sessions
+
+
 def test_d10_what_is_cancelled_and_has_to_be_sent_again_has_no_effect_then(client: Client) -> None:
     session = client.attached()
     requests = [client.protocol.request(session, "step") for _ in range(3)]
