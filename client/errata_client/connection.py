@@ -81,7 +81,9 @@ class Connection(ProtocolDriver):
         self.enter()
         while not self.is_open:
             self._start()
-            assert self._connected is not None
+            assert self._loop is not None and self._connected is not None
+            if self._connected.done():  # it was for the last socket, and no session needs the next one
+                self._connected = self._loop.create_future()
             await asyncio.shield(self._connected)
         if self.capabilities is None:
             await self.read("capabilities")

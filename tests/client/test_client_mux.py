@@ -294,6 +294,33 @@ async def test_a_server_that_keeps_breaking_the_protocol_is_given_up(peer: MuxPe
         assert (await client.step({"text": "b"})).observation["text"] == "b"
 
 
+async def test_connect_waits_for_a_socket_where_no_session_needed_one(
+    peer: MuxPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+
+    class Slow(Backoff):
+        def delay(self, failures: int) -> float:
+            return 0.2
+
+    async with Connection(peer.url, backoff=Slow()) as connection:
+        start = connection._start
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            assert turns < 100, "connect() never lets the event loop run"
+            start()
+
+        (socket,) = peer._sockets.values()
+        await socket.send("{")
+        await until(lambda: connection.stats.protocol_errors == 1)
+        monkeypatch.setattr(connection, "_start", count)
+        assert not connection.is_open
+        await connection.connect()
+        assert connection.is_open and connection.stats.connects == 2
+
+
 async def test_frames_that_come_twice_are_taken_once(peer: MuxPeer, connection: Connection) -> None:
     peer.twice = True
     rewards: list[Reward] = []
