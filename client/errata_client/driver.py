@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from errata_protocol.capabilities import PROTOCOL_NAME, Capabilities
-from errata_protocol.errors import ErrataError, NotSupported, RemoteProtocolError
+from errata_protocol.errors import ErrataError, LocalProtocolError, NotSupported, RemoteProtocolError
 from errata_protocol.mux import (
     Answered,
     ClientEvent,
@@ -34,9 +34,11 @@ from errata_protocol.mux import (
     Refused,
     Replied,
     SessionEnded,
+    TakenOver,
 )
 
 from .dialing import Backoff, ConnectRefused, Dial
+from .outcome import copy_of, taken_over_error
 from .stats import ConnectionStats
 
 WRITE_BYTES = 1 << 20
@@ -116,7 +118,8 @@ class ProtocolDriver:
         self.schedule_send()
 
     def forget(self, session: ClientSession) -> None:
-        """Remove a session from this connection. It stays on the server."""
+        """Remove a session from this connection. It stays on the server; reads that wait for an answer fail."""
+        self._fail_reads(session, LocalProtocolError("the session was left while a read was waiting"))
         self.machine.forget(session)
         self._listeners.pop(session.sid, None)
         self.schedule_send()
@@ -305,6 +308,13 @@ class ProtocolDriver:
         for listener in list(self._listeners.values()):
             listener.unreachable(error)
 
+    def _fail_reads(self, session: ClientSession, error: ErrataError) -> None:
+        """Fail all callers that wait for the answer to a read of ``session``."""
+        for read in list(session.reads.values()):
+            self.machine.drop(read)
+            if (settle := self._reads.pop(read, None)) is not None:
+                settle(copy_of(error))
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: list[ClientEvent]) -> None:
@@ -322,6 +332,8 @@ class ProtocolDriver:
                 self._go_away(event.retry_after_s)
             else:
                 listener = listeners.get(event.session.sid)
+                if isinstance(event, TakenOver):
+                    self._fail_reads(event.session, taken_over_error())
                 if isinstance(event, SessionEnded):
                     listeners.pop(event.session.sid, None)
                 if listener is not None:

@@ -28,7 +28,15 @@ from errata_protocol.errors import (
     SessionLost,
     StateOutOfRange,
 )
-from errata_protocol.mux import EncodedReply, FindSession, RunRequest, Stored
+from errata_protocol.mux import (
+    AnswerRead,
+    Effect,
+    EncodedReply,
+    FindSession,
+    RunRequest,
+    ServerProtocol,
+    Stored,
+)
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
 
@@ -691,6 +699,36 @@ async def test_a_step_running_while_another_process_takes_over_is_told(peer: Mux
         peer.release()
         await adopted.reattach()
         assert (await adopted.step({"text": "b"})).observation["count"] == 2
+
+
+@pytest.mark.parametrize("ending", ["close", "taken over"])
+async def test_a_read_that_waits_fails_when_its_session_is_closed_or_taken_over(
+    peer: MuxPeer, connection: Connection, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    asked, perform = asyncio.Event(), peer._perform
+
+    async def perform_no_state(protocol: ServerProtocol, effect: Effect) -> None:
+        if isinstance(effect, AnswerRead) and effect.kind == "state":
+            asked.set()  # and never answer
+        else:
+            await perform(protocol, effect)
+
+    monkeypatch.setattr(peer, "_perform", perform_no_state)
+    client = ErrataClient(connection=connection)
+    await client.reset()
+    ticket = client.ticket()
+    reading = asyncio.create_task(client.state())
+    await asked.wait()
+    async with Connection(peer.url, backoff=FAST) as other:
+        if ending == "close":
+            await client.close()
+        else:
+            await ErrataClient.resume(peer.url, ticket, connection=other).connect()
+        async with asyncio.timeout(10):
+            with pytest.raises(LocalProtocolError if ending == "close" else NotAttached, match="session"):
+                await reading
+        assert connection.machine.reads == {} and connection._reads == {}
+    await client.close()
 
 
 async def test_a_group_is_ended_from_anywhere(peer: MuxPeer) -> None:

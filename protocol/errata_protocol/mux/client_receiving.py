@@ -115,9 +115,9 @@ class Receiving(Sending):
             self._rewind(session, position.next_id)
             self._count(session)
             session.hold(None)
-            for request in session.sent.values():
-                if request.cancelled:
-                    self._send_cancel(session, request)
+        for request in session.sent.values():
+            if request.cancelled:
+                self._send_cancel(session, request)
         self._events.append(Attached(session, position))
         self._send_unsent(session)
         for read in list(session.reads.values()):

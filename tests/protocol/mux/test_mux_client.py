@@ -430,6 +430,16 @@ def test_d10_what_was_not_sent_is_cancelled_here(client: Client) -> None:
     assert client.sent() == [{"sid": SID, "id": 2, "type": "cancel"}]
 
 
+def test_d10_what_is_cancelled_before_the_session_is_open_is_taken_back_when_it_is(client: Client) -> None:
+    client.protocol.connected(client.now)
+    session = client.protocol.open(SID, KEY)
+    _, second = [client.protocol.request(session, "step") for _ in range(2)]
+    assert ids(client.sent()) == [("open", None), ("step", 1), ("step", 2)]
+    assert not client.protocol.cancel(session, second) and client.sent() == []
+    client.hear(position("opened"))
+    assert ids(client.sent()) == [("cancel", 2)]
+
+
 def test_d10_what_is_sent_again_after_its_recorded_error_can_still_be_cancelled(client: Client) -> None:
     session = client.attached()
     fork = client.protocol.fork(session, 0, OTHER, KEY)
