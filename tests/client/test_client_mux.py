@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -677,6 +678,29 @@ async def test_a_ticket_continues_the_session_elsewhere_and_fences_the_first(pee
         assert third.t == 4
         await third.end_session()
         assert peer.rows[ticket["sid"]].status == "closed"
+
+
+async def test_a_session_taken_over_while_its_client_had_no_socket_is_left_to_the_other_process(peer: MuxPeer) -> None:
+    async with Connection(peer.url, backoff=FAST) as one, Connection(peer.url, backoff=FAST) as two:
+        first = ErrataClient(connection=one)
+        await first.reset()
+        ticket = first.ticket()
+        first_dial = one.dial
+        one.dial = replace(first_dial, ws_url="ws://127.0.0.1:1/ws")  # the first process has no network for a while
+        peer.cut()
+        await until(lambda: not one.is_open)
+        second = ErrataClient.resume(peer.url, ticket, connection=two)
+        await second.connect()
+        assert (await second.step({"text": "a"})).observation["count"] == 1
+        one.dial = first_dial
+        with pytest.raises(NotAttached, match="reattach"):
+            await first.step({"text": "b"})
+        assert (await second.step({"text": "c"})).observation["count"] == 2
+        await first.reattach()
+        assert first.t == 2 and (await first.step({"text": "d"})).observation["count"] == 3
+        assert peer.steps() == ["reset", "a", "c", "d"]
+        await second.close()
+        await first.close()
 
 
 @pytest.mark.parametrize("ticket", [{}, {"version": 2}, "x", {"version": 1, "sid": "a", "key": "b", "last": 0}])

@@ -15,12 +15,13 @@ Decisions of this client:
   limits the wait.
 - A request that can never be admitted (UNKNOWN_TYPE, INVALID_ENVELOPE) fails; those behind it move up one id.
 - When a reply or push is missing before the one that arrives, the client resumes the session on the same socket.
-- After ``taken_over`` it does not take the session back by itself: the caller decides, with `claim`.
+- After a takeover it does not take the session back by itself: the caller decides, with `claim`.
 - The reply to a request that was sent before the attach has the sha256 of that request. If another process used the id
   meanwhile, the hashes differ, and the request that this client sent under the id fails without effect.
 - Each attach has a higher ``fence`` than the one before, so an attach that a dead socket delivers late is refused. If
-  this client's own attach is refused that way (a process that adopts a session does not know its fence), it goes on
-  from the fence in the error.
+  the attach after `adopt` or `claim` is refused that way, it goes on from the fence in the error: a process that adopts
+  a session does not know its fence. If another attach is refused, another process attached the session while this one
+  had no socket: that is a takeover, as ``taken_over`` says it.
 - A session that is over (closed, expired, lost) still gets the replies it missed; then its other requests fail.
 - After a crash, `adopt` continues from the last reply and push that the caller kept. Replies to requests that only the
   crashed process knew come as `Replied` without a request.
@@ -90,6 +91,7 @@ class ClientProtocol(Receiving):
         session.last, session.last_seq = last, last_seq
         session.acked, session.acked_seq = last, last_seq
         session.next_id = None  # the server knows
+        session.may_outbid = True
         self._connect(session)
         return session
 
@@ -237,6 +239,7 @@ class ClientProtocol(Receiving):
             LocalProtocolError: It was not taken over.
         """
         session.state = transition(Role.CLIENT, session.state, Event.CLAIMED).next
+        session.may_outbid = True
         self._connect(session)
 
     # -- socket -----------------------------------------------------------------------------------------------

@@ -79,12 +79,7 @@ class Receiving(Sending):
         elif envelope.type == "detached":
             reason = str(fields(data).get("reason"))
             if reason == "taken_over":
-                if transition(Role.CLIENT, session.state, Event.TAKEN_OVER).action is Action.REPORT_TAKEN_OVER:
-                    self._apply(session, Event.TAKEN_OVER)
-                    self._uncount(session)
-                    session.hold(None)
-                    self._events.append(TakenOver(session))
-                    self._send_stalled()
+                self._take_over(session)
             else:
                 code = _END_CODES.get(reason, "SESSION_LOST")
                 self._end(
@@ -92,6 +87,15 @@ class Receiving(Sending):
                 )
         elif envelope.type == "error":
             self._handle_refusal(session, error_of(data), now)
+
+    def _take_over(self, session: ClientSession) -> None:
+        """Leave a session to another process until it is claimed, and report that."""
+        if transition(Role.CLIENT, session.state, Event.TAKEN_OVER).action is Action.REPORT_TAKEN_OVER:
+            self._apply(session, Event.TAKEN_OVER)
+            self._uncount(session)
+            session.hold(None)
+            self._events.append(TakenOver(session))
+            self._send_stalled()
 
     def _handle_position(self, session: ClientSession, event: Event, data: bytes) -> None:
         """Process ``opened`` or ``resumed``: requests that the server has not accepted are sent again.
@@ -106,7 +110,7 @@ class Receiving(Sending):
             self._end(session, error_from_wire(lost))
             return
         self._apply(session, event)
-        session.fence = position.fence
+        session.fence, session.may_outbid = position.fence, False
         session.eid, session.t = position.eid, position.t
         session.acked = max(session.acked, session.last if event is Event.RESUMED else 0)
         session.acked_seq = max(session.acked_seq, session.last_seq if event is Event.RESUMED else 0)
@@ -241,9 +245,12 @@ class Receiving(Sending):
                 self._waiting[session.sid] = session
                 self._events.append(Refused(session, error, retry_at))
             elif error.code == "NOT_ATTACHED" and isinstance(fence := error.details.get("fence"), int):
-                self._apply(session, Event.REFUSED)  # another process has attached it: a higher fence wins
                 session.fence = max(session.fence, fence)
-                self._connect(session)
+                if session.may_outbid:
+                    self._apply(session, Event.REFUSED)
+                    self._connect(session)
+                else:  # another process attached it while this one had no socket
+                    self._take_over(session)
             elif error.code != "NOT_ATTACHED":
                 self._end(session, error)
 

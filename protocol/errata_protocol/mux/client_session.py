@@ -94,8 +94,8 @@ class ClientSession:
 
     __slots__ = (
         *("accepted", "acked", "acked_seq", "awaiting_refusal", "counted", "eid", "end_error", "fence", "gap_at"),
-        *("give_up_at", "group", "held_at", "held_until", "key", "last", "last_seq", "next_id", "reads", "retry_at"),
-        *("sent", "sid", "state", "t", "unsent"),
+        *("give_up_at", "group", "held_at", "held_until", "key", "last", "last_seq", "may_outbid", "next_id", "reads"),
+        *("retry_at", "sent", "sid", "state", "t", "unsent"),
     )
 
     def __init__(self, sid: str, key: str, state: State) -> None:
@@ -104,6 +104,7 @@ class ClientSession:
         self.state = state
         self.group: str | None = None
         self.fence = 0
+        self.may_outbid = False  # a refused attach goes on above the server's fence; else it means a takeover
         self.next_id: int | None = 1
         self.last = 0
         self.last_seq = 0

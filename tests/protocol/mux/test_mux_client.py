@@ -304,6 +304,24 @@ def test_d7_a_session_that_was_taken_over_is_not_fought_for(client: Client) -> N
     assert ids(client.sent()) == [("step", 1)]
 
 
+def test_d7_a_session_that_was_taken_over_while_there_was_no_socket_is_not_fought_for(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "step")
+    client.sent()
+    client.reconnect()
+    assert client.sent()[0]["data"][0]["fence"] == 2
+    (taken,) = client.hear(error("NOT_ATTACHED", fence=4))
+    assert isinstance(taken, TakenOver) and client.sent() == []
+    client.reconnect()
+    assert client.sent() == []
+    client.protocol.claim(session)
+    assert client.sent()[0]["data"][0]["fence"] == 5
+    assert client.hear(error("NOT_ATTACHED", fence=7)) == [], "a claim goes on above the fence of the moment"
+    assert client.sent()[0]["data"][0]["fence"] == 8
+    client.hear(position(next_id=1, fence=8))
+    assert ids(client.sent()) == [("step", 1)]
+
+
 @pytest.mark.parametrize("next_id", [2, 1])
 def test_d12_a_lost_session_fails_all_it_has(client: Client, next_id: int) -> None:
     session = client.attached()
