@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from errata_server.sandbox.namespace.backend import _OVERLAY_OPTIONS
 from swe_bench_lite_env.server import workspaces
 
 PROGRAM = workspaces._SCRIPT
@@ -144,3 +145,27 @@ def test_files_that_are_not_there_take_no_room_in_the_answer(root: Path) -> None
     (root / "link").symlink_to("here")
     found = answer(root, read=["here", "link", "gone", "n" * 5000])["read"]
     assert found == {"here": {"content": "eA==", "mode": 0o644}, "link": {"link": "here"}}
+
+
+@pytest.mark.sandbox
+def test_caches_in_a_lower_layer_are_removed(program: ModuleType, tmp_path: Path) -> None:
+    """In a fork the agent's files are a lower layer of an overlay, in which no directory can be renamed."""
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    caches = tmp_path / "lower" / "pkg" / "__pycache__"
+    (caches / "a" / "b").mkdir(parents=True)
+    for place in (caches, caches / "a", caches / "a" / "b"):
+        (place / "evil.pyc").write_bytes(b"byte code")
+    (tmp_path / "lower" / ".pytest_cache" / "v" / "cache").mkdir(parents=True)
+    layers = ",".join(f"{kind}dir={tmp_path / kind}" for kind in ("lower", "upper", "work"))
+    merged = tmp_path / "merged"
+    request = json.dumps({"nonce": "n", "root": str(merged)})
+    command = (
+        f"mount -t overlay overlay -o {layers},{_OVERLAY_OPTIONS} {merged} && "
+        f"{sys.executable} -I -S {PROGRAM} && find {merged} -mindepth 1"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command], input=request, capture_output=True, text=True, check=True
+    )
+    left = {line.removeprefix(f"{merged}/") for line in done.stdout.split("\n") if line.startswith(str(merged))}
+    assert left == {"pkg"}

@@ -79,33 +79,36 @@ def walk(top):
 def remove(path):
     """Remove a file or a tree of any depth.
 
-    What lies deeper moves up to below ``path``: so no call is nested, and no path is too long.
+    It goes from directory to directory, so no call is nested and no path is too long. It renames nothing: in a fork the
+    tree is in a lower layer of an overlay, where directories cannot be renamed.
     """
     if not os.path.isdir(path) or os.path.islink(path):
         if os.path.lexists(path):
             os.unlink(path)
         return
-    allow(path)
-    moved = 0
-    waiting = os.listdir(path)
-    while waiting:
-        here = os.path.join(path, waiting.pop())
-        if os.path.islink(here) or not os.path.isdir(here):
-            os.unlink(here)
-            continue
-        allow(here)
-        for name in os.listdir(here):
-            inside = os.path.join(here, name)
-            if os.path.islink(inside) or not os.path.isdir(inside):
-                os.unlink(inside)
-                continue
-            allow(inside)  # a directory that moves has to be writable
-            while os.path.lexists(os.path.join(path, str(moved))):
-                moved += 1
-            os.rename(inside, os.path.join(path, str(moved)))
-            waiting.append(str(moved))
-        os.rmdir(here)
-    os.rmdir(path)
+    start = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(os.path.dirname(path) or ".")
+        names, waiting = [], [[os.path.basename(path)]]  # of the directories that were entered; to enter at each level
+        while waiting:
+            if waiting[-1]:
+                name = waiting[-1].pop()
+                allow(name)
+                os.chdir(name)
+                names.append(name)
+                inside = os.listdir(".")
+                directories = [one for one in inside if os.path.isdir(one) and not os.path.islink(one)]
+                for one in set(inside).difference(directories):
+                    os.unlink(one)
+                waiting.append(directories)
+            else:
+                waiting.pop()
+                if names:
+                    os.chdir("..")
+                    os.rmdir(names.pop())
+    finally:
+        os.fchdir(start)
+        os.close(start)
 
 
 def empty(directory):
