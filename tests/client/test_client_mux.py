@@ -219,6 +219,7 @@ async def test_a_server_that_accepts_sockets_and_closes_them_is_waited_for_and_g
     peer: MuxPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: list[int] = []
+    monkeypatch.setattr("errata_client.driver.SHORT_S", 60.0)  # also on a busy machine
 
     async def close_at_once(socket: ServerConnection) -> None:
         received.append(len(json.loads(await socket.recv())))
@@ -415,7 +416,7 @@ async def test_a_failure_that_was_rolled_back_is_tried_again_and_counted(peer: M
 async def test_what_is_tried_again_can_still_be_cancelled(peer: MuxPeer, connection: Connection) -> None:
     async with ErrataClient(connection=connection) as client:
         await client.reset()
-        peer.broken = [SandboxFailed("gone", retry_after=0.3)]
+        peer.broken = [SandboxFailed("gone", retry_after=2.0)]
         step = asyncio.create_task(client.step({"text": "a"}))
         await until(lambda: client.stats.retried["SANDBOX_FAILED"] == 1)
         peer.hold()

@@ -135,7 +135,7 @@ class Attachments:
             return SessionLost(
                 f"the resume acknowledges request {request.last}, and this server answered none after "
                 f"{session.last_done}: the end of its journal is lost; open another session",
-                next_id=session.next_id,
+                next_id=session.last_done + 1,  # no reply follows
                 eid=session.eid,
                 t=session.t,
             )

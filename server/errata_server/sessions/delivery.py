@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from errata_protocol.errors import EnvironmentFailed, ErrataError, ServiceError, SessionUnknown, StepTimeout
+from errata_protocol.errors import EnvironmentFailed, ErrataError, Overloaded, ServiceError, SessionUnknown, StepTimeout
 
 from ..concurrency.fair_lock import Turn
 from ..concurrency.procedures import Procedure
@@ -37,6 +37,9 @@ log = logging.getLogger("errata.sessions")
 
 MAX_LOGGED = 500
 """Most characters of an environment's exception message in a log line."""
+
+WAKE_RETRY_S = 5.0
+"""``retry_after`` of the refusal of a request whose session could not be woken, seconds."""
 
 LOOK_S = 0.01
 """Seconds for which a check that the journal can be written is reused."""
@@ -102,7 +105,7 @@ class Delivery:
                 yield self._runtime.store.wait_until_writable()
             host = session.usable_host
             if host is None:
-                host = yield self._awake(turn, session)  # raises for a lost session before an id is generated
+                host = yield self._woken(turn, session)  # raises for a lost session before an id is generated
             created = session.last_used = self._runtime.clock.time()
             eid, t = session.eid, session.t
             new_episode = eid is None or t is None or kind == "reset"
@@ -116,7 +119,7 @@ class Delivery:
                 try:
                     executed = yield from self._execution.run(host, admitted, request)
                 except ThreadLost:  # the call did not run: try once more, on another thread
-                    host = yield self._awake(turn, session)
+                    host = yield self._woken(turn, session)
                     executed = yield from self._execution.run(host, admitted, request)
                 if not host.recovery.survives_restart and session.recoverable:
                     self._note_recovery(turn, session, host)
@@ -207,7 +210,6 @@ class Delivery:
             SessionLost: The session is lost, or its environment cannot be restored.
             SessionUnknown: The session was closed.
             CapacityReached: There is no capacity for another instance.
-            Overloaded: The factory or ``restore`` raised an exception; see `InstanceLoader.wake`.
             ServiceError: The environment could not be created or restored now; a retry may succeed.
         """
         if session.host is not None and session.host.gone:
@@ -222,6 +224,23 @@ class Delivery:
         finally:
             session.opening = False
         return host
+
+    async def _woken(self, turn: Turn, session: Session) -> EnvHost:
+        """Return what `_awake` returns, for a request whose errors are recorded.
+
+        Raises:
+            Overloaded: The factory or ``restore`` raised an exception. Not `EnvironmentFailed`, which would be recorded
+                as the outcome of a request that did not run, and re-execution would run that request.
+            ServiceError: As `_awake`.
+        """
+        try:
+            return await self._awake(turn, session)
+        except ServiceError as error:
+            if error.code != EnvironmentFailed.code:
+                raise
+            raise Overloaded(
+                f"the session could not be brought back, and nothing ran: {error.message}", retry_after=WAKE_RETRY_S
+            ) from error
 
     async def on_host(self, turn: Turn, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
         """Run ``call`` on the session's environment; retry once if its thread was written off before the call began."""

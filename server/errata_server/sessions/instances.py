@@ -9,7 +9,7 @@ from typing import Any
 from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.environment import Snapshot
-from errata_protocol.errors import EnvironmentFailed, ErrataError, Overloaded, SessionLost
+from errata_protocol.errors import SessionLost
 
 from ..concurrency.fair_lock import Turn
 from ..concurrency.procedures import Procedure, run
@@ -24,9 +24,6 @@ from ..runtime.runtime import Runtime
 from ..sandbox.base import Backend
 from .reexecution import NotRepeatable, Reexecution
 from .session import Session
-
-WAKE_RETRY_S = 5.0
-"""``retry_after`` of the refusal of a request whose session could not be woken, seconds."""
 
 
 class InstanceLoader:
@@ -99,20 +96,8 @@ class InstanceLoader:
         Raises:
             SessionLost: The environment cannot be restored: there is no snapshot, re-execution gave different answers,
                 or the last commit is of another episode than the session's current one.
-            Overloaded: The factory or ``restore`` raised an exception. Not `EnvironmentFailed`, which would be recorded
-                as the outcome of a request that did not run, and re-execution would run that request.
             ServiceError: The environment could not be created or restored now; a retry may succeed.
         """
-        try:
-            return await self._woken(session)
-        except ErrataError as error:
-            if error.code != EnvironmentFailed.code:
-                raise
-            raise Overloaded(
-                f"the session could not be brought back, and nothing ran: {error.message}", retry_after=WAKE_RETRY_S
-            ) from error
-
-    async def _woken(self, session: Session) -> EnvHost:
         differed: NotRepeatable | None = None
         while True:
             host = await run(self.create(session))

@@ -190,7 +190,11 @@ class Lifetime:
                 await host.close()
             ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost
             if session.committed and (ended or with_records):
-                await self._runtime.store.commit(*ended, *with_records)
+                try:
+                    await self._runtime.store.commit(*ended, *with_records)
+                except BaseException:
+                    session.closed = False  # its row is open: the close has to be asked for again
+                    raise
             self._runtime.metrics.ended(self._environment, status if session.lost is None else "lost")
             # Not earlier: until the row has the status, a lookup must find this closed session.
             self._table.forget(session)

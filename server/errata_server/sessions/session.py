@@ -105,6 +105,7 @@ class Session:
             given out (PROTOCOL A3). Any other session ends with its socket.
         failed_reset: The last reset that failed, with the seed and episode id that it ran with; a door that journals
             failures itself needs them.
+        failed_once: Id and digest of the last request that a defect of the server ended; it is run again only once.
     """
 
     def __init__(self, row: SessionRow, *, committed: bool, capacity: Capacity) -> None:
@@ -124,6 +125,7 @@ class Session:
         self.timers: list[asyncio.TimerHandle] = []
         self.lost: str | None = None
         self.failed_reset: Admitted | None = None
+        self.failed_once: tuple[int, bytes] | None = None
         self.closing = False
         self.closed = False
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
+from errata_protocol.errors import ErrataError
 from errata_protocol.mux import Hibernate, ServerSession
 from errata_protocol.mux.records import EndReason
 from errata_protocol.mux.state import State
 
+from ...ids import name_of
 from ...sessions.session import Session
 from ...sessions.sessions import Sessions
 from .detached import DetachedSessions
 from .driver import ProtocolDriver, journal_sid, wire_sid
 
+log = logging.getLogger("errata.mux")
+
 EXPIRE_AGAIN_S = 1.0
-"""Time after which a session whose timeout has passed is checked again if it is busy, seconds."""
+"""Time after which a session whose timeout has passed is checked again if it is busy or could not be ended, seconds."""
 
 
 class SessionLifetime:
@@ -90,13 +96,19 @@ class SessionLifetime:
         if state is State.HIBERNATING or (state is State.DETACHED and machine is not None and machine.queue):
             self._driver.loop.call_later(EXPIRE_AGAIN_S, self._expire, sid, since)
             return
-        del self._expiring[sid]
-        if state is not State.ATTACHED:
-            self._driver.spawn(self._end_expired(sid, machine))
+        if state is State.ATTACHED:
+            del self._expiring[sid]
+        else:
+            self._driver.spawn(self._end_expired(sid, machine, since))
 
-    async def _end_expired(self, sid: str, machine: ServerSession | None) -> None:
-        if machine is not None:
-            await self._sessions.lifetime.close(machine.handle, status="expired")
-        else:  # hibernated: if a socket had attached it since then, it would be in memory
-            await self._sessions.end(journal_sid(sid), status="expired")
-        self.end(sid, "expired")
+    async def _end_expired(self, sid: str, machine: ServerSession | None, since: object) -> None:
+        try:
+            if machine is not None:
+                await self._sessions.lifetime.close(machine.handle, status="expired")
+            else:  # hibernated: if a socket had attached it since then, it would be in memory
+                await self._sessions.end(journal_sid(sid), status="expired")
+        except ErrataError as error:
+            log.warning("session %s could not be ended, it is tried again: %s", name_of(sid), error)
+            self._driver.loop.call_later(EXPIRE_AGAIN_S, self._expire, sid, since)
+        else:
+            self.end(sid, "expired")

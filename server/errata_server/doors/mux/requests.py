@@ -100,9 +100,10 @@ class RequestRunner:
         session: Session = run.session.handle
         if not isinstance(error, ErrataError):  # a defect of the server: the session goes on
             log.error("request failed", exc_info=error)
-            # What cannot be taken back is not run again: the request gets a recorded error.
-            failure = Overloaded if session.recoverable else EnvironmentFailed
-            error = failure(f"the server failed, see its log: {error}")
+            # It is run again once, where what it did can be taken back; a request that always fails gets its error.
+            again = session.recoverable and session.failed_once != (run.id, run.sha)
+            session.failed_once = (run.id, run.sha)
+            error = (Overloaded if again else EnvironmentFailed)(f"the server failed, see its log: {error}")
         if not CODES[error.code].consumes_id:
             self._reject(run, error)
             return
