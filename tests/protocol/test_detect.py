@@ -495,6 +495,61 @@ def test_what_another_program_says_after_a_traceback_is_a_message(command: str, 
     assert find(command, 1, text).error_kind == ErrorKind.PATH_NOT_FOUND
 
 
+LOGGING_ERROR = """\
+--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/logging/__init__.py", line 1160, in emit
+    msg = self.format(record)
+          ^^^^^^^^^^^^^^^^^^^
+  File "/usr/lib/python3.12/logging/__init__.py", line 392, in getMessage
+    msg = msg % self.args
+          ~~~~^~~~~~~~~~~
+TypeError: not all arguments converted during string formatting
+Call stack:
+  File "/workspace/main.py", line 5, in <module>
+    logging.warning("cannot open a.yml: permission denied", 3)
+Message: 'cannot open a.yml: permission denied'
+Arguments: (3,)
+"""
+CHAINED_LOGGING_ERROR = LOGGING_ERROR.replace(
+    "Call stack:",
+    "\nDuring handling of the above exception, another exception occurred:\n\n"
+    'Traceback (most recent call last):\n  File "/workspace/main.py", line 3, in __str__\n    raise KeyError("k")\n'
+    "KeyError: 'k'\nCall stack:",
+)
+USAGE = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --x\n"
+
+
+@pytest.mark.parametrize("logging_error", [LOGGING_ERROR, CHAINED_LOGGING_ERROR])
+def test_an_error_of_logging_is_not_what_ended_the_program(logging_error: str) -> None:
+    found = find("python main.py --x", 2, logging_error + USAGE)
+    assert found.error_kind == ErrorKind.INVALID_ARGUMENTS and found.error_site is not None
+    assert found.error_site.action_span == (15, 18)
+    found = find("python main.py", 1, logging_error + "cannot open config.yml: No such file or directory\n")
+    assert found.error_kind == ErrorKind.PATH_NOT_FOUND
+    for text in (logging_error + FATAL, FATAL + logging_error):
+        found = find("python main.py", 1, text.format("KeyError: 'x'"))
+        assert found.error_kind == ErrorKind.RUNTIME_ERROR and found.error_site is not None
+        assert (found.error_site.file, found.error_site.line) == ("app.py", 15)
+    assert find("python main.py", 3, logging_error).error_kind == ErrorKind.NONZERO_EXIT
+
+
+@pytest.mark.parametrize("exit_code", [1, 2])
+@pytest.mark.parametrize("said", [USAGE, USAGE.partition("\n")[2]])
+def test_a_usage_after_a_printed_exception_is_the_error(exit_code: int, said: str) -> None:
+    found = find("python main.py --x", exit_code, FATAL.format("ValueError: bad cache:\n  line 3") + said)
+    assert found.error_kind == ErrorKind.INVALID_ARGUMENTS and found.error_site is not None
+    assert found.error_site.action_span == (15, 18)
+
+
+def test_what_a_program_says_after_the_exception_of_a_thread_is_a_message() -> None:
+    thread = "Exception in thread Thread-1 (run):\n" + FATAL.format("ValueError: a")
+    said = "cannot open config.yml: No such file or directory\n"
+    assert find("python main.py", 1, thread + said).error_kind == ErrorKind.PATH_NOT_FOUND
+    # An exception that ends a program gives 1.
+    assert find("python main.py", 2, FATAL.format("ValueError: a") + said).error_kind == ErrorKind.PATH_NOT_FOUND
+
+
 def test_the_message_of_an_error_of_node_is_no_message_of_a_program() -> None:
     text = "/workspace/b.js:1\nthrow e;\n^\n\nError: boom\ncat: x: No such file or directory\n"
     text += "    at g (/workspace/b.js:1:27)\n    at node:internal/main/run_main_module:28:49\n\nNode.js v20.20.2\n"
@@ -691,6 +746,8 @@ ADVERSARIAL += [
     "SUBFAILED" + " a.p" * 290 + "\n1 failed in 1s\n",
     "1 subtests failed, ",
     "a:1: ",
+    'Call stack:\n  File "a.py", line 1, in f\n',
+    'Call stack:\n  File "a.py", line 1, in f\nMessage: 1\n',
     "--- FAIL: T/a\n    a.go:1: x\n",
     "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
 ]

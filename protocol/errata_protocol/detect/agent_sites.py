@@ -68,7 +68,7 @@ def _exception(turn: Turn) -> tuple[str, str]:
     This is the exception of the last traceback from which no other was raised, or without a traceback the one in the
     last line that is not blank. If that line has none, both are the line.
     """
-    ends = [t for t in turn.tracebacks if not t.caused_next]
+    ends = [t for t in turn.tracebacks if not t.caused_next and not t.of_logging]
     if ends:
         return ends[-1].line, ends[-1].text
     words = last_exception(turn)

@@ -50,6 +50,8 @@ class Traceback:
         first: Index of its first line.
         last: Index of its last line.
         caused_next: Whether the next traceback was raised from this one.
+        of_logging: Whether logging printed it because it could not print a record. Then the program went on, and
+            ``last`` is the last line of what logging says about the record.
     """
 
     frames: tuple[Frame, ...]
@@ -58,6 +60,7 @@ class Traceback:
     first: int
     last: int
     caused_next: bool = False
+    of_logging: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +79,11 @@ def find_tracebacks(lines: Sequence[str]) -> tuple[Traceback, ...]:
     while index < len(lines) and len(found) < MAX_TRACEBACKS:
         line = lines[index]
         header = _HEADER.match(line) if "Traceback (most" in line else None
+        if line == "Call stack:" and (end := _end_of_record(lines, index)):
+            if found:
+                found[-1] = replace(found[-1], last=end - 1, of_logging=True)
+            index = end
+            continue
         if header:
             traceback = _read(lines, index, header.group("margin"))
         elif "File" in line and (match := _FRAME.match(line)):
@@ -160,6 +168,17 @@ def _end_of_frames(lines: Sequence[str], start: int) -> int:
         if not indented and not ("File" in line and _FRAME.match(line)):
             return index
     return len(lines)
+
+
+def _end_of_record(lines: Sequence[str], start: int) -> int | None:
+    """Return the index after what logging prints below ``Call stack:``; None if it did not print that line.
+
+    Its frames are those of the call that logged, and raised nothing, though ``Message: TEXT`` looks like an exception.
+    """
+    end = _end_of_frames(lines, start + 1)
+    if end == start + 1 or end == len(lines) or not lines[end].startswith(("Message: ", "Unable to print the message")):
+        return None
+    return end + 2 if lines[end + 1 : end + 2] and lines[end + 1].startswith(("Arguments: ", "Use the ")) else end + 1
 
 
 def _after(lines: Sequence[str], index: int, group: bool) -> tuple[int, bool]:

@@ -24,6 +24,12 @@ _WARNING = re.compile(r"^\S.*:\d+: \w*Warning: ")
 _NOT_FATAL = ("Exception ignored in", "Exception in thread ", "Error in atexit.", "Error in sys.excepthook")
 _LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|EXCEPTION)\b", re.IGNORECASE)
 _EXCEPTION = re.compile(r"[\w.]+(?:Error|Exception): ")
+_NEXT_ERROR = re.compile(r"usage: |[\w.-]+\.py: error: ", re.IGNORECASE)
+"""What a program says of its arguments: hardly a line of an exception's message."""
+
+_USAGE_STATUS = 2
+"""The status of argparse and click; an exception that ends a program gives 1."""
+
 _MAX_MESSAGE = 40
 """How many lines the message of an error of node is read for, as many as its frames."""
 
@@ -180,12 +186,15 @@ class Turn:
         """The tracebacks that may have ended a program.
 
         A single program handled all exceptions but the last. If the action runs several, each traceback may have ended
-        one. Left out are those that caused the next one, and, if others remain, those that Python reports and then goes
-        on, such as an exception of a thread.
+        one. Left out are those that caused the next one, those of logging, and, if others remain, those that Python
+        reports and then goes on, such as an exception of a thread.
         """
-        ends = [t for t in self.tracebacks if not t.caused_next]
-        ends = [t for t in ends if not self._before(t).startswith(_NOT_FATAL)] or ends
+        ends = [t for t in self.tracebacks if not t.caused_next and not t.of_logging]
+        ends = [t for t in ends if not self._goes_on_after(t)] or ends
         return tuple(ends if len(may_raise(self.action.invocations)) > 1 else ends[-1:])
+
+    def _goes_on_after(self, traceback: Traceback) -> bool:
+        return self._before(traceback).startswith(_NOT_FATAL)
 
     def _before(self, traceback: Traceback) -> str:
         return self.lines[traceback.first - 1] if traceback.first > 0 else ""
@@ -233,9 +242,9 @@ class Turn:
     def _message_lines(self) -> range | list[int]:
         """Return the indices of the lines in which the message of the error that ended the program goes on.
 
-        Nothing marks the end of a Python exception's message. So these are all lines after the last traceback, if a
-        single Python program can have printed them and did not log that traceback. A line that quotes an exception
-        stays: it is what the program was told of another one.
+        Nothing marks the end of a Python exception's message. So these are the lines after the last traceback, if it
+        ended a single Python program, before one in which the program itself reports an error. A line that quotes an
+        exception stays: it is what the program was told of another one.
         """
         crash = self.crash
         if crash is not None and crash.language == "node":
@@ -245,9 +254,12 @@ class Turn:
         if not self.final_tracebacks or self.trust_stdout or not ends_in_python(self.action):
             return []
         last = self.final_tracebacks[-1]
-        if _LOGGED.search(self._before(last)):
+        went_on = self.exit_code == _USAGE_STATUS or self._goes_on_after(last)
+        if went_on or _LOGGED.search(self._before(last)):
             return []
-        return [i for i in range(last.last + 1, len(self.lines)) if not _EXCEPTION.match(self.lines[i])]
+        after = range(last.last + 1, len(self.lines))
+        until = next((i for i in after if _NEXT_ERROR.match(self.lines[i])), len(self.lines))
+        return [i for i in range(last.last + 1, until) if not _EXCEPTION.match(self.lines[i])]
 
     @cached_property
     def lower_text(self) -> str:
