@@ -749,6 +749,10 @@ ADVERSARIAL += [
     'Call stack:\n  File "a.py", line 1, in f\n',
     'Call stack:\n  File "a.py", line 1, in f\nMessage: 1\n',
     "--- FAIL: T/a\n    a.go:1: x\n",
+    "--- FAIL: T/a\npanic: x [recovered]\ngoroutine 1:\n\t/a.go:1\n",
+    "50% tests passed, 1 tests failed out of 2\n  1 - a" + " (a)" * 290 + " (\n",
+    "Failed!  - Failed: 1\n  Failed a" + " [1 " * 280 + "\n  at  in /a.cs" + " in /a" * 190 + "\n",
+    "1 failing\n  1) a:\n Error: Timeout of 1ms exceeded." + " (/a" * 290 + "\n",
     "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
 ]
 

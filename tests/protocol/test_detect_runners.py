@@ -521,6 +521,125 @@ not ok 2 Array should fail
 """
 MOCHA_WITHOUT_FRAME = MOCHA.replace("      at Context.<anonymous> (test/test.js:5:14)\n", "")
 
+GO_TESTIFY = """\
+--- FAIL: TestAdd (0.00s)
+    calc_test.go:11:\u0020
+        \tError Trace:\t/workspace/calc_test.go:11
+        \tError:      \tNot equal:\u0020
+        \t            \texpected: 4
+        \t            \tactual  : 3
+        \tTest:       \tTestAdd
+FAIL
+FAIL\texample.com/demo\t0.003s
+FAIL
+"""
+GO_PANIC = """\
+--- FAIL: TestDiv (0.00s)
+    calc_test.go:14: about to divide
+panic: runtime error: integer divide by zero [recovered]
+\tpanic: runtime error: integer divide by zero
+
+goroutine 7 [running]:
+testing.tRunner.func1.2({0x51d2a0, 0x62b0f0})
+\t/root/sdk/go1.22/src/testing/testing.go:1631 +0x24a
+testing.tRunner.func1()
+\t/root/sdk/go1.22/src/testing/testing.go:1634 +0x377
+panic({0x51d2a0?, 0x62b0f0?})
+\t/root/sdk/go1.22/src/runtime/panic.go:770 +0x132
+example.com/each.Do(...)
+\t/root/go/pkg/mod/example.com/each@v1.0.0/each.go:3 +0x10
+example.com/demo.Div(...)
+\t/workspace/calc.go:8
+example.com/demo.TestDiv(0xc0000f2680?)
+\t/workspace/calc_test.go:15 +0x5
+testing.tRunner(0xc0000f2680, 0x549f18)
+\t/root/sdk/go1.22/src/testing/testing.go:1689 +0xfb
+created by testing.(*T).Run in goroutine 1
+\t/root/sdk/go1.22/src/testing/testing.go:1742 +0x390
+FAIL\texample.com/demo\t0.004s
+FAIL
+"""
+GO_PANIC_SUBTEST = GO_PANIC.replace(
+    "    calc_test.go:14", "    --- FAIL: TestDiv/zero (0.00s)\n        calc_test.go:14"
+)
+GO_PANIC_OTHER_TEST = "=== RUN   TestAdd\n--- FAIL: TestAdd (0.00s)\n=== RUN   TestDiv\n" + GO_PANIC
+GO_PANIC_ELSEWHERE = """\
+--- FAIL: TestAdd (0.00s)
+panic: boom
+
+goroutine 21 [running]:
+example.com/demo.TestOther.func1()
+\t/workspace/other_test.go:9 +0x27
+created by example.com/demo.TestOther in goroutine 20
+\t/workspace/other_test.go:8 +0x1d
+FAIL\texample.com/demo\t0.004s
+FAIL
+"""
+GO_BUILD_FAILED = """\
+# example.com/demo [example.com/demo.test]
+./calc_test.go:9:5: undefined: Mul
+FAIL\texample.com/demo [build failed]
+FAIL
+"""
+PHPUNIT_ERRORS = """\
+There was 1 error:
+
+1) FooTest::testA
+Error: Call to undefined function add()
+
+/workspace/src/Foo.php:7
+/workspace/tests/FooTest.php:9
+
+ERRORS!
+Tests: 1, Assertions: 0, Errors: 1.
+"""
+CTEST_SPACES = """\
+33% tests passed, 2 tests failed out of 3
+
+The following tests FAILED:
+\t  1 - slow (all files) (Disabled)
+\t  2 - parses (all files) (SEGFAULT)
+\t  3 - unit (Failed)
+Errors while running CTest
+"""
+MOCHA_TIMEOUT = """\
+  slow
+    1) times out
+
+
+  0 passing (2s)
+  1 failing
+
+  1) slow
+       times out:
+     Error: Timeout of 2000ms exceeded. For async tests, ensure "done()" is called. (/workspace/test/a.js)
+      at listOnTimeout (node:internal/timers:581:17)
+      at process.processTimers (node:internal/timers:519:7)
+
+"""
+DOTNET = """\
+  Demo -> /workspace/bin/Debug/net8.0/Demo.dll
+Test run for /workspace/bin/Debug/net8.0/Demo.dll (.NETCoreApp,Version=v8.0)
+Starting test execution, please wait...
+A total of 1 test files matched the specified pattern.
+[xUnit.net 00:00:00.50]     Demo.Tests.Calc.Adds(a: 1, b: 2) [FAIL]
+  Failed Demo.Tests.Calc.Adds(a: 1, b: 2) [12 ms]
+  Error Message:
+   Assert.Equal() Failure: Values differ
+Expected: 4
+Actual:   3
+  Stack Trace:
+     at Xunit.Assert.Equal[T](T expected, T actual) in /_/src/xunit.assert/Asserts/EqualityAsserts.cs:line 96
+   at Demo.Tests.Calc.Adds(Int32 a, Int32 b) in /workspace/T.cs:line 12
+   at System.RuntimeMethodHandle.InvokeMethod(Object target, Void** arguments)
+  Failed Demo.Tests.Calc.Divides [< 1 ms]
+  Stack Trace:
+     at Demo.Tests.Calc.Divides() in /workspace/T.cs:line 20
+
+Failed!  - Failed:     2, Passed:     2, Skipped:     0, Total:     4, Duration: 15 ms - Demo.dll (net8.0)
+"""
+DOTNET_WITHOUT_FRAME = DOTNET.replace("   at Demo.Tests.Calc.Adds(Int32 a, Int32 b) in /workspace/T.cs:line 12\n", "")
+
 # command, exit code, standard output, standard error, test id, file, line
 REPORTS = [
     ("go test -v ./...", 1, GO_VERBOSE, "", "TestAdd", "calc_test.go", 8),
@@ -559,6 +678,17 @@ REPORTS = [
     ("npx mocha -R dot", 2, MOCHA_DOTS, "", None, "test/test.js", 5),
     ("npx mocha -R tap", 1, MOCHA_TAP, "", "Array should fail", None, None),
     ("npx mocha", 2, MOCHA_WITHOUT_FRAME, "", "should fail", None, None),
+    ("npx mocha", 1, MOCHA_TIMEOUT, "", "times out", "test/a.js", None),
+    ("go test ./...", 1, GO_TESTIFY, "", "TestAdd", "calc_test.go", 11),
+    ("go test ./...", 1, GO_PANIC, "", "TestDiv", "calc.go", 8),
+    ("go test ./...", 1, GO_PANIC_SUBTEST, "", "TestDiv", "calc.go", 8),
+    ("go test -v ./...", 1, GO_PANIC_OTHER_TEST, "", "TestAdd", None, None),
+    ("go test ./...", 1, GO_PANIC_ELSEWHERE, "", "TestAdd", None, None),
+    ("go test ./...", 1, GO_BUILD_FAILED + GO_TESTIFY, "", "TestAdd", "calc_test.go", 11),
+    ("vendor/bin/phpunit", 2, PHPUNIT_ERRORS, "", "FooTest::testA", "src/Foo.php", 7),
+    ("ctest", 8, CTEST_SPACES, "", "parses (all files)", None, None),
+    ("dotnet test", 1, DOTNET, "", "Demo.Tests.Calc.Adds(a: 1, b: 2)", "T.cs", 12),
+    ("dotnet test", 1, DOTNET_WITHOUT_FRAME, "", "Demo.Tests.Calc.Adds(a: 1, b: 2)", None, None),
 ]
 
 
@@ -579,3 +709,12 @@ def test_the_site_is_in_the_part_of_the_first_failing_test(
 def test_a_report_of_a_run_that_ended_well_is_no_error() -> None:
     for _, _, stdout, stderr, *_ in REPORTS:
         assert find("./check.sh", 0, stdout, stderr) == NOTHING_WRONG
+
+
+@pytest.mark.parametrize("command", ["go test ./...", "make test", "./check.sh"])
+def test_go_tests_that_could_not_be_built_are_a_build_error(command: str) -> None:
+    errors, verdict = GO_BUILD_FAILED.split("FAIL", 1)
+    for stdout, stderr in ((GO_BUILD_FAILED, ""), (f"FAIL{verdict}", errors)):
+        found = find(command, 1, stdout, stderr)
+        assert (found.error_kind, *place(found)) == ("build_error", None, "calc_test.go", 9)
+    assert find(command, 1, f"FAIL{verdict}").error_kind == "test_failure"

@@ -26,8 +26,10 @@ class Runner:
         tests: Match a line that stands for a failing test, with the group ``id`` if it names the test, and ``file`` if
             a whole file failed. The first pattern that matches any line decides. Empty if the runner prints no names.
         frame: Matches a line with ``file`` and ``line`` of the failure.
-        part: Finds the lines in which ``frame`` is looked for.
+        part: Finds the lines in which ``frame`` and ``whole_file`` are looked for.
         heading: Matches the line before the test's line; None if any line may stand there.
+        whole_file: Matches a line with ``file`` alone, for a failure without a frame of the workspace.
+        not_run: Matches a line of ``failed`` that stands for tests that could not be built.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Runner:
     frame: re.Pattern[str] | None = None
     part: Part = lambda lines, first, test: lines[first + 1 : first + 1 + MAX_LINES]
     heading: re.Pattern[str] | None = None
+    whole_file: re.Pattern[str] | None = None
+    not_run: re.Pattern[str] | None = None
 
     def first_failing(self, lines: Sequence[str]) -> tuple[int, re.Match[str]] | None:
         """Return the index and the match of the line that stands for the first failing test, None without one."""
@@ -61,13 +65,15 @@ def _below(end: str) -> Part:
 
 _GO_LOG = re.compile(r"^=== (?:RUN|CONT|NAME|PAUSE) +(?P<id>\S+)")
 _GO_VERDICT = re.compile(r"^\s*--- (?P<verdict>[A-Z]+): (?P<id>\S+)")
+GO_NOT_BUILT = re.compile(r"^FAIL\t\S+ \[build failed\]$")
 _GO_PACKAGE = re.compile(r"^(?:ok  |FAIL|\?   )\t")
 
 
 def _go_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
     """Return the log of a test and of its failed subtests, these first: they are why it failed.
 
-    A log stands below the verdict; with ``-v`` it stands before it, below ``=== RUN`` and the like.
+    A log stands below the verdict; with ``-v`` it stands before it, below ``=== RUN`` and the like. If the test
+    panicked, the frames of its goroutine come before all logs.
     """
     start = next((i + 1 for i in range(first - 1, -1, -1) if _GO_PACKAGE.match(lines[i])), 0)
     package = _until(lines[start:], first - start, _GO_PACKAGE)
@@ -76,14 +82,42 @@ def _go_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[
     subtests = {m["id"] for m in verdicts if m["id"].startswith(f"{test['id']}/")}
     logs: dict[str, list[str]] = {}
     name = ""
-    for line in package:
+    frames: Sequence[str] = ()
+    panicked = False
+    for index, line in enumerate(package):
+        if panicked and line.startswith("goroutine "):  # the stacks stand at the end
+            frames = _go_frames(logs.get(name, ()), package[index:])
+            break
+        panicked = panicked or line.startswith("panic: ")
         if heading := _GO_LOG.match(line) or _GO_VERDICT.match(line):
-            name = heading["id"]
+            name, panicked = heading["id"], False
         elif name in subtests or name == test["id"]:
             logs.setdefault(name, []).append(line)
     own = logs.pop(test["id"], [])
     deepest_first = sorted(logs, key=lambda each: -each.count("/"))
-    return [*(line for each in deepest_first for line in logs[each]), *own]
+    return [*frames, *(line for each in deepest_first for line in logs[each]), *own]
+
+
+_GO_FRAME = re.compile(r"^\t(?P<file>/\S+\.go):\d+(?: \+0x[0-9a-f]+)?$")
+_GO_STARTS_TESTS = "testing/testing.go"
+
+
+def _go_frames(log: Sequence[str], stacks: Sequence[str]) -> Sequence[str]:
+    """Return the frames of the test that panicked, innermost first, without those of Go and of modules.
+
+    Empty if the panic is not the test's: only one that the test's own goroutine met is ``[recovered]``.
+
+    Args:
+        log: The lines from the test's verdict to the first stack.
+        stacks: The lines from there on; the first stack is that of the goroutine that panicked.
+    """
+    if not any("[recovered" in line for line in log):
+        return ()
+    end = next((i for i, line in enumerate(stacks) if not line), len(stacks))
+    frames = [(match["file"], line) for line in stacks[:end] if (match := _GO_FRAME.match(line))]
+    root = next((f.removesuffix(_GO_STARTS_TESTS) for f, _ in frames if f.endswith(f"/{_GO_STARTS_TESTS}")), None)
+    foreign = ("/pkg/mod/", "/vendor/", *([root] if root else []))
+    return [line for file, line in frames if not any(part in file for part in foreign)]
 
 
 _CARGO_NAME = re.compile(r"^test (?P<name>.+) \.\.\. FAILED")
@@ -182,8 +216,9 @@ RUNNERS = (
         "go test",
         re.compile(r"^(?:--- FAIL: |FAIL\t)"),
         (re.compile(r"^\s*--- FAIL: (?P<id>\S+)"),),
-        re.compile(r"^\s+(?P<file>[\w./-]+\.go):(?P<line>\d+): "),
+        re.compile(r"^(?:\s+(?=\S+:\d+:(?: |$))|\t(?=/\S+:\d+(?: \+0x\w+)?$))(?P<file>[\w./-]+\.go):(?P<line>\d+)"),
         _go_part,
+        not_run=GO_NOT_BUILT,
     ),
     Runner(
         "cargo test",
@@ -223,6 +258,7 @@ RUNNERS = (
         ),
         _NODE_FRAME,
         _mocha_part,
+        whole_file=re.compile(r"^\s+Error: Timeout of \d+ms exceeded\..* \((?P<file>/[^():]+)\)$"),
     ),
     Runner(
         "node --test",
@@ -263,7 +299,7 @@ RUNNERS = (
     Runner(
         "ctest",
         re.compile(r"^\d+% tests passed, [1-9]\d* tests? failed"),
-        (re.compile(r"^\s+\d+ - (?P<id>\S+) \((?!Disabled|Skipped)"),),
+        (re.compile(r"^\s+\d+ - (?P<id>\S.*) \((?!Disabled|Skipped)[^()]*\)(?!.* \()"),),
     ),
     Runner(
         "prove",
@@ -295,5 +331,13 @@ RUNNERS = (
         "googletest",
         re.compile(r"^\[  FAILED  \] \d+ tests?"),
         (re.compile(r"^\[  FAILED  \] (?P<id>\S+\.\S+?)(?: \(\d+ ms\))?$"),),
+    ),
+    Runner(
+        "dotnet test",
+        re.compile(r"^Failed!  - Failed: +[1-9]|^Test Run Failed\.$"),
+        (re.compile(r"^\s+Failed (?P<id>\S.*?) \[(?:< )?\d[\d.,msh ]*\]$"),),
+        # Packages name the files of the machine that built them.
+        re.compile(r"^\s+at .* in (?!/_/|/home/runner/|/__w/)(?P<file>/[^:]+\.(?:cs|fs|vb)):line (?P<line>\d+)$"),
+        _below(r"^\s+(?:Failed|Passed|Skipped) \S.* \[|^Failed!  - |^Test Run Failed\.$|^\[xUnit\.net "),
     ),
 )

@@ -6,6 +6,7 @@ import re
 
 from errata_protocol.detect.place import argument_span, is_own, relative_file, site
 from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.test_runners import GO_NOT_BUILT
 from errata_protocol.detect.text import quoted
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
@@ -48,11 +49,16 @@ _NOT_COMPILED = re.compile(r"\.(?:pyi?|txt|log|json|md|ya?ml)$")
 def _build(turn: Turn) -> Finding | None:
     if not turn.mentions("error", "***", "undefined", "multiple definition", "cannot find -l", "# ", "compil", "vet:"):
         return None
-    lines = turn.reported if _builds(turn) else turn.messages
+    go_tests = turn.mentions("[build failed]") and any(GO_NOT_BUILT.match(line) for line in turn.reported)
+    lines = turn.reported if go_tests or _builds(turn) else turn.messages
     found: list[ErrorSite] = []
     fallback: list[ErrorSite] = []
     fired = False
-    go = any(c.program == "go" for c in turn.action.invocations) or any(x.startswith("# ") for x in turn.stderr)
+    go = (
+        go_tests
+        or any(c.program == "go" for c in turn.action.invocations)
+        or any(x.startswith("# ") for x in turn.stderr)
+    )
     for index, line in enumerate(lines):
         place = _place(turn, line, lines[index : index + 6], go=go)
         if place is not None:
@@ -78,6 +84,12 @@ def _build(turn: Turn) -> Finding | None:
     if not fired:
         return None
     return Finding(tuple(dict.fromkeys([*found, *([] if found else fallback)]))[:20])
+
+
+def blames_file(turn: Turn) -> bool:
+    """Return whether a compiler, a linker or a build tool names a file that it could not build."""
+    found = _build(turn)
+    return found is not None and any(each.file for each in found.sites)
 
 
 def _builds(turn: Turn) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from errata_protocol.detect.benign import is_pytest
-from errata_protocol.detect.place import INLINE_FILES, last_own_frame, relative_file, site
+from errata_protocol.detect.place import INLINE_FILES, is_own, last_own_frame, relative_file, site
 from errata_protocol.detect.python_traceback import Frame
+from errata_protocol.detect.rules.build import blames_file
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.test_report import FailedTest, is_failure_summary
 from errata_protocol.detect.test_runners import RUNNERS, Runner
@@ -56,14 +57,22 @@ def _unknown_test(turn: Turn, test: FailedTest, name: str) -> ErrorSite:
 
 
 def _other_tests(turn: Turn) -> Finding | None:
-    if not turn.mentions("fail", "not ok"):
+    if not turn.mentions("fail", "not ok", "errors: "):
         return None
     lines = turn.reported
     failed = [r for r in RUNNERS if any(r.failed.match(line) for line in lines)]
     if not failed:
         return None
+    if all(_not_run(r, lines) for r in failed) and blames_file(turn):
+        return None  # the rule for builds has the file and the line
     # The summaries of some runners are alike, and make or npm may run several: the first that names a test counts.
     return Finding(_runner_sites(turn, next((r for r in failed if r.first_failing(lines)), failed[0])))
+
+
+def _not_run(runner: Runner, lines: Sequence[str]) -> bool:
+    """Return whether every failure that a runner reports is that tests could not be built."""
+    not_run = runner.not_run
+    return not_run is not None and all(not_run.match(line) for line in lines if runner.failed.match(line))
 
 
 def _runner_sites(turn: Turn, runner: Runner) -> tuple[ErrorSite, ...]:
@@ -74,8 +83,9 @@ def _runner_sites(turn: Turn, runner: Runner) -> tuple[ErrorSite, ...]:
         return (site(next(line for line in lines if runner.failed.match(line))),)
     first, match = found
     named = match.groupdict()
-    frame = _first_frame(turn, runner, runner.part(lines, first, match))
-    file = frame.file if frame else named.get("file")
+    part = runner.part(lines, first, match)
+    frame = _first_frame(turn, runner, part)
+    file = frame.file if frame else named.get("file") or _whole_file(turn, runner, part)
     return (
         site(
             lines[first],
@@ -94,6 +104,13 @@ def _first_frame(turn: Turn, runner: Runner, part: Sequence[str]) -> Frame | Non
         if match and (frame := last_own_frame(turn, [Frame(match.group("file"), int(match.group("line")))])):
             return frame
     return None
+
+
+def _whole_file(turn: Turn, runner: Runner, part: Sequence[str]) -> str | None:
+    """Return the first file of the agent that a part names without a line; None without one."""
+    pattern = runner.whole_file
+    files = (m["file"] for line in part if (m := pattern.match(line))) if pattern else ()
+    return next((file for file in files if is_own(turn, file)), None)
 
 
 RULES = (
