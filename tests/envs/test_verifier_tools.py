@@ -270,6 +270,34 @@ async def test_a_conftest_that_code_of_the_agent_breaks_is_worth_zero(tasks_dire
     assert (await graded("t", f"cat > solution.py <<'EOT'\n{solution}\nEOT")).reward == 0.0
 
 
+async def test_a_fixture_that_the_agent_takes_away_is_worth_zero(tasks_directory: Path) -> None:
+    script(tasks_directory, "cp /tests/*.py . && pytest test_outputs.py\n", OUTPUTS.replace("()", "(of_tests)", 1))
+    fixture = "import pytest\n\n\n@pytest.fixture\ndef of_tests():\n    return 1\n"
+    (tasks_directory / "t" / "tests" / "conftest.py").write_text(fixture)
+    assert (await graded("t", RIGHT)).reward == 1.0
+    assert (await graded("t", "printf '[pytest]\\naddopts = --noconftest\\n' > pytest.ini")).reward == 0.0
+
+
+async def test_a_fixture_that_the_agent_deletes_from_the_project_is_worth_zero(tasks_directory: Path) -> None:
+    test_sh = "cp /tests/test_outputs.py . && pytest test_outputs.py\n"
+    script(tasks_directory, test_sh, OUTPUTS.replace("()", "(of_project)", 1))
+    environment = tasks_directory / "t" / "environment"
+    (environment / "Dockerfile").write_text("FROM x\nWORKDIR /app\nCOPY conftest.py /app/\n")
+    fixture = "import pytest\n\n\n@pytest.fixture\ndef of_project():\n    return 1\n"
+    (environment / "conftest.py").write_text(fixture)
+    assert (await graded("t", RIGHT)).reward == 1.0
+    assert (await graded("t", "rm conftest.py")).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "test_sh", ["cp /tests/*.py . && pytest test_outputs.py\n", "[ -e out.txt ] && pytest /tests\n"]
+)
+async def test_a_fixture_that_the_machine_lacks_is_an_error(tasks_directory: Path, test_sh: str) -> None:
+    script(tasks_directory, test_sh, OUTPUTS.replace("()", "(mocker)", 1))
+    with pytest.raises(EnvironmentFailed, match="mocker"):
+        await graded("t", RIGHT)
+
+
 async def test_a_conftest_that_misses_a_module_is_an_error(tasks_directory: Path) -> None:
     script(tasks_directory, "[ -e out.txt ] && pytest /tests\n")
     (tasks_directory / "t" / "tests" / "conftest.py").write_text("import numpy\n")

@@ -30,9 +30,9 @@ class SystemFirst:
 class Watch:
     """A plugin that reports what the tests needed and the machine did not have.
 
-    ``kind`` is the kind of report for a run in which pytest did not take its arguments or found no tests: ``tool`` if
-    that can only be due to the arguments and files of the tests, ``runner`` if it may be the agent's doing, which a run
-    on the untouched start then decides, and None if the reason was reported.
+    ``kind`` is the kind of report for a run in which pytest did not take its arguments, found no tests or did not know
+    a fixture: ``tool`` if that can only be due to the arguments and files of the tests, ``runner`` if it may be the
+    agent's doing, which a run on the untouched start then decides, and None if the reason was reported.
     """
 
     def __init__(self):
@@ -62,7 +62,10 @@ class Watch:
             self.look(error)
         elif of_the_tests(node.path):
             name = error.argname or "?"
-            report("tool", f"fixture {name}", f"no fixture {name!r}: a plugin of pytest is missing")
+            # A copy in the project may take its fixtures from a conftest.py of the agent, and the agent's settings may
+            # leave out conftest.py or a plugin.
+            kind = self.kind if os.path.normpath(node.path).startswith("/tests/") else None
+            report(kind or "runner", f"fixture {name}", f"no fixture {name!r}: a plugin of pytest is missing")
 
     @staticmethod
     def look(error):
