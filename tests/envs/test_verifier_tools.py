@@ -241,6 +241,40 @@ async def test_what_code_of_the_agent_misses_in_the_tests_process_is_worth_zero(
     assert (await graded("t", f"cat > solution.py <<'EOT'\n{solution}\nEOT")).reward == 0.0
 
 
+PACKAGES = "/usr/local/lib/python3/dist-packages"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "solution"),
+    [
+        ("WORKDIR /usr/src/app\n", "/usr/src/app/solution.py"),
+        (f"WORKDIR /app\nRUN ln -s /app/mine.py {PACKAGES}/solution.py\n", "/app/mine.py"),
+        (f"WORKDIR /app\nRUN ln -s /app/mine {PACKAGES}/solution\n", "/app/mine/__init__.py"),
+        (f"COPY x.py {PACKAGES}/solution.py\nRUN chmod 666 {PACKAGES}/solution.py\n", f"{PACKAGES}/solution.py"),
+    ],
+    ids=["work directory", "link", "link to a directory", "writable file"],
+)
+async def test_code_of_the_agent_below_usr_is_not_the_systems(
+    tasks_directory: Path, dockerfile: str, solution: str
+) -> None:
+    script(tasks_directory, f"PYTHONPATH=/usr/src/app:{PACKAGES} pytest /tests\n", CALLS)
+    environment = tasks_directory / "t" / "environment"
+    (environment / "Dockerfile").write_text(f"FROM x\n{dockerfile}")
+    (environment / "x.py").write_text("")
+    write = f"mkdir -p $(dirname {solution}); printf 'def answer():\\n    %s\\n' '{{}}' > {solution}"
+    assert (await graded("t", write.format("import not_there"))).reward == 0.0
+    assert (await graded("t", write.format("return 42"))).reward == 1.0
+
+
+async def test_a_package_of_the_task_below_usr_is_the_systems(tasks_directory: Path) -> None:
+    script(tasks_directory, f"[ -e out.txt ] && PYTHONPATH={PACKAGES} pytest /tests\n", CALLS)
+    environment = tasks_directory / "t" / "environment"
+    (environment / "Dockerfile").write_text(f"FROM x\nWORKDIR /app\nCOPY x.py {PACKAGES}/solution.py\n")
+    (environment / "x.py").write_text("import not_there\n")
+    with pytest.raises(EnvironmentFailed, match="not_there"):
+        await graded("t", RIGHT)
+
+
 @pytest.mark.parametrize(
     ("test_sh", "command"),
     [

@@ -67,6 +67,21 @@ def of_the_tests(file):
         return False
 
 
+def of_the_system(file):
+    """Return whether ``file`` belongs to the base tree below /usr, and the agent cannot have written it.
+
+    A Dockerfile may give the agent places there: a work directory in /usr/src, links to its files, files with the mode
+    666. /usr/local is not left out: the packages of a base tree that was an image are often there.
+    """
+    if any(not path.startswith("/usr/") or path.startswith("/usr/src/") for path in (file, os.path.realpath(file))):
+        return False
+    try:
+        # Python's own library has the owner that the system's files have here.
+        return os.stat(file).st_uid == os.stat(os.__file__).st_uid and not os.access(file, os.W_OK)
+    except OSError:
+        return False
+
+
 def last_frames(trace):
     """Return the file of the last frame outside of the system's libraries, and the name of the last function.
 
@@ -80,7 +95,7 @@ def last_frames(trace):
             source = "/tests/-"
         elif source.startswith("<") and not source.startswith("<frozen "):
             source = str(scope.get("__file__", ""))  # text that a module passed to exec
-        if not source.startswith(("/usr/", "<frozen ")):
+        if not source.startswith("<frozen ") and not of_the_system(source):
             file = source
         trace = trace.tb_next
     return file, name
