@@ -349,6 +349,18 @@ async def test_directories_of_the_agent_on_path_do_not_stand_before_the_tools(ta
     assert (await graded("t", evil)).reward == 0.0
 
 
+@pytest.mark.parametrize("module", ["argparse", "unittest"])
+async def test_a_work_directory_below_usr_does_not_stand_before_the_systems_modules(
+    tasks_directory: Path, module: str
+) -> None:
+    script(tasks_directory, "PYTHONPATH=/usr/src/app python3 -m unittest discover -s /tests -p 'unit*.py'\n")
+    unit = "import unittest\n\n\nclass It(unittest.TestCase):\n    def test_it(self):\n        open('out.txt')\n"
+    (tasks_directory / "t" / "tests" / "unit_it.py").write_text(unit)
+    (tasks_directory / "t" / "environment" / "Dockerfile").write_text("FROM x\nWORKDIR /usr/src/app\n")
+    assert (await graded("t", "touch out.txt")).reward == 1.0
+    assert (await graded("t", f"echo 'import os; os._exit(0)' > {module}.py")).reward == 0.0
+
+
 def judged(directory: Path, command: str) -> None:
     """Write a task ``p`` whose only probe runs ``command`` and must print 42."""
     harbor_style.write_task(

@@ -13,7 +13,9 @@ from importlib.machinery import PathFinder
 
 RUNNERS = {"unittest", "doctest"}
 PYTEST = {"pytest", "py.test"}
-SYSTEM = [place for place in sys.path if place.startswith("/usr/")]
+# A directory in PYTHONPATH may be the agent's also below /usr: a work directory in /usr/src, a link.
+NAMED = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(":") if place]
+SYSTEM = [place for place in sys.path if place.startswith("/usr/") and os.path.abspath(place) not in NAMED]
 TOOLS = {"pip": "pip", "uv": "uv", "venv": "venv", "virtualenv": "venv", "ensurepip": "ensurepip"}
 PROGRAMS = "/verifier/programs"
 PACKAGES = os.environ.get("ERRATA_VERIFIER_PACKAGES", "/usr/lib/errata-verifier")
