@@ -173,8 +173,6 @@ class Connection(socketserver.BaseRequestHandler):
             TimeoutError: The deadline has passed.
         """
         self._unsent += json.dumps(message).encode() + b"\n"
-        writable = select.poll()
-        writable.register(self.request, select.POLLOUT)
         while self._unsent:
             try:
                 del self._unsent[: self.request.send(self._unsent, socket.MSG_DONTWAIT)]
@@ -183,6 +181,8 @@ class Connection(socketserver.BaseRequestHandler):
                 pass
             except OSError as error:
                 raise Disconnected from error
+            writable = select.poll()
+            writable.register(self.request, select.POLLOUT)
             left = _STALL_S if until is None else min(_STALL_S, until - time.monotonic())
             if not writable.poll(max(0.0, 1000 * left)):
                 if until is not None and time.monotonic() >= until:

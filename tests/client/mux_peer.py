@@ -314,8 +314,8 @@ class MuxPeer:
     def _answer(self, effect: AnswerRead) -> EncodedReply:
         if effect.kind == "capabilities":
             extensions = {"state_at": 1, "fork": 1, "mux": 1, "delayed_rewards": 1}
-            told = Capabilities(environment="counter", extensions=extensions, limits=self.config.limits)
-            return EncodedReply("capabilities", told.model_dump_json().encode())
+            offered = Capabilities(environment="counter", extensions=extensions, limits=self.config.limits)
+            return EncodedReply("capabilities", offered.model_dump_json().encode())
         if effect.kind == "close_group":
             ended = [
                 sid for sid, row in self.rows.items() if row.group == effect.fields["group"] and row.status == "open"

@@ -16,7 +16,7 @@ from errata_server.process import ServerProcess
 UPSTREAM = Path(__file__).parents[3] / "shared" / "upstream_envs"
 
 pytestmark = pytest.mark.skipif(
-    not (UPSTREAM / "connect4_env").is_dir(), reason="upstream's environments are not beside this checkout"
+    not (UPSTREAM / "connect4_env").is_dir(), reason=f"OpenEnv's environments are not in {UPSTREAM}"
 )
 
 

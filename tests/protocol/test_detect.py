@@ -535,19 +535,19 @@ def test_an_error_of_logging_is_not_what_ended_the_program(logging_error: str) -
 
 
 @pytest.mark.parametrize("exit_code", [1, 2])
-@pytest.mark.parametrize("said", [USAGE, USAGE.partition("\n")[2]])
-def test_a_usage_after_a_printed_exception_is_the_error(exit_code: int, said: str) -> None:
-    found = find("python main.py --x", exit_code, FATAL.format("ValueError: bad cache:\n  line 3") + said)
+@pytest.mark.parametrize("usage", [USAGE, USAGE.partition("\n")[2]])
+def test_a_usage_after_a_printed_exception_is_the_error(exit_code: int, usage: str) -> None:
+    found = find("python main.py --x", exit_code, FATAL.format("ValueError: bad cache:\n  line 3") + usage)
     assert found.error_kind == ErrorKind.INVALID_ARGUMENTS and found.error_site is not None
     assert found.error_site.action_span == (15, 18)
 
 
 def test_what_a_program_says_after_the_exception_of_a_thread_is_a_message() -> None:
     thread = "Exception in thread Thread-1 (run):\n" + FATAL.format("ValueError: a")
-    said = "cannot open config.yml: No such file or directory\n"
-    assert find("python main.py", 1, thread + said).error_kind == ErrorKind.PATH_NOT_FOUND
+    message = "cannot open config.yml: No such file or directory\n"
+    assert find("python main.py", 1, thread + message).error_kind == ErrorKind.PATH_NOT_FOUND
     # An exception that ends a program gives 1.
-    assert find("python main.py", 2, FATAL.format("ValueError: a") + said).error_kind == ErrorKind.PATH_NOT_FOUND
+    assert find("python main.py", 2, FATAL.format("ValueError: a") + message).error_kind == ErrorKind.PATH_NOT_FOUND
 
 
 def test_the_message_of_an_error_of_node_is_no_message_of_a_program() -> None:

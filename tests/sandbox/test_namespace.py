@@ -121,12 +121,18 @@ async def test_host_paths_are_invisible(namespace_backend: NamespaceBackend, tmp
     assert set(listed) <= {path.name for path in find_base().root.iterdir()} | {".", ".."}
 
 
-async def test_after_a_mount_only_what_was_made_for_it_is_removed(
-    namespace_backend: NamespaceBackend, tmp_path: Path
-) -> None:
+def verifier_files(tmp_path: Path) -> Path:
+    """Make a directory to mount, with one file."""
     source = tmp_path / "verifier"
     source.mkdir()
     (source / "test.sh").write_text("secret\n")
+    return source
+
+
+async def test_after_a_mount_only_what_was_made_for_it_is_removed(
+    namespace_backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    source = verifier_files(tmp_path)
     box = await namespace_backend.open()
     before = await box.merged_digest()
     mounts = {
@@ -147,9 +153,7 @@ async def test_after_a_mount_only_what_was_made_for_it_is_removed(
 async def test_a_mount_on_or_below_a_writable_directory_is_seen_and_read_only(
     namespace_backend: NamespaceBackend, tmp_path: Path
 ) -> None:
-    source = tmp_path / "verifier"
-    source.mkdir()
-    (source / "test.sh").write_text("secret\n")
+    source = verifier_files(tmp_path)
     box = await namespace_backend.open()
     await box.run("mkdir -p kept/in; echo mine > kept/in/file")
     before = await box.merged_digest()

@@ -69,9 +69,9 @@ async def test_a_lookup_that_fails_tells_the_client_to_come_again(monkeypatch: p
 
     monkeypatch.setattr(runtime.store.journal, "session", fail)
     async with Peer(app, subprotocols=(PROTOCOL_NAME,)) as peer:
-        told = await peer.ask({"type": "resume", "data": [{"sid": "a" * 22, "key": "b" * 22, "last": 0}]})
-    assert told is not None and told["type"] == "error"
-    assert (told["data"]["code"], told["data"]["retry_after"]) == ("JOURNAL_UNAVAILABLE", 1.0)
+        reply = await peer.ask({"type": "resume", "data": [{"sid": "a" * 22, "key": "b" * 22, "last": 0}]})
+    assert reply is not None and reply["type"] == "error"
+    assert (reply["data"]["code"], reply["data"]["retry_after"]) == ("JOURNAL_UNAVAILABLE", 1.0)
 
 
 class _MadeOnce(CountEnvironment):

@@ -255,12 +255,12 @@ async def _with_canaries(
 async def _expected_canaries(
     backend: Backend, prepared: Prepared, tests: Tests, rules: int, timeout_s: float, whole: bool
 ) -> canaries.Outcome | None:
-    """Return what canaries show on a state that the agent has not changed; None if this instance has no use of them.
+    """Return the results of canaries on a state that the agent has not changed; None if they cannot be used here.
 
-    That is so if its tests have no form of canaries, if the gold patch does not apply (``whole`` only), or if canaries
-    that pass cannot be told from canaries that fail. The result, also None, is cached by backend, instance, ``rules``
-    and ``whole``. A run that exceeds ``timeout_s`` gives None too, but only this once: a machine that is busy now need
-    not be later.
+    They cannot be used if there is no form of canaries for the instance's tests, if the gold patch does not apply
+    (``whole`` only), or if the log does not distinguish canaries that pass from canaries that fail. The result, also
+    None, is cached by backend, instance, ``rules`` and ``whole``. A run that exceeds ``timeout_s`` gives None too; that
+    is not cached, because the machine may only be busy.
 
     Args:
         backend: Holds the instance's snapshot.

@@ -140,7 +140,7 @@ async def verify(
         why = str(error)
     except VerifierLacks as error:
         if task.verifier != "script" and await _has(backend, task, await start(), error.lacks):
-            log.warning("task %s: a command is gone, or said to be, which is worth 0: %s", task.id, error)
+            log.warning("task %s: a probe did not find a command that the start has: graded 0: %s", task.id, error)
             return Verdict(0.0, str(error))
         raise EnvironmentFailed(
             f"task {task.id} cannot be graded here: its verifier lacks what it asks for: {error}. "

@@ -236,10 +236,10 @@ def _place_in_code(turn: Turn, texts: Sequence[str], own: Sequence[Invocation]) 
     scan = 1 + len(turn.command) // 1_000
     if not turn.spend(2 * scan * len(paths)):
         return None
-    said = [t for t in paths if t in turn.command or relative_file(turn, t) in turn.command]
+    written = [t for t in paths if t in turn.command or relative_file(turn, t) in turn.command]
     calls = turn.action.invocations
     for group in (own, calls):
-        for text in said:
+        for text in written:
             for call in reversed(group):
                 if not turn.spend(1 + len(call.words)):
                     return None
@@ -253,7 +253,7 @@ def _place_in_code(turn: Turn, texts: Sequence[str], own: Sequence[Invocation]) 
             span = _parent_word(turn, call, text)
             if span is not None:
                 return span, call
-    for text in said:  # the words of a `for`, a here-string, a text piped on
+    for text in written:  # the words of a `for`, a here-string, a text piped on
         at = _bounded_find(turn.command, text, 0, len(turn.command)) if len(text) > 1 else None
         if at is not None and calls:
             return (at, at + len(text)), (own or calls)[-1]

@@ -243,8 +243,8 @@ class Turn:
         """Return the indices of the lines in which the message of the error that ended the program goes on.
 
         Nothing marks the end of a Python exception's message. So these are the lines after the last traceback, if it
-        ended a single Python program, before one in which the program itself reports an error. A line that quotes an
-        exception stays: it is what the program was told of another one.
+        ended a single Python program, before one in which the program itself reports an error. A line that begins with
+        the name of an exception stays: the program reports the error of another program.
         """
         crash = self.crash
         if crash is not None and crash.language == "node":

@@ -138,8 +138,7 @@ class IndexedReads:
         episode = self._standing.episode(eid)
         if episode is None:
             return []
-        with self._live.lock:
-            batches = [batch for batch in (self._live.leaving, self._live.batch) if batch is not None]
+        with self._live.locked_batches() as batches:
             waiting = [row for batch in batches for _, row in batch.rewards.get(episode.n, {}).values()]
         sql = f"SELECT {REWARD} FROM rewards WHERE episode = ? ORDER BY n"
         there = {row.reward_id: row for row in map(columns.reward, self._rows(sql, (episode.n,)))}
@@ -336,8 +335,7 @@ class IndexedReads:
 
     def open_sessions(self) -> list[SessionRow]:
         """As `Journal.open_sessions`."""
-        with self._live.lock:
-            batches = [batch for batch in (self._live.leaving, self._live.batch) if batch is not None]
+        with self._live.locked_batches() as batches:
             waiting = [(batch.changes.copy(), batch.sessions.copy()) for batch in batches]
         rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'", ()))
         found = {row.sid: row for row in rows}

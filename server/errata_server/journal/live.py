@@ -7,8 +7,9 @@ that is being written is still found here: a read looks at both batches before i
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -216,6 +217,12 @@ class Live:
         """Return what waits for the index, newest first."""
         with self.lock:
             return (self.batch,) if self.leaving is None else (self.batch, self.leaving)
+
+    @contextlib.contextmanager
+    def locked_batches(self) -> Iterator[tuple[Batch, ...]]:
+        """Hold the lock and yield what waits for the index, oldest first; for reads that go through a dict."""
+        with self.lock:
+            yield (self.batch,) if self.leaving is None else (self.leaving, self.batch)
 
     def take(self, records: Iterable[tuple[tuple[int, int, int], LogRecord]], position: Position) -> None:
         """Add records that are durable, each with its `Place`; their episodes and sessions are known here, or new.

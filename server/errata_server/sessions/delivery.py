@@ -231,7 +231,7 @@ class Delivery:
         Raises:
             Overloaded: The factory or ``restore`` raised an exception. Not `EnvironmentFailed`, which would be recorded
                 as the outcome of a request that did not run, and re-execution would run that request.
-            ServiceError: As `_awake`.
+            ServiceError: See `_awake`.
         """
         try:
             return await self._awake(turn, session)

@@ -9,7 +9,7 @@ project's source design). Votes come late; they are read from the pool, or from 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -84,20 +84,19 @@ class LateReward(Protocol):
 
 def scores_of_ballots(ballots: Iterable[BallotLike]) -> dict[tuple[str, int], float]:
     """Return the margin at each state with a vote, by episode and delivery."""
-    return {
-        (ballot.ask.eid, ballot.ask.t): ballot.margin
-        for ballot in ballots
-        if ballot.actions and ballot.ask.eid is not None and ballot.ask.t is not None
-    }
+    return {(eid, t): ballot.margin for eid, t, ballot in _voted(ballots)}
 
 
 def scores_of_voted_turns(ballots: Iterable[BallotLike]) -> dict[tuple[str, int, int], float]:
     """Return the margin of each turn with a vote, by episode, delivery and index of the turn in its rollout."""
-    return {
-        (ballot.ask.eid, ballot.ask.t, len(ballot.ask.turns)): ballot.margin
-        for ballot in ballots
-        if ballot.actions and ballot.ask.eid is not None and ballot.ask.t is not None
-    }
+    return {(eid, t, len(ballot.ask.turns)): ballot.margin for eid, t, ballot in _voted(ballots)}
+
+
+def _voted(ballots: Iterable[BallotLike]) -> Iterator[tuple[str, int, BallotLike]]:
+    """Yield episode, delivery and ballot of each state with a vote."""
+    for ballot in ballots:
+        if ballot.actions and ballot.ask.eid is not None and ballot.ask.t is not None:
+            yield ballot.ask.eid, ballot.ask.t, ballot
 
 
 def scores_of_rewards(

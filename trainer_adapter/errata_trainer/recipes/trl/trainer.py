@@ -219,9 +219,15 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_state = ChannelState(
             {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs, "hinter": hinter},
             before_save=self._distillation.update_guard,
-            begun=lambda step: setattr(self, "_logged_step", step),
+            begun=self._begin_channels,
         )
         self.add_callback(self._channel_state)
+
+    def _begin_channels(self, step: int) -> None:
+        """Called when training begins, at an optimizer step."""
+        self._logged_step = step
+        if self._initial is not None:
+            self._initial.to(self.accelerator.device)  # the student may have been moved since it was copied (DeepSpeed)
 
     def _targets(self, template: dict[str, Any]) -> Callable[[Sequence[int]], Sequence[range]] | None:
         """Return the function that selects the tokens of a turn that channel 2 compares; None compares whole turns.
@@ -388,8 +394,6 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with the reference's log-probabilities filled in."""
         _, frozen, adapter = self._frozen()
-        if frozen is self._initial:
-            frozen.to(self.accelerator.device)  # the student may have been moved since it was copied (DeepSpeed)
         # A copy of the policy has no hooks of the trainer's: without this it would run in another precision.
         with self.accelerator.autocast() if frozen is self._initial else nullcontext():
             return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
